@@ -61,7 +61,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
 
 /// Runs the operations that these bytes encode on the registry's core and on a model of it. Panics if the two differ.
 pub fn registry(bytes: &[u8]) {
-    registry::as_the_model_says_of(bytes);
+    registry::check_against_model(bytes);
 }
 
 impl From<Message<'_>> for Read {

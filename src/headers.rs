@@ -26,7 +26,7 @@ pub(crate) enum Header<'a> {
     #[default]
     Absent,
     One(&'a HeaderValue),
-    /// More than one value. This is the first.
+    /// More than one value, of which this is the first.
     Several(&'a HeaderValue),
 }
 

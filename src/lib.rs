@@ -1,4 +1,4 @@
-//! Cancels an in-flight MCP call when its client hangs up, and only then.
+//! Cancels an in-flight MCP call when its client disconnects, and only then.
 //!
 //! In session mode, the default, an MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when the client closes
 //! the connection in the middle of a call. The tool's cancellation token never fires, and the work continues without a client. This

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_named_by_what_it_guards_and_its_place_by_who_takes_it() {
+    fn a_lock_is_named_by_its_content_and_its_place_by_its_caller() {
         let std = "/rustc/59/library/std/src/sync/poison/mutex.rs:492";
         let stack = format!(
             "5c\ncompare_exchange\n/rustc/59/library/core/src/sync/atomic.rs:3\nlock<a::B>\n{std}\nseen\n/me/src/slot.rs:9\n"

@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_section_has_its_words_with_values_in_them() {
         let section = section();
-        assert_eq!(section.title, "Work for nobody, and work destroyed");
+        assert_eq!(section.title, "Work without a client, and destroyed work");
         let text = &section.text;
         assert!(text.starts_with("7 calls; 30 % of the clients hang up"));
         assert!(text.ends_with("Load before the run: 0.5."));

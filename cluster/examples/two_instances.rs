@@ -5,7 +5,7 @@
 //! cargo run -p mcp-cancel-cluster --example two_instances -- --redis redis://127.0.0.1:6379
 //! ```
 //!
-//! Every session is opened at the first instance. What its client does next it does at the second, which has never heard of it.
+//! Every session is opened at the first instance. Its client then sends everything to the second, which does not have the session.
 //! The example judges itself: it fails if something did not arrive.
 
 #![allow(
@@ -79,8 +79,8 @@ impl Workshop {
             .peer
             .create_message(CreateMessageRequestParams::new(vec![question], 10));
         match asked.await {
-            Ok(answer) => format!("{} heard {:?}", self.name, answer.model),
-            Err(error) => format!("{} heard nothing: {error}", self.name),
+            Ok(answer) => format!("{} received {:?}", self.name, answer.model),
+            Err(error) => format!("{} received no answer: {error}", self.name),
         }
     }
 }
@@ -130,7 +130,7 @@ async fn play() -> Result<(), Failure> {
     hang_up(&first, &second).await?;
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     expect(&first.ends.recv().await, &Some(orphaned))?;
-    println!("a client that left the second for good: its call is cancelled at the first");
+    println!("a client that disconnected from the second: its call is cancelled at the first");
     leave(&first, &second).await
 }
 
@@ -243,12 +243,12 @@ async fn answer(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let mut sent = elsewhere.send(&elsewhere.message_request(&word)).await;
     expect(&sent.head().await.status, &202)?;
     let answer = call.answer().await.ok_or("no answer")?;
-    expect(&text(&answer), &json!("the first heard \"a word\""))?;
-    println!("a client that answered a question at the second: the first heard it");
+    expect(&text(&answer), &json!("the first received \"a word\""))?;
+    println!("a client that answered a request at the second: the first received the answer");
     Ok(())
 }
 
-/// A client calls a tool of the first instance through the second, and hangs up for good.
+/// A client calls a tool of the first instance through the second, and disconnects without a resume.
 async fn hang_up(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
     let mut call = of(&client, second)?.call(7, "work", json!({})).await;
@@ -258,7 +258,7 @@ async fn hang_up(first: &Instance, second: &Instance) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first instance leaves in the middle of a call.
+/// The first instance shuts down during a call.
 async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = of(&Mcp::session(first.addr, "/mcp").await, second)?;
     let mut call = client.call(7, "work", json!({})).await;
@@ -273,11 +273,11 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
         let answer = next.answer().await.ok_or("no answer")?;
         expect(&text(&answer), &json!("done by the second"))
     };
-    let (cancelled, heard) = tokio::join!(leaving, calls);
-    heard?;
+    let (cancelled, answered) = tokio::join!(leaving, calls);
+    answered?;
     expect(&cancelled, &0)?;
     println!(
-        "a client of the first, which has left: its call ended there, and the next one runs at the second"
+        "a client of the first, which shut down: its call ended there, and the next one runs at the second"
     );
     Ok(())
 }
@@ -297,7 +297,7 @@ fn expect<T: PartialEq + std::fmt::Debug>(found: &T, expected: &T) -> Result<(),
     if found == expected {
         Ok(())
     } else {
-        Err(format!("{expected:?} was expected, and {found:?} came").into())
+        Err(format!("expected {expected:?}, found {found:?}").into())
     }
 }
 

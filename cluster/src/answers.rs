@@ -2,16 +2,16 @@
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.
-//! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. The thread that then takes it keeps its
-//!    answer, and only one thread can take it.
+//! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. The thread that then takes it keeps
+//!    its answer, and only one thread can take it.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
 //!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is also
 //!    kept. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
 //!    in the memory of this instance.
-//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again after
-//!    the directory has lost data.
+//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again
+//!    after the directory has lost data.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -213,8 +213,8 @@ impl Cluster {
     ///
     /// # Timing
     ///
-    /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. Waits until `limit` for a directory that does
-    /// not accept the answers of ended calls. The answers of cancelled calls get 2 s more.
+    /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. Waits until `limit` for a directory that
+    /// does not accept the answers of ended calls. The answers of cancelled calls get 2 s more.
     ///
     /// # Cancel safety
     ///

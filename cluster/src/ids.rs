@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_no_incarnation_has_is_none() {
+    fn text_that_is_not_an_incarnation_is_not_parsed() {
         for text in [
             "",
             "1",
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_id_that_no_instance_gave_is_none() {
+    fn an_event_id_without_a_tag_is_not_parsed() {
         for text in [
             "",
             "0/1",
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suffix_of_an_id_is_what_its_display_has() {
+    fn the_suffix_of_an_id_is_that_of_its_display() {
         let incarnation = Incarnation::random();
         for numbers in [None, Some((0, 0)), Some((3, 7)), Some((u64::MAX, u64::MAX))] {
             let named = numbers.and_then(|(number, request)| call(number, &request.to_string()));

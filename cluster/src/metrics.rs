@@ -5,8 +5,8 @@
 //! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | number of times that the cancel of an orphaned call was postponed, for want of proof from the directory |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims: the owner relinquished the session, or has no lease |
+//! | `mcp_calls_postponed_total` | counter | | number of times that the cancel of an orphaned call was postponed, because its client might have resumed elsewhere |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions that were requested here, and whose owner relinquished them or has no lease |
 
 /// Describes the metrics to the recorder that is installed at this time.
 pub(crate) fn describe() {
@@ -31,7 +31,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_calls_postponed_total",
             Unit::Count,
-            "Number of times that the cancel of an orphaned call was postponed for want of proof"
+            "Number of times that the cancel of an orphaned call was postponed"
         );
         describe_counter!(
             "mcp_cluster_claims_total",

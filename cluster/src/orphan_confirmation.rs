@@ -144,7 +144,7 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
         return Confirmation::Postpone(remaining);
     }
     match look.record {
-        Some(Record::Owned(is)) if is.owner == router.me => Confirmation::Cancel,
+        Some(Record::Owned(ownership)) if ownership.owner == router.me => Confirmation::Cancel,
         Some(Record::Deleted(_)) => {
             router.sessions.write_again(session);
             Confirmation::SessionClosed

@@ -27,7 +27,7 @@ pub(crate) enum Refusal {
     /// The head of the request has more fields than a peer accepts.
     TooManyFields,
     /// The client disconnected in the middle of its request.
-    BrokeOff,
+    Incomplete,
     /// The client sent a part of its request, and then stalled.
     Stalled,
 }
@@ -106,7 +106,7 @@ impl From<Refusal> for Response<Body> {
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "too many header fields for a relay\n",
             ),
-            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request is incomplete\n"),
+            Refusal::Incomplete => (StatusCode::BAD_REQUEST, "the request is incomplete\n"),
             Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
         };
         let mut response = refused(status, text);

@@ -98,7 +98,7 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
         assert_eq!(
             response.status(),
             200,
-            "it is kept while its client may come back"
+            "it is kept while its client may resume"
         );
         body = response.into_body();
     }

@@ -54,7 +54,7 @@ const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 #[command(
     name = "mcp-cancel-proxy",
     version = version::version(),
-    about = "Stands in front of an MCP server: abandoned calls stop, and clients that resume get their answer",
+    about = "Stands in front of an MCP server: orphaned calls are cancelled, and clients that resume get their answers",
     override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
 #[non_exhaustive]

@@ -75,7 +75,7 @@ pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.find_map(|cause| {
         if cause.is::<LengthLimitError>() {
-            let text = "the request is larger than this proxy takes";
+            let text = "the request is larger than this proxy accepts";
             let status = StatusCode::PAYLOAD_TOO_LARGE;
             return Some(self::error(status, None, INVALID_REQUEST, text));
         }
@@ -112,7 +112,7 @@ impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TooSlow => "the rest of the request did not arrive in time",
-            Self::NoRoom => "there is no room for the request: the proxy receives too many at once",
+            Self::NoRoom => "the proxy is receiving too many requests at once",
         })
     }
 }

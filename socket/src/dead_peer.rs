@@ -352,14 +352,14 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_the_kernel_refuses_is_an_error() {
+    fn an_option_that_the_kernel_refuses_is_an_error() {
         let refused = DeadPeer::new().probes(1_000).apply(&listener());
         let error = refused.expect_err("at most 127 probes");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
-    fn the_log_line_says_what_the_platform_lacks() {
+    fn the_log_line_names_what_the_platform_lacks() {
         let requested = DeadPeer::new();
         let everything = Applied {
             requested,
@@ -383,7 +383,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_was_applied_is_what_the_kernel_has() {
+    fn the_applied_options_are_those_of_the_kernel() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         for requested in [Duration::from_micros(1), Duration::MAX] {
             let requested = DeadPeer::new().user_timeout(requested);

@@ -116,7 +116,7 @@ impl Exchange {
     /// Drops the canceller that replays a cancel. Called when the call has ended and the exchange no longer needs the canceller.
     ///
     /// That canceller owns the request's head, its extensions and a clone of the inner service. Handlers may keep a `CallToken`, and
-    /// with it the exchange, for ever.
+    /// with it the exchange, forever.
     pub(super) fn release_canceller(&self) {
         let canceller = {
             let mut state = self.state();

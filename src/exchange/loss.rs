@@ -69,7 +69,10 @@ impl Exchange {
         });
         let (detached, grace) = detached.unwrap_or((DetachOutcome::Ignored, None));
         if grace.is_none() && stream_end.may_be_resumed_elsewhere(call) {
-            self.shared.registry.hints.emit(Hint::StoredCallsRunOn);
+            self.shared
+                .registry
+                .hints
+                .emit(Hint::StoredCallsKeepRunning);
         }
         let event = Event::Detached { call, cause, grace };
         match detached {

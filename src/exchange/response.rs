@@ -296,7 +296,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if a disconnect abandons the request: it is not MCP, and no client can resume it.
+    /// Returns `true` if a disconnect fires the token of the request: it is not MCP, and no client can resume it.
     ///
     /// The request carries no call. A session header alone does not prove MCP, because a client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when the call of an exchange is cancelled. Also fires when a request that is not MCP is abandoned.
+/// Fires when the call of an exchange is cancelled. Also fires when the client of a request that is not MCP disconnects.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,

@@ -66,7 +66,7 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Returns the request in a message that is not bound.
+    /// Creates the [`Untracked`] request of a message that is not bound, and begins its contest with a call in flight.
     ///
     /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until one has, nothing is
     /// suppressed, and no call in flight can have the request's id.

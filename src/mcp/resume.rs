@@ -62,7 +62,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             // The event id of another session is not passed on. The retained outcome belongs to this session.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
-        // An event store has all events that the client missed.
+        // An event store may also have the other events that the client missed.
         let may_be_stored = is_stored && matches!(retained, Some(RetainedOutcome::Answered(_)));
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());

@@ -32,7 +32,7 @@ impl ServeTasks {
         if let Some(task) = task::try_id() {
             let mut tasks = lock(&self.0);
             if tasks.len() == tasks.capacity() {
-                // Only before the map grows, so that this is rare.
+                // Dead entries are removed only when the map would grow, because this visits every entry.
                 tasks.retain(|_, served| served.session.strong_count() > 0);
                 let as_many_again = tasks.len();
                 tasks.reserve(as_many_again);
@@ -47,7 +47,7 @@ impl ServeTasks {
 
     /// Removes and returns the session with this id that the current task served.
     ///
-    /// The `Weak` is dead if the session was closed.
+    /// The session may have been closed since, even if the `Weak` can still be upgraded.
     pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {
         let task = task::try_id()?;
         let mut tasks = lock(&self.0);

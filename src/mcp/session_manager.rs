@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_session_whose_service_panicked_is_not_kept() {
+    async fn a_closed_session_whose_service_panicked_is_removed() {
         let manager = CancellableSessionManager::local(SessionConfig::default());
         let manager = Arc::new(manager);
         let service =
@@ -479,6 +479,6 @@ mod tests {
         manager.close_session(id).await.unwrap();
 
         assert_eq!(manager.shared.sessions.len(), 0);
-        assert!(session.upgrade().is_none(), "it is kept for ever");
+        assert!(session.upgrade().is_none(), "it is kept forever");
     }
 }

@@ -64,7 +64,7 @@ enum StreamReader {
     Client,
     /// A task, only to observe the end of the call.
     Task,
-    /// No reader: the stream has ended, and the end was reported.
+    /// No reader: the answer, the refusal or the end of the stream was reported.
     None,
 }
 

@@ -46,7 +46,7 @@ const MAX_SUPPRESSED: usize = 256;
 /// The cancelled calls of a session, and the requests that its calls made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` has calls or client requests. While it is `false`, only client requests take the lock.
+    /// `true` if `state` has calls or client requests. While it is `false`, no message except a client request takes the lock.
     active: AtomicBool,
     state: Mutex<SuppressedIds>,
     receiver: AtomicWaker,

@@ -14,7 +14,7 @@ pub(crate) enum Hint {
     /// A policy supersedes, but without a session manager repeated calls are not detected.
     SupersedeHasNoEffect,
     /// The events of calls are stored, so detached calls keep running.
-    StoredCallsRunOn,
+    StoredCallsKeepRunning,
     /// A call waits for a client that disconnected.
     CallsWait,
     /// The layer is inside another one.
@@ -68,7 +68,7 @@ impl Hint {
                 warn,
                 "Policy::supersede has no effect without CancellableSessionManager: give one to StreamableHttpService"
             ),
-            Self::StoredCallsRunOn => log_hint!(
+            Self::StoredCallsKeepRunning => log_hint!(
                 info,
                 "events are in a store: calls whose clients disconnect keep running, because they may be resumed \
                  on another server; set a grace to cancel them"
@@ -116,8 +116,8 @@ mod tests {
         assert!(!hints.was_emitted(Hint::Nested));
         hints.emit(Hint::Nested);
         assert!(hints.was_emitted(Hint::Nested));
-        assert!(!hints.was_emitted(Hint::StoredCallsRunOn));
-        hints.emit(Hint::StoredCallsRunOn);
+        assert!(!hints.was_emitted(Hint::StoredCallsKeepRunning));
+        hints.emit(Hint::StoredCallsKeepRunning);
         assert!(hints.was_emitted(Hint::Nested));
     }
 }

@@ -44,8 +44,8 @@ pub struct CallSnapshot {
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::CallState};
 ///
 /// let calls = CancelOnDisconnectLayer::new().calls().snapshot();
-/// let abandoned = calls.iter().filter(|call| call.state() != CallState::Attached);
-/// assert_eq!(abandoned.count(), 0);
+/// let detached = calls.iter().filter(|call| call.state() != CallState::Attached);
+/// assert_eq!(detached.count(), 0);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -76,7 +76,7 @@ mod small_map;
 mod streams;
 
 #[cfg(fuzzing)]
-pub(crate) use self::model::as_the_model_says_of;
+pub(crate) use self::model::check_against_model;
 pub(crate) use self::{
     call_timers::{DetachedState, ExpiryToken},
     entry::{Entry, Expired, Finished},

@@ -37,7 +37,7 @@ mod totals;
 mod tracked;
 
 #[cfg(fuzzing)]
-pub(crate) use self::core::as_the_model_says_of;
+pub(crate) use self::core::check_against_model;
 pub(crate) use self::{
     answer::{Answer, AnswerContent},
     core::{

@@ -1,6 +1,6 @@
 //! The response body: from the head to the end.
 //!
-//! A drop before the end abandons the call. These count as the end, in the order in which hyper may observe them:
+//! A drop before the end counts as a disconnect. These are the end, in the order in which hyper may observe them:
 //!
 //! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
 //! 2. all bytes of a body of known length were sent: hyper does not poll it again;
@@ -23,8 +23,8 @@ use super::{PeerClosed, is_ready, stream::EventStream};
 use crate::{call::DetachCause, either_body::EitherBody, exchange::Guard};
 
 pin_project! {
-    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). If it is dropped before its end,
-    /// it abandons its call.
+    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). A drop before its
+    /// end counts as a disconnect.
     ///
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
     /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.

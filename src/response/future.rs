@@ -53,8 +53,7 @@ const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
-    /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). If it is dropped before it is ready, it abandons its
-    /// call.
+    /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). A drop before it is ready counts as a disconnect.
     ///
     /// ```
     /// use axum::body::Body;

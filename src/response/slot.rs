@@ -191,7 +191,7 @@ impl<B> BodySlot<B> {
     }
 
     /// Drops the inner body, because the client has disconnected or does not read.
-    pub(super) fn abandon(&self, cause: DetachCause) {
+    pub(super) fn on_disconnect(&self, cause: DetachCause) {
         self.close_with(Closing::Detached(cause));
     }
 
@@ -296,7 +296,7 @@ impl<B: Send> OnDeadline for BodySlot<B> {
             Timeliness::Late => rearm_at.map(Rearm::At),
             Timeliness::Delayed => Some(Rearm::Soon),
             Timeliness::OnTime => {
-                self.abandon(DetachCause::Stalled);
+                self.on_disconnect(DetachCause::Stalled);
                 None
             }
         }

@@ -268,7 +268,7 @@ where
     /// Runs while the inner body is pending: detects a closed connection, and sends probes.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
-            self.slot.abandon(DetachCause::PeerClosed);
+            self.slot.on_disconnect(DetachCause::PeerClosed);
             return Poll::Ready(None);
         }
         if let Content::Injectable {

@@ -37,7 +37,7 @@ use std::io::Write as _;
 use self::namespace::{Role, Unshare};
 
 #[test]
-fn a_silent_network_is_noticed_with_the_options_and_not_without_them() {
+fn a_silent_network_is_detected_only_with_the_options() {
     match Unshare::find() {
         Ok(unshare) => {
             let status = unshare.command(Role::Server).status().unwrap();

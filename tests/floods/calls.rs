@@ -28,7 +28,7 @@ async fn settle() {
 }
 
 #[test]
-fn a_hundred_thousand_unknown_sessions_leave_nothing() {
+fn a_hundred_thousand_unknown_sessions_leave_no_state() {
     alone(async || {
         tokio::time::pause();
         let server = Server::new(layer());
@@ -53,7 +53,7 @@ fn a_hundred_thousand_unknown_sessions_leave_nothing() {
 
         growth.assert_below(256 * KIB, "after 100,000 unknown sessions");
         assert_eq!(server.calls.len(), 1);
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
     });
 }
 
@@ -79,13 +79,17 @@ fn detached_calls_beyond_the_limits_take_no_memory_and_no_place() {
         }
         assert_eq!(server.calls.detached(), in_all);
         growth.assert_below(4 * KIB * in_all, "of 21,384 sessions one each");
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
 
         let back = server.send(resume(VICTIM.0, "e-0")).await;
-        assert_eq!(server.calls.detached(), in_all - 1, "its client is back");
+        assert_eq!(
+            server.calls.detached(),
+            in_all - 1,
+            "its client has resumed"
+        );
         tokio::time::sleep(GRACE + ALL_ENDED).await;
         assert_eq!(server.calls.len(), 1);
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
         drop(back);
     });
 }
@@ -103,7 +107,7 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
         }
 
         assert_eq!(server.calls.len(), 1_000);
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
         drop(open);
         assert_eq!(server.calls.len(), 1_000, "they wait for their clients");
         tokio::time::sleep(GRACE + ALL_ENDED).await;
@@ -113,7 +117,7 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
 
 /// The limits are 16 MiB in all and 1 MiB per session. The counted size is approximately the allocated size.
 #[test]
-fn records_of_ended_calls_take_no_more_than_they_count() {
+fn retained_calls_take_no_more_memory_than_is_counted() {
     alone(async || {
         tokio::time::pause();
         let immediate = || CancelOnDisconnectLayer::new().grace(Grace::Immediate);
@@ -135,6 +139,6 @@ fn records_of_ended_calls_take_no_more_than_they_count() {
         settle().await;
         growth.assert_below(24 * MIB, "80,000 records of as many sessions");
         assert_eq!(server.calls.len(), 1);
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
     });
 }

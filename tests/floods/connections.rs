@@ -10,7 +10,7 @@ use crate::{alone, wrapped};
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_thousand_half_requests_that_drop_leave_nothing() {
+fn a_thousand_incomplete_requests_leave_no_state() {
     alone(async || {
         let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
         let calls = layer.calls();

@@ -37,13 +37,13 @@ fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
         growth.assert_below(64 * KIB, "100,000 event ids of one call");
         drop(body);
         growth.assert_below(64 * KIB, "and after its end");
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
     });
 }
 
 /// The record of a cancelled call contains the client's id.
 #[test]
-fn long_ids_of_ended_calls_count_as_what_they_are() {
+fn long_ids_of_ended_calls_are_counted() {
     alone(async || {
         tokio::time::pause();
         let server = Server::new(immediate());
@@ -59,13 +59,13 @@ fn long_ids_of_ended_calls_count_as_what_they_are() {
         }
 
         growth.assert_below(2 * MIB, "20 ids of 4 MB");
-        server.assert_victim_lives();
+        server.assert_victim_in_flight();
     });
 }
 
 /// The session outlives its calls, and remembers which were cancelled.
 #[test]
-fn long_ids_of_cancelled_calls_are_not_kept_with_their_session() {
+fn long_ids_of_cancelled_calls_are_not_stored_with_their_session() {
     alone(async || {
         let layer = immediate();
         let calls = layer.calls();

@@ -17,7 +17,7 @@ const MANY: usize = 2_000;
 const NOTHING: usize = MANY * 8;
 
 #[test]
-fn streams_that_have_ended_leave_nothing_until_their_stall_timeout() {
+fn ended_streams_keep_no_state_until_their_stall_timeout() {
     alone(async || {
         let witness = Witness::new();
         let layer = CancelOnDisconnectLayer::new().stall_timeout(HOUR);
@@ -40,7 +40,7 @@ fn streams_that_have_ended_leave_nothing_until_their_stall_timeout() {
 }
 
 #[test]
-fn sessions_that_were_deleted_leave_nothing_until_their_idle_timeout() {
+fn deleted_sessions_keep_no_state_until_their_idle_timeout() {
     alone(async || {
         let manager = CancellableSessionManager::local(SessionConfig::default());
         let manager = manager.idle_timeout(HOUR);

@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// Checks that the victim's call is in flight. Its token has not fired, because that would have ended the call.
-    pub(crate) fn assert_victim_lives(&self) {
+    pub(crate) fn assert_victim_in_flight(&self) {
         let is_victim = |call: &CallInfo| {
             let session = call.session() == Some(VICTIM.0);
             session && *call.request_id() == RequestId::Number(VICTIM.1)

@@ -68,7 +68,7 @@ async fn ends_are_counted_by_outcome_and_reason() {
 }
 
 #[tokio::test]
-async fn clients_are_counted_as_they_go_and_come() {
+async fn disconnects_and_resumes_are_counted() {
     let scrape = scripted().await;
     let detaches = |cause| {
         let labels = [("cause", cause), CALL, HOLD];

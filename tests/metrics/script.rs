@@ -98,13 +98,13 @@ async fn run() -> Scrape {
     hang_up(&immediate, &mcp, 2).await;
     cancel(&immediate, &mcp).await;
     use_an_id_again(&immediate, &mcp).await;
-    ask_for_what_nobody_has(&mcp).await;
+    resume_with_an_unknown_event(&mcp).await;
     close_the_session(&immediate).await;
 
     let patient = counted(Server::Wrapped).grace(Grace::After(GRACE));
     let patient = patient.start().await;
     let mcp = patient.mcp().await;
-    come_back(&patient, &mcp, &clock).await;
+    resume(&patient, &mcp, &clock).await;
     become_orphans(&patient, &mcp, &clock, 2).await;
 
     let limited = counted(Server::Wrapped).layer(|layer| layer.call_timeout(TIMEOUT));
@@ -127,7 +127,7 @@ async fn run() -> Scrape {
 
     let mcp = patient.mcp().await;
     let _attached = patient.start_call(&mcp, 1, "hold", "attached").await;
-    let _detached = be_told_to_come_back(&patient, &mcp, 2).await;
+    let _detached = start_polled_call(&patient, &mcp, 2).await;
 
     let served = serve(endpoint::router(prometheus)).await;
     let request = test_support::Request::new("GET", "/metrics");
@@ -176,12 +176,12 @@ async fn use_an_id_again(setup: &Setup, mcp: &Mcp) {
 }
 
 /// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an error.
-async fn ask_for_what_nobody_has(mcp: &Mcp) {
+async fn resume_with_an_unknown_event(mcp: &Mcp) {
     let mut call = mcp.call("tool", NOBODYS, json!({})).await;
     call.messages().await;
     let mut call = mcp.request("method", NOBODYS, json!({})).await;
     call.messages().await;
-    assert_eq!(mcp.post_raw("nobody's JSON", &[]).await.status, 415);
+    assert_eq!(mcp.post_raw("no JSON at all", &[]).await.status, 415);
 }
 
 async fn close_the_session(setup: &Setup) {
@@ -191,7 +191,7 @@ async fn close_the_session(setup: &Setup) {
     setup.events.ended(&mcp, "close").await;
 }
 
-async fn come_back(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+async fn resume(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     let first = cut(setup, mcp, "back").await;
     clock.advance(AWAY).await;
     let mut resumed = mcp.resume(&first).await;
@@ -240,7 +240,7 @@ async fn fail_to_cancel(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "failed", 1, is_failed).await;
 }
 
-async fn be_told_to_come_back(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
+async fn start_polled_call(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
     let mut call = setup.start_call(mcp, id, "hold", "polled").await;
     call.head().await;
     // The second stream of its session.

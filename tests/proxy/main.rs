@@ -39,7 +39,7 @@ enum Ending {
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn nginx_tells_at_once_of_a_client_that_left_whatever_it_buffers() {
+async fn nginx_passes_on_a_disconnect_at_once_whatever_it_buffers() {
     for kind in [
         Kind::NginxUnbuffered,
         Kind::NginxBuffered,
@@ -51,20 +51,20 @@ async fn nginx_tells_at_once_of_a_client_that_left_whatever_it_buffers() {
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn haproxy_tells_of_a_client_that_left_where_it_is_told_to_abort_on_close() {
+async fn haproxy_passes_on_a_disconnect_with_abort_on_close() {
     departures_are_noticed(Kind::HaproxyAbortonclose).await;
 }
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn only_probes_tell_of_a_client_that_left_where_nginx_ignores_aborts() {
-    only_probes_tell(Kind::NginxIgnoringAborts).await;
+async fn only_probes_detect_a_disconnect_if_nginx_ignores_aborts() {
+    only_probes_detect_a_disconnect(Kind::NginxIgnoringAborts).await;
 }
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn only_probes_tell_of_a_client_that_left_where_haproxy_is_as_it_comes() {
-    only_probes_tell(Kind::Haproxy).await;
+async fn only_probes_detect_a_disconnect_behind_haproxy_with_its_defaults() {
+    only_probes_detect_a_disconnect(Kind::Haproxy).await;
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn departures_are_noticed(kind: Kind) {
 }
 
 /// For a proxy that keeps its connection to the server.
-async fn only_probes_tell(kind: Kind) {
+async fn only_probes_detect_a_disconnect(kind: Kind) {
     let behind = Behind::start(kind, FAR, SOON).await;
     let leave = async |client| {
         let label = |probing| format!("{kind:?}, {client:?}, {probing:?}");

@@ -148,7 +148,7 @@ fn free_address() -> SocketAddr {
 impl Proxy {
     #[allow(
         clippy::disallowed_methods,
-        reason = "another process does not say when it is ready"
+        reason = "another process does not signal its readiness"
     )]
     fn wait_until_it_listens(&mut self) {
         let listens = (0..LOOKS).any(|_| {

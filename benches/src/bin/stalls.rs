@@ -142,7 +142,7 @@ fn beside<R>(calls: &Calls, session: &str, act: impl FnOnce() -> R) -> (R, Vec<f
             let mut waits = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let begun = Instant::now();
-                // No call has this event id. The look-up locks the session all the same.
+                // No call has this event id. The look-up still locks the session.
                 calls.resumed_elsewhere(session, "nothing");
                 waits.push(begun.elapsed().as_secs_f64() * 1e3);
                 thread::yield_now();

@@ -24,7 +24,7 @@ const SESSIONS: usize = 20;
 /// Timeout for what must happen.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The longest postponement of a deadline that a starved runtime noticed late, plus a margin.
+/// The longest postponement of a deadline that a stalled runtime handled late, plus a margin.
 const PUT_OFF: Duration = Duration::from_secs(8);
 
 /// Timeout for what a set-up without the layer never does.
@@ -32,9 +32,9 @@ const NEVER: Duration = Duration::from_secs(3);
 
 const STORMS: [&str; 4] = [
     "all hang up",
-    "all come back",
+    "all resume",
     "all graces end",
-    "all come back to busy workers",
+    "all resume at busy workers",
 ];
 
 #[derive(Debug, Clone, Copy)]
@@ -164,9 +164,9 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
         let before = machine::resident()?;
         let raged = match outcomes.len() {
             0 => server.all_hang_up().await?,
-            1 => server.all_come_back().await?,
+            1 => server.all_resume().await?,
             2 => server.all_graces_end().await?,
-            _ => server.all_come_back_to_busy_workers().await?,
+            _ => server.all_resume_at_busy_workers().await?,
         };
         outcomes.push(server.judge(before, raged).await?);
     }
@@ -218,7 +218,7 @@ impl Server {
         Ok((last, calls, vec![bystanders]))
     }
 
-    async fn all_come_back(&mut self) -> Result<Raged> {
+    async fn all_resume(&mut self) -> Result<Raged> {
         let calls = vec![self.begin(self.size.calls, "wait-60000").await?];
         self.cut(&calls).await?;
         let begun = self.ledger.now();
@@ -256,7 +256,7 @@ impl Server {
     }
 
     /// The resumes wait in the accept queues while the graces end.
-    async fn all_come_back_to_busy_workers(&mut self) -> Result<Raged> {
+    async fn all_resume_at_busy_workers(&mut self) -> Result<Raged> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];
         self.cut(&calls).await?;

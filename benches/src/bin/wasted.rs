@@ -34,7 +34,7 @@ enum Case {
     #[strum(to_string = "session")]
     Grace,
     /// Calls have no grace, and no client resumes.
-    #[strum(to_string = "session, nobody waits")]
+    #[strum(to_string = "session, no grace")]
     Immediate,
     /// There are no sessions, and no client resumes.
     #[strum(to_string = "stateless")]
@@ -116,15 +116,12 @@ fn main() -> Result<()> {
     };
     section.publish()?;
     let is_right = ours().all(|found| found.destroyed == 0);
-    ensure!(
-        is_right,
-        "a call was destroyed although its client came back"
-    );
+    ensure!(is_right, "a call was destroyed although its client resumed");
     Ok(())
 }
 
 fn bars(name: &str, found: &[Found], clock: Clock) -> Plot {
-    let title = format!("Work for nobody, calls of {clock}");
+    let title = format!("Work without a client, calls of {clock}");
     let series = Setup::series(|setup| {
         let is_it = move |run: Run| (run.clock, run.setup) == (clock, setup);
         let own = found.iter().filter(move |found| is_it(found.run));
@@ -334,7 +331,7 @@ impl Found {
         let is_it = |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
         let bare = all.iter().find(|found| is_it(found.run));
         let factor = bare.map_or(f64::NAN, Self::each) / self.each().max(1e-3);
-        let what = format!("{}: times less for nobody than bare", self.run);
+        let what = format!("{}: times less without a client than bare", self.run);
         let factor = least.map(|least| Target::new(AtLeast(least), what, factor));
         let what = format!("{}: calls destroyed", self.run);
         let destroyed = Target::new(AtMost(0.0), what, self.destroyed as f64);

@@ -150,7 +150,7 @@ mod tests {
         let page = report(MACHINE, &[section()]);
         for part in [
             "Measured on 2026-01-02: Some CPU.",
-            "## Work for nobody, and work destroyed\n\n`benches/run wasted`\n\n7 calls; 30 %",
+            "## Work without a client, and destroyed work\n\n`benches/run wasted`\n\n7 calls; 30 %",
             "| --- |\n| bare | 1 |\n",
             "| a ratio | 1.200 | ≤ 1.05 | **missed** |",
             "| a share | 99.0 | ≥ 95 | holds |",

@@ -101,7 +101,7 @@ impl Call {
         Ok(Self {
             number,
             client,
-            event: event.context("no event to come back with")?,
+            event: event.context("no event to resume from")?,
             stream: Some(stream),
         })
     }

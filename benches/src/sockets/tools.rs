@@ -65,7 +65,7 @@ impl Tools {
         };
         tokio::select! {
             biased;
-            () = gone(&context) => {
+            () = cancelled(&context) => {
                 ledger.stamp(&life.token);
                 format!("cancelled {}", work.call)
             }
@@ -81,7 +81,7 @@ pub fn done(call: usize) -> String {
 }
 
 /// Waits for the token of this set-up.
-async fn gone(context: &RequestContext<RoleServer>) {
+async fn cancelled(context: &RequestContext<RoleServer>) {
     let parts = context.extensions.get::<http::request::Parts>();
     match parts.and_then(|parts| parts.extensions.get::<ClientGone>()) {
         // rmcp's own token also fires without sessions.

@@ -1,7 +1,7 @@
 //! The answers of ended calls, both waiting and written.
 //!
 //! 1. A place is reserved when a call has ended, and places order the queue. Unless it is evicted, an answer keeps its place until
-//!    [`KEPT_ANSWER`] after the end of its call, written or not, and regardless of failed writes.
+//!    [`ANSWER_TTL`] after the end of its call, written or not, and regardless of failed writes.
 //! 2. Answers that were or may have been written count towards the bounds like those that wait. The bounds limit both the directory and the
 //!    memory of this instance.
 //! 3. Beyond a bound the oldest answers are evicted. An evicted answer that may have been written is also removed from the directory.
@@ -22,7 +22,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    directory::KEPT_ANSWER,
+    directory::ANSWER_TTL,
     ids::{CallNumber, Incarnation, SessionHash},
 };
 
@@ -101,7 +101,7 @@ pub(super) enum Bound {
     OfSession,
     /// [`MAX_IN_ALL`].
     InAll,
-    /// [`KEPT_ANSWER`], before the answer was written.
+    /// [`ANSWER_TTL`], before the answer was written.
     Time,
 }
 
@@ -159,7 +159,7 @@ impl AnswerQueue {
         self.unwritten.insert(number);
         Place {
             number,
-            expires: now + KEPT_ANSWER,
+            expires: now + ANSWER_TTL,
         }
     }
 
@@ -336,7 +336,7 @@ impl AnswerQueue {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));
         first.is_some_and(|queued| {
-            queued.expires.saturating_duration_since(now) < KEPT_ANSWER - LATE_THRESHOLD
+            queued.expires.saturating_duration_since(now) < ANSWER_TTL - LATE_THRESHOLD
         })
     }
 
@@ -419,7 +419,7 @@ impl fmt::Display for Bound {
         match self {
             Self::OfSession => f.write_str("1 MiB of a session (MAX_OF_SESSION)"),
             Self::InAll => f.write_str("64 MiB of an instance (MAX_IN_ALL)"),
-            Self::Time => f.write_str("ten minutes without a directory (KEPT_ANSWER)"),
+            Self::Time => f.write_str("ten minutes without a directory (ANSWER_TTL)"),
         }
     }
 }

@@ -88,7 +88,7 @@ impl Instance {
 
 /// Issue 29, 11.
 #[tokio::test(start_paused = true)]
-async fn a_burst_of_answers_is_kept() {
+async fn a_burst_of_answers_is_stored() {
     let instance = Instance::start(10);
     instance
         .directory
@@ -139,7 +139,7 @@ async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
 
 /// Issue 29, 12.
 #[tokio::test(start_paused = true)]
-async fn an_answer_sent_during_a_long_outage_is_kept_after_it() {
+async fn an_answer_sent_during_a_long_outage_is_stored_after_it() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::Fails);
     instance.end_calls("a", 0..1);
@@ -152,7 +152,7 @@ async fn an_answer_sent_during_a_long_outage_is_kept_after_it() {
 
 /// Issue 29, 12.
 #[tokio::test(start_paused = true)]
-async fn an_answer_sent_during_a_long_outage_is_kept_by_a_later_shutdown() {
+async fn an_answer_sent_during_a_long_outage_is_stored_by_a_later_shutdown() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);
@@ -181,7 +181,7 @@ async fn the_answers_of_a_session_have_a_bound_in_the_directory() {
 
 /// Issue 29, 4.
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_kept_for_ten_minutes_after_its_call_ended() {
+async fn an_answer_is_stored_for_ten_minutes_after_its_call_ended() {
     let instance = Instance::start(10);
     instance.end_calls("a", 0..1);
     instance.directory.set(Fault::Fails);
@@ -224,7 +224,7 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
 
 /// A stream may be dropped where there is no runtime.
 #[test]
-fn an_answer_is_kept_wherever_its_stream_was_dropped() {
+fn an_answer_is_stored_wherever_its_stream_was_dropped() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -47,7 +47,7 @@ impl DirectoryError {
     /// The directory holds a value that no instance can have written.
     pub(crate) fn unreadable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
-            what: "the directory holds what no instance wrote",
+            what: "the directory holds a value that no instance wrote",
             source: Some(source.into()),
         }
     }

@@ -28,17 +28,17 @@ pub(crate) enum Fault {
     /// Every request fails.
     Fails,
     /// Every request is executed, and its answer is lost.
-    Mute,
+    NoReply,
     /// Every request takes this long.
     Slow(Duration),
     /// Every request of this name is executed, and its answer is lost.
-    MuteAt(&'static str),
+    NoReplyAt(&'static str),
     /// Every request of this name takes this long.
     SlowAt(&'static str, Duration),
     /// Every request of this name fails.
     FailsAt(&'static str),
     /// Names this owner as the owner of every session.
-    Lies(Owner),
+    WrongOwner(Owner),
 }
 
 /// A directory in memory, with a fault. Clones share both.
@@ -115,21 +115,21 @@ impl Faulty {
             Fault::FailsAt(fails) if fails == what => {
                 Err(DirectoryError::failed("it is switched off"))
             }
-            Fault::MuteAt(mute) if mute == what => {
+            Fault::NoReplyAt(unanswered) if unanswered == what => {
                 work.await?;
                 std::future::pending().await
             }
             Fault::None
-            | Fault::Lies(_)
+            | Fault::WrongOwner(_)
             | Fault::SlowAt(..)
             | Fault::FailsAt(_)
-            | Fault::MuteAt(_) => work.await,
+            | Fault::NoReplyAt(_) => work.await,
             Fault::Slow(time) => {
                 sleep(time).await;
                 work.await
             }
             Fault::Fails => Err(DirectoryError::failed("it is switched off")),
-            Fault::Mute => {
+            Fault::NoReply => {
                 work.await?;
                 std::future::pending().await
             }
@@ -144,10 +144,10 @@ impl Faulty {
         }
     }
 
-    fn liar(&self) -> Option<Ownership> {
+    fn wrong_owner(&self) -> Option<Ownership> {
         let fault = *self.fault.borrow();
         match fault {
-            Fault::Lies(owner) => Some(Ownership::begin(owner)),
+            Fault::WrongOwner(owner) => Some(Ownership::begin(owner)),
             _ => None,
         }
     }
@@ -157,11 +157,11 @@ impl Faulty {
 impl Directory for Faulty {
     async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
         let memory = self.memory.clone();
-        let liar = self.liar();
+        let wrong_owner = self.wrong_owner();
         self.answer_to("look", async move {
             let look = memory.look(session).await?;
             Ok(Look {
-                record: liar.map(Record::Owned).or(look.record),
+                record: wrong_owner.map(Record::Owned).or(look.record),
                 ..look
             })
         })
@@ -175,7 +175,7 @@ impl Directory for Faulty {
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
-        if let Some(ownership) = self.liar() {
+        if let Some(ownership) = self.wrong_owner() {
             let params = Bytes::from_static(b"{}");
             return Ok(Some(Entry { ownership, params }));
         }
@@ -189,7 +189,7 @@ impl Directory for Faulty {
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
-        if let Some(ownership) = self.liar() {
+        if let Some(ownership) = self.wrong_owner() {
             let lie = |of: &Registration| (of.session, Record::Owned(ownership));
             return Ok(sessions.iter().map(lie).collect());
         }
@@ -207,7 +207,7 @@ impl Directory for Faulty {
         former: Ownership,
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
-        if let Some(ownership) = self.liar() {
+        if let Some(ownership) = self.wrong_owner() {
             return Ok(Claim::Lost(Record::Owned(ownership)));
         }
         let memory = self.memory.clone();

@@ -170,7 +170,9 @@ impl Directory for MemoryDirectory {
                 }
                 known => {
                     let ownership = match known.map(|known| known.record) {
-                        Some(Record::Owned(is)) if is.owner == owner => registered.ownership(owner),
+                        Some(Record::Owned(known)) if known.owner == owner => {
+                            registered.ownership(owner)
+                        }
                         _ => Ownership { owner, epoch },
                     };
                     let params = Bytes::copy_from_slice(&registered.params);

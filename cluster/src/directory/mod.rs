@@ -49,7 +49,7 @@ pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 /// How long an answer is kept after the end of its call: 10 min.
 ///
 /// Chosen because clients that resume do so within minutes, and answers are the largest part of the directory.
-pub(crate) const KEPT_ANSWER: Duration = Duration::from_secs(10 * 60);
+pub(crate) const ANSWER_TTL: Duration = Duration::from_secs(10 * 60);
 
 /// Maximum length of a kept answer: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
@@ -192,7 +192,7 @@ pub(crate) struct Status {
     pub(crate) is_settled: bool,
     /// As in [`Lease`].
     pub(crate) has_late_answers: bool,
-    /// How long ago the instance last turned a client away, if ever.
+    /// How long ago the instance last turned a client away. `None` if it never has.
     pub(crate) turned_away: Option<Duration>,
     /// When the instance composed this, or up to [`DIRECTORY_TIMEOUT`] earlier. `None` if the instance does not know the directory's time.
     ///
@@ -224,7 +224,7 @@ pub(crate) enum Claim {
     Won,
     /// The record has changed since.
     Lost(Record),
-    /// The directory does not know the session.
+    /// The directory has no record of the session.
     Unknown,
 }
 

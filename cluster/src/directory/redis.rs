@@ -147,8 +147,8 @@ impl RedisDirectory {
         pipeline.cmd("INFO").arg("server");
         let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // The backend may have become a replica, and its name may resolve to another one now. Or it refuses the connection, which is not
-            // retried automatically.
+            // The backend may have become a replica, and its name may resolve to another one now. Or it refuses the connection, which is
+            // not retried automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }
@@ -245,7 +245,7 @@ impl Directory for RedisDirectory {
         let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
         if records.len() != sessions.len() {
             return Err(DirectoryError::unreadable(
-                "another number of answers than of questions",
+                "the number of replies differs from that of the commands",
             ));
         }
         let mut differing = Vec::new();
@@ -269,12 +269,12 @@ impl Directory for RedisDirectory {
         let mut claim = self.scripts.claim.key(session_key(session));
         claim.arg(former.to_string()).arg(wanted.to_string());
         claim.arg(millis(RECORD_TTL));
-        let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
-        let is = is.map(|is| read_record(session, &is)).transpose()?;
-        Ok(match is {
+        let stored: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
+        let stored = stored.map(|text| read_record(session, &text));
+        Ok(match stored.transpose()? {
             None => Claim::Unknown,
-            Some(is) if is == Record::Owned(wanted) => Claim::Won,
-            Some(is) => Claim::Lost(is),
+            Some(record) if record == Record::Owned(wanted) => Claim::Won,
+            Some(record) => Claim::Lost(record),
         })
     }
 

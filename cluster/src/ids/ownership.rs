@@ -176,7 +176,7 @@ impl Record {
     /// It may not if this record is later, or is the end of the same ownership.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
-            Self::Owned(is) => (is.epoch, is.owner.incarnation),
+            Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
             Self::Deleted(tombstone) => (tombstone.epoch, tombstone.by),
         };
         let new = (ownership.epoch, ownership.owner.incarnation);
@@ -195,8 +195,8 @@ impl Tombstone {
     pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
         let (its, epoch) = match record {
             None => return Some(self),
-            Some(Record::Owned(is)) => (is.owner.incarnation, is.epoch),
-            Some(Record::Deleted(is)) => (is.by, is.epoch),
+            Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),
+            Some(Record::Deleted(tombstone)) => (tombstone.by, tombstone.epoch),
         };
         let is_newer = its == self.by || epoch < self.epoch;
         let epoch = epoch.max(self.epoch);
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_no_owner_has_is_none() {
+    fn text_that_is_not_an_owner_is_not_parsed() {
         for text in [
             "",
             "10.0.0.7:9000",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_no_ownership_has_is_none() {
+    fn text_that_is_not_an_ownership_is_not_parsed() {
         for text in [
             "",
             "10.0.0.7:9000 0123456789abcdef",
@@ -298,7 +298,7 @@ mod tests {
 
     /// Also if the clock of the claimant is far behind.
     #[test]
-    fn a_claim_outdoes_the_former_owner_whose_record_was_lost() {
+    fn a_claim_supersedes_the_former_owner_even_if_its_record_was_lost() {
         let opened = Epoch(Epoch::now().0 + 1_000_000);
         assert!(opened < opened.after_loss());
         assert!(opened.after_loss().after_loss() < opened.next());

@@ -1,7 +1,7 @@
 //! Keeps the lease, tracks whether the directory is consistent, and writes the local sessions.
 //!
-//! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do not
-//!    wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
+//! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
+//!    not wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. While the directory does
 //!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that

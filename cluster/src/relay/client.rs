@@ -3,8 +3,8 @@
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.
 //! 2. Frames are passed on as they arrive, without reading ahead. Backpressure of a slow client therefore reaches the owner.
-//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call begins twice, and a call
-//!    whose body was not asked for has not begun.
+//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call begins twice, and a
+//!    call whose body was not asked for has not begun.
 //! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have begun a call,
 //!    which has no time limit. The kernel detects dead peers.
 //! 5. A response that does not identify its sender as a peer is discarded.

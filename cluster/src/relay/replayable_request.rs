@@ -1,7 +1,8 @@
 //! A request that is kept until an instance has accepted it, and can be sent again until then.
 //!
 //! 1. The body is not read until the request is to be sent or classified, or restores its session.
-//! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by frame.
+//! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by
+//!    frame.
 //! 3. A request that was not sent is whole, regardless of its length.
 //! 4. A body that stalls fails ([`limit_idle`]), even while it is sent.
 
@@ -155,7 +156,7 @@ fn unread(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
     } else {
-        Refusal::BrokeOff
+        Refusal::Incomplete
     }
 }
 
@@ -297,7 +298,7 @@ mod tests {
         ];
         let mut replayable =
             ReplayableRequest::new(Request::new(Body::from_stream(stream::iter(pieces))));
-        assert_eq!(replayable.read().await, Err(Refusal::BrokeOff));
+        assert_eq!(replayable.read().await, Err(Refusal::Incomplete));
         assert!(replayable.into_request().is_none());
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Clients can neither receive nor send these fields:
 //!
-//! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from every
-//!    response.
+//! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from
+//!    every response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
 //! 3. A response without the field is not a peer's, regardless of its status, because an address may have been reassigned.
 

@@ -223,7 +223,7 @@ impl CacheState {
     fn store(&mut self, session: SessionHash, found: Found, me: Incarnation) {
         let now = Instant::now();
         match found {
-            Found::Owner(is) if is.owner.incarnation == me => self.remove(session),
+            Found::Owner(ownership) if ownership.owner.incarnation == me => self.remove(session),
             Found::Owner(ownership) => {
                 self.unowned.remove(session);
                 self.owners.insert(session, ownership, now);

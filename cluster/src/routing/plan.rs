@@ -144,8 +144,8 @@ impl RoutingPlan {
     /// `is_consistent`: the directory was consistent for long enough that a session without a record does not exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
-            Known::Owner(is) if is.owner.incarnation == self.me => Action::Reclaim,
-            Known::Owner(is) => Action::Relay(is),
+            Known::Owner(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
+            Known::Owner(ownership) => Action::Relay(ownership),
             Known::Unowned if is_consistent => Action::Serve,
             Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::Inconsistent),
         }
@@ -209,8 +209,8 @@ impl RoutingPlan {
             _ if !is_whole => Action::Refuse(Refusal::Again),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,
-            Claimed::Lost(is) if is.owner.incarnation == self.me => Action::Reclaim,
-            Claimed::Lost(is) => Action::Relay(is),
+            Claimed::Lost(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
+            Claimed::Lost(ownership) => Action::Relay(ownership),
         }
     }
 }

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_no_call_begins_anew() {
+    fn a_stream_of_no_call_restarts() {
         let (lost, left) = rewritten(&[&format!("12~{OTHER}~~")]);
         assert_eq!((lost, left), (None, Vec::new()));
     }

@@ -241,12 +241,12 @@ impl Router {
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
                     plan.refuse(Refusal::Again)
                 }
-                Action::Relay(is) => {
+                Action::Relay(ownership) => {
                     restore = None;
                     if let Err(refusal) = self.relay.prepare(&mut replayable).await {
                         return Routed::Answered(refusal.into());
                     }
-                    let sent = self.send(&mut replayable, session, is.owner).await;
+                    let sent = self.send(&mut replayable, session, ownership.owner).await;
                     metrics::relayed(
                         sent.as_ref()
                             .err()
@@ -255,11 +255,11 @@ impl Router {
                     match sent {
                         Ok(response) => return served(waiting, Routed::Answered(response)),
                         Err(failure) => {
-                            debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
-                            self.owners.invalidate(session, is);
+                            debug!(target: "mcp_cancel_cluster", %session, owner = %ownership.owner.address, ?failure, "relay failed");
+                            self.owners.invalidate(session, ownership);
                             // The next steps take time. A client that disconnects meanwhile counts as turned away.
                             waiting = waiting.or_else(|| Some(self.turned_away.wait()));
-                            plan.on_relay_failure(is, failure)
+                            plan.on_relay_failure(ownership, failure)
                         }
                     }
                 }
@@ -267,7 +267,9 @@ impl Router {
                 Action::Claim(_, Cause::Relinquished) if !self.heartbeat.is_up_to_date().await => {
                     Action::Refuse(Refusal::Inconsistent)
                 }
-                Action::CheckLease(is) => plan.on_lease(is, self.lease(is.owner).await),
+                Action::CheckLease(ownership) => {
+                    plan.on_lease(ownership, self.lease(ownership.owner).await)
+                }
                 Action::Claim(former, cause) => {
                     restore = Some(self.restores.add(session));
                     let (claimed, is_consistent) = self.claim(session, former).await;
@@ -301,7 +303,8 @@ impl Router {
     /// Sends a request to the owner of its session.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
-    /// begun fails before that. The client of any other request counts as turned away if it waits for long ([`TurnedAway::record_if_slow`]).
+    /// begun fails before that. The client of any other request counts as turned away if it waits for long
+    /// ([`TurnedAway::record_if_slow`]).
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -319,7 +322,7 @@ impl Router {
                 next_look = OWNER_RECHECK_INTERVAL;
                 let look = self.directory.look(session).await;
                 let is_its = |look: &Look| match look.record {
-                    Some(Record::Owned(is)) => is.owner == owner,
+                    Some(Record::Owned(ownership)) => ownership.owner == owner,
                     Some(Record::Deleted(_)) => false,
                     // A living owner writes its record again.
                     None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
@@ -335,7 +338,7 @@ impl Router {
     /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
-            Ok(Found::Owner(is)) => (Known::Owner(is), false),
+            Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
             Ok(Found::Unowned(look)) => (Known::Unowned, self.is_proof(&look)),
             Err(_) => (Known::NoAnswer, false),
         }
@@ -365,7 +368,7 @@ impl Router {
         let (mut known, mut is_consistent) = self.look_up(session).await;
         for _ in 0..MAX_RECLAIMS {
             let mine = match known {
-                Known::Owner(is) if is.owner == self.me => is,
+                Known::Owner(ownership) if ownership.owner == self.me => ownership,
                 Known::Owner(_) => return Reclaimed::Moved,
                 // The session does not exist, and the application answers accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
@@ -376,7 +379,7 @@ impl Router {
             let claimed = self.claim(session, mine).await;
             (known, is_consistent) = match claimed {
                 (Claimed::Won, _) => return Reclaimed::Local,
-                (Claimed::Lost(is), _) => (Known::Owner(is), false),
+                (Claimed::Lost(ownership), _) => (Known::Owner(ownership), false),
                 (Claimed::Unowned, is_consistent) => (Known::Unowned, is_consistent),
                 (Claimed::NoAnswer, _) => (Known::NoAnswer, false),
             };
@@ -397,14 +400,14 @@ impl Router {
                 self.shutdown.on_reclaimed(session);
                 (Claimed::Won, false)
             }
-            Ok(Claim::Lost(Record::Owned(is))) => {
-                self.owners.insert(session, is);
-                (Claimed::Lost(is), false)
+            Ok(Claim::Lost(Record::Owned(ownership))) => {
+                self.owners.insert(session, ownership);
+                (Claimed::Lost(ownership), false)
             }
             Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Unowned, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
                 // An instance has registered the session meanwhile.
-                (Known::Owner(is), _) => (Claimed::Lost(is), false),
+                (Known::Owner(ownership), _) => (Claimed::Lost(ownership), false),
                 (Known::Unowned, is_consistent) => (Claimed::Unowned, is_consistent),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),
             },

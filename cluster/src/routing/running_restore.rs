@@ -1,7 +1,7 @@
 //! A restore that runs while its request is served.
 //!
-//! 1. It usually ends with the head of the response. A layer inside may send the head early, as `commit_after` does. The restore then continues
-//!    in the body, until the session is restored or the body ends.
+//! 1. It usually ends with the head of the response. A layer inside may send the head early, as `commit_after` does. The restore then
+//!    continues in the body, until the session is restored or the body ends.
 //! 2. Until it ends, the other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
 
 use std::{

@@ -26,10 +26,10 @@ impl Sessions {
     /// Called with the record that the directory has of a session.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
-            Record::Owned(is) if is.owner.incarnation == self.me => {
+            Record::Owned(ownership) if ownership.owner.incarnation == self.me => {
                 let is_to_be_renewed = self.shard(session).get_mut(&session).is_some_and(|local| {
-                    let is_later = is.epoch > local.epoch;
-                    local.epoch = local.epoch.max(is.epoch);
+                    let is_later = ownership.epoch > local.epoch;
+                    local.epoch = local.epoch.max(ownership.epoch);
                     local.written = Some(Instant::now());
                     local.contested = None;
                     let Some(since) = local.renews.take() else {
@@ -37,11 +37,12 @@ impl Sessions {
                         return false;
                     };
                     if is_later {
-                        // An earlier write took this epoch, and its response was lost. The next write takes another one.
+                        // An earlier write took this epoch, and its response was lost. The next write takes a higher one.
                         local.renews = Some(since);
                     } else {
-                        // There was no record, so the session was written at its old epoch. A claim on what was read before the loss must
-                        // fail. A claim that was lost with the record must not.
+                        // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so that
+                        // a claim on the former record fails. It is lower than that of any claim, so that a claim that was lost as well
+                        // wins.
                         local.epoch = local.epoch.after_loss();
                     }
                     true
@@ -50,9 +51,9 @@ impl Sessions {
                     self.write_again(session);
                 }
             }
-            Record::Owned(is) => {
+            Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
-                    local.contested = Some(Contested::new(is, &self.contested));
+                    local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }
                 self.contest.notify_one();
@@ -88,7 +89,7 @@ impl Sessions {
         });
     }
 
-    /// Returns when a session became contested.
+    /// Waits until a session becomes contested.
     pub(crate) async fn until_contested(&self) {
         self.contest.notified().await;
     }

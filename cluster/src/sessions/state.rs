@@ -179,8 +179,8 @@ impl Sessions {
 
     /// Returns `true` if a session that was just opened may be given to its client.
     ///
-    /// Its gate must be open, and the directory must have its record. A session without parameters needs no record. A session that may not be
-    /// given to its client is relinquished, to be closed.
+    /// Its gate must be open, and the directory must have its record. A session without parameters needs no record. A session that may not
+    /// be given to its client is relinquished, to be closed.
     pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());

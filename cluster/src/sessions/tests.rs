@@ -249,7 +249,7 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
 }
 
 #[test]
-fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken() {
+fn an_epoch_that_was_taken_without_a_reply_is_not_the_next_one() {
     let (sessions, _relinquished) = written(&["a"]);
     sessions.renew_all();
     let unanswered = next(&sessions).unwrap();
@@ -305,7 +305,7 @@ fn a_deleted_session_is_remembered_until_it_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it() {
+async fn a_tombstone_is_written_again_until_it_expires() {
     let (sessions, _relinquished) = written(&["a"]);
     let end = |id: &str| {
         sessions.on_deleted(id);
@@ -366,7 +366,7 @@ async fn a_session_is_written_again_after_a_minute_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
+async fn a_session_that_is_loaded_and_never_opened_is_removed() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.on_loaded("a", Epoch::now(), params());
     sessions.on_loaded("b", Epoch::now(), params());

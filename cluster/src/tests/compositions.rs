@@ -165,7 +165,7 @@ async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
 }
 
 #[tokio::test]
-async fn a_session_whose_clients_hung_up_during_its_restore_is_not_given_up() {
+async fn a_session_whose_clients_disconnected_during_its_restore_is_not_given_up() {
     for is_handler in [false, true] {
         for hang_ups in [1, 3] {
             assert_eq!(after_hang_ups(is_handler, hang_ups).await, [503, 200]);
@@ -326,7 +326,7 @@ async fn a_restore_continues_after_the_head_of_its_response() {
 
 /// The head of the response is sent before the handler refuses the restored session.
 #[tokio::test]
-async fn a_session_that_cannot_be_restored_is_none_although_the_heads_of_its_responses_were_sent() {
+async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_heads() {
     let committed = |app: Router| {
         app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
     };

@@ -71,7 +71,7 @@ async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
 
 /// The client hangs up while its session is restored on a leaving instance.
 #[tokio::test]
-async fn a_shutdown_does_not_wait_for_a_restore_that_its_client_has_abandoned() {
+async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() {
     let directory = directory();
     let [mut a, mut b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -150,7 +150,7 @@ async fn a_late_claim_takes_no_session_that_is_open_again() {
     let late = read_by_b.claimed_by(b.me);
     let late = memory.claim(hash(&mcp), read_by_b, late).await.unwrap();
     assert!(
-        matches!(late, Claim::Lost(Record::Owned(is)) if is.owner == a.me),
+        matches!(late, Claim::Lost(Record::Owned(ownership)) if ownership.owner == a.me),
         "{late:?}"
     );
     // The client now uses the other instance.
@@ -175,7 +175,7 @@ async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_serv
 
 /// More calls end at once than answers may be in flight.
 #[tokio::test]
-async fn a_shutdown_keeps_the_answers_of_however_many_calls_end_at_once() {
+async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     const CALLS: u32 = 100;
     let directory = directory();
     let [a, b] = Node::several(&directory).await;

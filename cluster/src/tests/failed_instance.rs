@@ -46,7 +46,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
 
 /// Until every instance has written its sessions, the record may be older than a claim that the directory has lost.
 #[tokio::test]
-async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
+async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     directory.memory.restart();
@@ -277,7 +277,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
 
 /// An owner that has not asked for the body of a call has not begun the call. The body is whole, so another instance can serve it.
 #[tokio::test]
-async fn a_call_that_no_instance_has_begun_runs_on_another() {
+async fn a_call_that_has_not_begun_runs_on_another_instance() {
     for length in [10, 100_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -305,7 +305,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
-    directory.set(Fault::Lies(owner.me));
+    directory.set(Fault::WrongOwner(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
         owner.request().await.moved(owner.me).await;
@@ -367,7 +367,7 @@ async fn only_calls_wait_for_an_owner_that_does_not_answer() {
 
 /// Until its body was asked for, a call waits for 10 s like every other request. Then the lease decides.
 #[tokio::test]
-async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
+async fn a_call_whose_body_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
     for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -483,7 +483,7 @@ async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
 
 /// Between its claim and its restore a session is open on no instance. A peer that got "not here" then would claim it again.
 #[tokio::test]
-async fn a_session_that_is_being_reclaimed_is_here_to_peers() {
+async fn a_session_that_is_being_reclaimed_is_local_for_peers() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;

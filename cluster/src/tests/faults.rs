@@ -103,7 +103,7 @@ fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_instance_has() {
+async fn a_suspended_owner_begins_nothing_in_a_session_that_another_instance_has() {
     let directory = directory();
     let Island { a, b, is_reached } = Island::start(&directory).await;
     let mcp = a.session().await;
@@ -127,7 +127,7 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
 }
 
 #[tokio::test]
-async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
+async fn a_suspended_owner_keeps_sessions_that_no_other_instance_has_claimed() {
     let directory = directory();
     let Island { a, b: _b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
@@ -143,7 +143,7 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
 
 /// The owner renews its lease in time.
 #[tokio::test]
-async fn an_owner_that_stood_still_for_less_than_its_lease_stays_the_owner() {
+async fn an_owner_that_was_suspended_for_less_than_its_lease_stays_the_owner() {
     let directory = directory();
     let Island { a, b, is_reached } = Island::start(&directory).await;
     is_reached.store(true, Ordering::Relaxed);
@@ -189,7 +189,7 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
 }
 
 #[tokio::test]
-async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
+async fn a_session_that_was_ended_while_its_owner_was_suspended_stays_ended() {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
@@ -241,8 +241,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
 
 /// The head of a call arrives before a stall, and its body after it.
 #[tokio::test]
-async fn a_call_whose_body_arrives_after_a_stop_does_not_begin_before_the_owner_of_its_session_is_known()
- {
+async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_owner_is_known() {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
@@ -262,7 +261,7 @@ async fn a_call_whose_body_arrives_after_a_stop_does_not_begin_before_the_owner_
 
 /// The same, but the directory does not answer after the stall.
 #[tokio::test]
-async fn a_call_whose_body_arrives_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
+async fn a_call_whose_body_arrives_after_a_suspension_waits_for_a_directory_for_a_limited_time() {
     let directory = directory();
     let a = Node::start(&directory).await;
     a.until_settled().await;
@@ -285,7 +284,7 @@ async fn a_call_whose_body_arrives_after_a_stop_does_not_wait_for_a_directory_wi
 
 /// The directory has lost a later claim, and the new instance has not seen the directory before.
 #[tokio::test]
-async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
+async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -316,7 +315,7 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
 
 /// A flushed backend keeps its run, and an evicted record has no owner.
 #[tokio::test]
-async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_more() {
+async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
     for is_flushed in [true, false] {
         let memory = MemoryDirectory::default();
         let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -365,7 +364,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
 
 /// The directory returns empty, and takes no answers for longer than a lease lasts.
 #[tokio::test]
-async fn no_answer_is_denied_that_is_still_to_be_written_again() {
+async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
@@ -393,7 +392,7 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
 
 /// `tracing_subscriber::fmt` panics like this if its stderr is closed.
 #[tokio::test]
-async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
+async fn a_log_that_panics_stops_neither_heartbeats_nor_closings() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (lost, kept) = (a.session().await, a.session().await);
@@ -418,7 +417,7 @@ async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
 }
 
 #[tokio::test]
-async fn what_is_unknown_is_denied_only_when_every_instance_has_written() {
+async fn a_session_is_reported_missing_only_when_every_instance_has_written() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);

@@ -72,7 +72,7 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
 
 /// A heartbeat that arrives after the grace may have been sent before its end.
 #[tokio::test]
-async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_its_call() {
+async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
     turned_away_in_time("heartbeat", 400 * MS).await;
 }
 

@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// Counts the heartbeats of an instance. The process stands still before it reads the reply to one of them, if so ordered.
+/// Counts the heartbeats of an instance. The process is suspended before it reads the reply to one of them, if so ordered.
 #[derive(Debug, Clone, Default)]
 struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
 
@@ -83,7 +83,7 @@ enum Stall {
     AtReply(Duration),
 }
 
-/// B has a thread of its own, which stands still for a while. The client connects to B meanwhile, within its grace. No clock is paused.
+/// B has a thread of its own, which stalls for a while. The client connects to B meanwhile, within its grace. No clock is paused.
 /// Returns whether the call is running after B has answered, and after the client has resumed at A.
 async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
     let of_a = Faulty::new(MemoryDirectory::default());
@@ -217,7 +217,7 @@ async fn until_heartbeat(link: &Faulty) {
 /// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client
 /// asks C before that, and gets 503. It retries when C has settled, and D has long written its session.
 #[tokio::test]
-async fn a_session_that_was_written_again_is_not_denied_because_of_an_older_look() {
+async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
     let memory = MemoryDirectory::default();
     let [of_c, of_d] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (c, d) = (Node::start(&of_c).await, Node::start(&of_d).await);
@@ -300,7 +300,7 @@ impl Gate for OldConnection {
 /// The directory loses its data (FLUSHALL). A heartbeat of D from before arrives after the next one, on an older connection. Its status
 /// "all of mine is written" replaces the newer status, although D has not written its session again.
 #[tokio::test]
-async fn a_heartbeat_that_was_overtaken_does_not_vouch_for_what_is_lost() {
+async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!denied(false).await.contains(&404), "control");
     let seen = denied(true).await;
     assert!(!seen.contains(&404), "{seen:?}");
@@ -607,7 +607,7 @@ async fn cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
     );
 }
 
-/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A stands still until 6.4 s. B claims the session at 6.2 s, when
+/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A is suspended until 6.4 s. B claims the session at 6.2 s, when
 /// A's lease is over. A request that waited at A is read at 6.4 s.
 async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
     let memory = MemoryDirectory::default();
@@ -651,7 +651,7 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
 }
 
 #[tokio::test]
-async fn nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
+async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(
         begun_after_a_stall(false, 6_400 * MS).await,
         (200, 0, true),
@@ -660,8 +660,8 @@ async fn nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to leave, with
-/// a limit of 30 s. Returns the messages that the client receives.
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to
+/// leave, with a limit of 30 s. Returns the messages that the client receives.
 async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -718,7 +718,7 @@ async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
 }
 
 #[tokio::test]
-async fn a_call_that_the_layer_committed_is_in_flight_for_an_instance_that_leaves() {
+async fn a_call_that_the_layer_committed_is_in_flight_for_a_shutdown() {
     for through_b in [false, true] {
         let answer = answered_while_leaving(false, through_b).await;
         assert!(answer.contains("result"), "control: {through_b} {answer}");

@@ -51,12 +51,12 @@ async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
 }
 
 #[tokio::test]
-async fn while_the_directory_is_away_no_orphan_is_cancelled() {
+async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
     let directory = directory();
     let node = with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
-    for fault in [Fault::Fails, Fault::Mute] {
+    for fault in [Fault::Fails, Fault::NoReply] {
         directory.set(fault);
         pass(4 * GRACE).await;
         assert!(node.witness.is_running("a"), "{fault:?}");
@@ -142,7 +142,7 @@ async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
 }
 
 #[tokio::test]
-async fn only_answers_without_a_client_are_kept() {
+async fn only_answers_without_a_client_are_stored() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;

@@ -186,7 +186,7 @@ async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
 }
 
 #[tokio::test]
-async fn a_call_whose_client_is_back_is_not_cancelled_because_relays_have_the_permits() {
+async fn a_call_whose_client_has_resumed_is_not_cancelled_because_relays_have_the_permits() {
     assert_eq!(
         is_running_although_resumed(20).await,
         (true, true),
@@ -197,7 +197,7 @@ async fn a_call_whose_client_is_back_is_not_cancelled_because_relays_have_the_pe
 
 /// A shuts down. Calls of its sessions wait on B. B has nothing else to do.
 #[tokio::test]
-async fn an_instance_that_leaves_does_not_block_the_others() {
+async fn an_instance_that_shuts_down_does_not_block_the_others() {
     for permits in [20, 4] {
         let directory = directory();
         let a = Node::start(&directory).await;
@@ -219,7 +219,7 @@ async fn an_instance_that_leaves_does_not_block_the_others() {
 
 /// "Calls in flight continue on their instance, with their resumes, cancels and answers to the server's questions."
 #[tokio::test]
-async fn calls_that_wait_on_a_leaving_instance_do_not_block_resumes_there() {
+async fn calls_that_wait_on_an_instance_in_shutdown_do_not_block_its_resumes() {
     for permits in [20, 4] {
         let directory = directory();
         let a = Limited::start(&directory, permits).await;

@@ -114,7 +114,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
 
 /// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer "not here".
 #[tokio::test]
-async fn no_client_has_a_session_claimed_from_a_running_owner() {
+async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -127,7 +127,7 @@ async fn no_client_has_a_session_claimed_from_a_running_owner() {
 
 /// An instance that won a session and has lost it since relies on the directory, not on its memory of the claim.
 #[tokio::test]
-async fn a_session_that_was_this_instances_is_found_where_it_is() {
+async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     let directory = directory();
     let [mut a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -150,7 +150,7 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_while_its_session_is_restored_does_not_affect_other_clients() {
+async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_clients() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -218,7 +218,7 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
 
 /// The streams of a session that was restored count from 0 again, also in the same process.
 #[tokio::test]
-async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
+async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -242,7 +242,7 @@ async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_it_was() {
+async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -258,7 +258,7 @@ async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_i
 }
 
 #[tokio::test]
-async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
+async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -302,7 +302,7 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
 
 /// The answer was sent, but the client that hangs up has not read it from its buffer.
 #[tokio::test]
-async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
+async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -317,7 +317,7 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
 /// The answer was taken off the stream, but the client that hangs up may not have read it. For example, the rest of a large answer is
 /// still buffered here.
 #[tokio::test]
-async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
+async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     for is_read in [true, false] {
         let directory = directory();
         let [mut a, b] = Node::several(&directory).await;
@@ -407,8 +407,8 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
 /// A session begins while its instance is cut off from the directory. The directory is consistent for the other instances, which
 /// would answer 404.
 #[tokio::test]
-async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
-    for fault in [Fault::Fails, Fault::Mute, Fault::Stopped] {
+async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
+    for fault in [Fault::Fails, Fault::NoReply, Fault::Stopped] {
         let of_a = directory();
         let of_b = Faulty::new(of_a.memory.clone());
         let a = Node::start(&of_a).await;
@@ -437,7 +437,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
 
 /// The directory is slow, but within the limit.
 #[tokio::test]
-async fn a_session_is_given_out_once_the_directory_knows_it() {
+async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     directory.set(Fault::SlowAt("register", Duration::from_millis(200)));
@@ -448,7 +448,7 @@ async fn a_session_is_given_out_once_the_directory_knows_it() {
 
 /// The answer was sent before the client hung up.
 #[tokio::test]
-async fn a_call_that_has_ended_is_not_pending_any_more() {
+async fn a_call_that_has_ended_is_no_longer_pending() {
     let directory = directory();
     let [mut a] = Node::several(&directory).await;
     let mcp = a.session().await;

@@ -211,7 +211,7 @@ async fn half_a_body_locks_no_session() {
 
 /// The same on an instance that relays, and on one that transfers its sessions.
 #[tokio::test]
-async fn half_a_body_is_waited_for_for_a_while_only() {
+async fn the_wait_for_half_a_body_is_limited() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -237,7 +237,7 @@ async fn half_a_body_is_waited_for_for_a_while_only() {
 /// The session is closed at its owner. One peer gets "not here" and claims the session. Meanwhile the owner is about to claim it for
 /// its own client, and for clients of other peers.
 #[tokio::test]
-async fn a_request_for_a_session_that_another_instance_claims_is_routed_there() {
+async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() {
     let directory = directory();
     let [a, b, c, d] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -281,7 +281,7 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
 
 /// rmcp remembers for a moment that a restore failed, and answers 404 meanwhile. Clients would discard their session.
 #[tokio::test]
-async fn no_session_is_reported_missing_because_another_client_hung_up() {
+async fn no_session_is_reported_missing_because_another_client_disconnected() {
     for waits in [true, false] {
         let directory = directory();
         let [mut a] = Node::several(&directory).await;
@@ -312,7 +312,7 @@ async fn no_session_is_reported_missing_because_another_client_hung_up() {
 
 /// The next request restores the session, as if no request had tried before.
 #[tokio::test]
-async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
+async fn a_session_that_was_loaded_for_a_disconnected_client_is_not_local() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -334,7 +334,7 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
 
 /// A 404 would deny the session without proof, and a 500 would mean that the session is broken.
 #[tokio::test]
-async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
+async fn a_session_that_cannot_be_loaded_can_be_requested_again() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -348,7 +348,7 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
 
 /// The record is as an instance of another version wrote it.
 #[tokio::test]
-async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
+async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_attempts() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let unreadable = Registration {
@@ -476,7 +476,7 @@ async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
 }
 
 #[tokio::test]
-async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
+async fn a_session_that_its_handler_refuses_is_reported_missing_after_several_attempts() {
     for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
         let answered = answered_after(&[trouble; 3], 0).await;
         assert_eq!(answered, [503, 503, 404, 404]);
@@ -484,7 +484,7 @@ async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_restored_in_vain_is_restored_by_the_next_request() {
+async fn after_a_failed_restore_the_next_request_restores_the_session() {
     for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
         let answered = answered_after(&[trouble], 0).await;
         assert_eq!(answered, [503, 200, 200, 200]);

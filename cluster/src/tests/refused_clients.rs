@@ -110,7 +110,7 @@ async fn a_cancel_for_another_host_cancels_no_waiting_call() {
 }
 
 /// The application checks the clients of its MCP endpoint, and has a stream of news for everybody.
-fn news_for_everybody(app: Router) -> Router {
+fn with_public_news(app: Router) -> Router {
     let news = get(async || {
         let head = [("content-type", "text/event-stream")];
         (head, ": no news\n\n")
@@ -122,10 +122,10 @@ fn news_for_everybody(app: Router) -> Router {
 /// answers him with events. The rest of the event id he knows from a session of his own: the incarnation is the
 /// same for all sessions of A, and its calls are numbered.
 #[tokio::test]
-async fn a_kept_answer_is_given_to_no_other_user_at_another_path() {
+async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
     let directory = directory();
     let setup = || Setup {
-        within: news_for_everybody,
+        within: with_public_news,
         ..Setup::default()
     };
     let (mut a, b) = (

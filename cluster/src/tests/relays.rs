@@ -150,7 +150,7 @@ fn question() -> ServerRequest {
 
 /// The relay is dropped with the client. The owner detects the hang-up at once, not only when something is written.
 #[tokio::test]
-async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
+async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
     let directory = directory();
     let a = Setup {
         grace: Grace::Immediate,
@@ -180,7 +180,7 @@ async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
 
 /// The inner application reads the address of the client and watches its connection, in either way that axum offers.
 #[tokio::test]
-async fn what_a_peer_relays_has_the_connection_of_its_client() {
+async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -226,7 +226,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
 }
 
 #[tokio::test]
-async fn a_hang_up_before_the_head_is_one_at_the_owner() {
+async fn a_disconnect_before_the_head_is_one_at_the_owner() {
     let directory = directory();
     let [_, b] = Node::several(&directory).await;
     let mut owner = super::fake_owner::FakeOwner::new(&directory).await;
@@ -239,7 +239,7 @@ async fn a_hang_up_before_the_head_is_one_at_the_owner() {
 }
 
 #[tokio::test]
-async fn what_is_served_here_asks_nothing_of_the_directory() {
+async fn a_local_session_is_served_without_the_directory() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -262,7 +262,7 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
 
 /// Clients may send such heads over HTTP/2.
 #[tokio::test]
-async fn a_head_of_many_fields_passes_or_is_refused_for_what_it_is() {
+async fn a_head_of_many_fields_passes_or_is_refused_with_the_reason() {
     let directory = directory();
     let [a, mut b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);

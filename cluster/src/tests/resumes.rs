@@ -10,7 +10,7 @@ use super::{
     steps::directory,
 };
 use crate::{
-    directory::{Directory as _, KEPT_ANSWER, faulty::Fault},
+    directory::{ANSWER_TTL, Directory as _, faulty::Fault},
     ids::{CallNumber, ClusterEventId, Incarnation, NamedCall},
     routing::request_context::on_resumed,
 };
@@ -65,7 +65,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
     let session = hash(&mcp);
     directory
         .memory
-        .keep_answer(session, gone, CallNumber::new(3), answer, KEPT_ANSWER)
+        .keep_answer(session, gone, CallNumber::new(3), answer, ANSWER_TTL)
         .await
         .unwrap();
     // A call of this incarnation has the same plain event id. No event of that call may be sent.
@@ -124,7 +124,7 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
     let answer = Bytes::from_static(b"{\"secret\":1}");
     directory
         .memory
-        .keep_answer(hash(&mcp), gone, CallNumber::new(3), answer, KEPT_ANSWER)
+        .keep_answer(hash(&mcp), gone, CallNumber::new(3), answer, ANSWER_TTL)
         .await
         .unwrap();
     let named = name_of(gone, 3, "7");

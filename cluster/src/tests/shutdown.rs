@@ -91,7 +91,7 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
 
 /// Two instances wait for the last call of a session.
 #[tokio::test]
-async fn of_two_that_wait_for_a_session_one_has_it() {
+async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
     for _ in 0..5 {
         let directory = directory();
         let [a, b, c] = Node::several(&directory).await;
@@ -113,7 +113,7 @@ async fn of_two_that_wait_for_a_session_one_has_it() {
 
 /// A call is on its way in, at any step, when another instance requests its session.
 #[tokio::test]
-async fn a_call_that_was_let_in_ends_where_it_is() {
+async fn a_call_in_flight_ends_on_its_instance() {
     let mut begun = 0;
     for polls in 0..30 {
         let directory = directory();
@@ -159,7 +159,7 @@ async fn a_call_that_was_let_in_ends_where_it_is() {
 /// A session stays on a leaving instance until another instance requests it. Then its stream ends, and is reopened through the new
 /// owner.
 #[tokio::test]
-async fn a_client_that_listens_follows_its_session() {
+async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -229,7 +229,7 @@ async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_ano
 
 /// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.
 #[tokio::test]
-async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_kept() {
+async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_stored() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -294,7 +294,7 @@ async fn nothing_begins_on_an_instance_that_has_shut_down() {
 
 /// The answer of a call that its client may not have read is in the directory.
 #[tokio::test]
-async fn an_answer_that_was_not_read_is_there_after_the_shutdown() {
+async fn an_unread_answer_survives_the_shutdown() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -315,7 +315,7 @@ async fn an_answer_that_was_not_read_is_there_after_the_shutdown() {
 
 /// An instance that gets "not here" finds the answers of the session, also one that was late.
 #[tokio::test]
-async fn a_session_is_not_relinquished_before_its_answers_are_kept() {
+async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -346,7 +346,7 @@ async fn a_session_is_not_relinquished_before_its_answers_are_kept() {
 
 /// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished, and is about to be closed.
 #[tokio::test]
-async fn an_answer_is_kept_before_its_session_is_relinquished() {
+async fn an_answer_is_stored_before_its_session_is_relinquished() {
     let directory = directory();
     let cluster: Arc<OnceLock<Cluster>> = Arc::default();
     let left: Arc<OnceLock<(bool, usize)>> = Arc::default();
@@ -435,7 +435,7 @@ async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
 /// A session was idle, and its gate is closed, but the shutdown waits for a call of another session. The next owner claims the first
 /// session. Its client must not listen any longer to a stream that will have no event.
 #[tokio::test]
-async fn a_client_that_listens_goes_with_a_session_that_was_idle() {
+async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mut sessions = Vec::new();
@@ -481,7 +481,7 @@ async fn a_client_that_listens_goes_with_a_session_that_was_idle() {
 
 /// A program no longer polls `serve_peers` in its shutdown, as after `select! { () = &mut serving => {}, _ = ctrl_c() => {} }`.
 #[tokio::test]
-async fn a_shutdown_does_not_wait_forever_for_a_listener_that_nobody_polls() {
+async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
     let directory = directory();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let me = Owner {

@@ -86,7 +86,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
 }
 
 #[tokio::test]
-async fn a_client_that_was_turned_away_and_does_not_return_leaves_an_orphan() {
+async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() {
     let directory = directory();
     let [a, b] = two(&directory, false).await;
     let mcp = a.session().await;
@@ -104,7 +104,7 @@ async fn a_client_that_was_turned_away_and_does_not_return_leaves_an_orphan() {
 
 /// The owner could not be looked up. The directory recovers before the grace ends.
 #[tokio::test]
-async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
+async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call() {
     let directory = directory();
     let [a, b] = two(&directory, true).await;
     let mcp = a.session().await;
@@ -202,7 +202,7 @@ async fn a_client_whose_owner_answers_is_not_turned_away() {
 
 /// The path to the owner breaks. The owner detects the hang-up of the former connection after the client was turned away.
 #[tokio::test]
-async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_call() {
+async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_its_call() {
     let directory = directory();
     let a = Setup {
         grace: Grace::After(GRACE),

@@ -41,7 +41,7 @@ impl Gate for NoDeletions {
 
 /// The first write of a restored session fails, and the directory returns empty.
 #[tokio::test]
-async fn a_restored_session_that_is_not_written_is_not_denied() {
+async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b, of_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
     let mut a = Node::start(&of_a).await;

@@ -21,7 +21,7 @@ fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {
 }
 
 #[tokio::test]
-async fn a_client_cannot_pass_for_a_peer() {
+async fn a_client_cannot_impersonate_a_peer() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -93,7 +93,7 @@ async fn a_relay_is_never_relayed() {
 }
 
 #[tokio::test]
-async fn an_owner_with_another_secret_is_none() {
+async fn an_owner_with_another_secret_is_not_a_peer() {
     let directory = directory();
     let a = Setup {
         secret: "another secret",
@@ -134,7 +134,7 @@ async fn a_secret_is_changed_by_rolling_restarts() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_none_of_a_peers_is_none() {
+async fn a_response_that_is_not_from_a_peer_is_discarded() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;
@@ -160,7 +160,7 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
 
 /// A client that writes into the directory does not choose where requests are sent.
 #[tokio::test]
-async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
+async fn no_request_is_sent_to_an_address_that_is_not_allowed_for_peers() {
     let directory = directory();
     let mut owner = FakeOwner::new(&directory).await;
     let address = owner.me.address.ip();

@@ -468,7 +468,7 @@ impl Seen {
             assert_eq!(
                 reason,
                 call.cancelled(),
-                "a token says why its call was cancelled"
+                "a token has the reason of its cancel"
             );
         }
     }

@@ -12,7 +12,8 @@ CALLS = 1000
 MOST = 10
 
 TEXT = f"""\
-SIGTERM with {CALLS:,} streams of {SESSIONS} sessions open, of calls that never end, until the process has. By default they are given 8 s (`--drain`)."""
+Time from SIGTERM to the end of the process, with {CALLS:,} open streams of {SESSIONS} sessions, whose calls never end. By default the calls may \
+continue for 8 s (`--drain`)."""
 
 
 def measure(fronts, programs, work, short):

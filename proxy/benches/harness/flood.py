@@ -20,10 +20,10 @@ WATCHED = 4.0
 
 TEXT = f"""\
 {SESSIONS} sessions call {CALLS} times each, and the server sends {EVENTS} progress events of {EVENT // 1024} KiB for each call, \
-{SESSIONS * CALLS * EVENTS * EVENT // MIB} MiB in all. Half of the clients hang up when the stream has begun, the others stay and \
-read nothing. *Counted* is the most that `mcp_proxy_buffer_bytes` was, for which `--buffer` is {BUFFER} MiB, the default. What it \
-grew by is the most that its PSS was above that after the first call. A bridge that grows little may have dropped what was sent: \
-this says nothing of who could still have it."""
+{SESSIONS * CALLS * EVENTS * EVENT // MIB} MiB in all. Half of the clients disconnect when the stream has begun. The others stay \
+connected and read nothing. *Counted* is the maximum of `mcp_proxy_buffer_bytes`, with the default `--buffer` of {BUFFER} MiB. *Grew \
+by* is the maximum of the PSS, minus the PSS after the first call. A bridge that grows little may have dropped events: this table does \
+not show which clients can still receive them."""
 
 
 def measure(fronts, programs, work, short):

@@ -12,14 +12,14 @@ MOST_IDLE = 25
 MOST_A_CALL = 8
 
 TEXT = f"""\
-Of a bridge with all its processes, but without the servers behind it: as started, after a call, and with {CALLS:,} calls of \
-{SESSIONS} sessions in flight, each on a connection of its own, of which nothing but the beginning of the stream has come. Each of \
-these connections was there before, open after a first call: *a connection of its client* is what it took then. *A call in flight* is \
-both together. All of it is growth of PSS (a page that several processes share counts in part). Each row is a new process.
+Memory of a bridge with all its processes, but without the servers behind it: as started, after a call, and with {CALLS:,} calls of \
+{SESSIONS} sessions in flight. Each call has its own connection, and of its stream only the beginning has arrived. Each of these \
+connections was open before, after a first call: *a connection of its client* is what it took then. *A call in flight* includes \
+its connection. All values are growth of PSS, which counts a shared page in part. Each row is a new process.
 
 *A connection to the server* is what hyper's client takes for a call in flight in a program that does nothing else: `load` itself. \
-It is for those that speak HTTP to the server, of which only the proxy was tried. *Beyond its connections* is what is left for the program \
-to answer for."""
+It applies to bridges that speak HTTP to the server, of which only the proxy was measured. *Beyond its connections* is the rest, for which \
+the bridge itself is responsible."""
 
 
 def measure(fronts, programs, work, short):

@@ -11,8 +11,8 @@ from .install import command
 HEAD = """\
 # What the proxy costs
 
-Written by `proxy/benches/run --commit`, which measures all of it again, in one run. `proxy/benches/run --short` is to see that it
-works. `load/` is the server behind all set-ups and the clients in front of them, `harness/` what is measured.
+Written by `proxy/benches/run --commit`, which measures everything again in one run. `proxy/benches/run --short` only checks that the
+benches work. `load/` has the server behind all set-ups and the clients in front of them. `harness/` has the measurements.
 
 Measured on {machine}.
 

@@ -15,24 +15,24 @@ SHORT = (3, 0.2)
 MOST_ADDED = {"forward": 150, "resumable": 300}
 
 TEXT = """\
-A client calls a tool that answers at once with the 100 B that it was told, waits for the answer, and calls again: {clients[0]} \
-client, and {clients[1]} at the same time, each with a session and a connection of its own. All set-ups take turns of \
-{seconds:g} s, {rounds} rounds of them, and start at another one in each. Figures are medians over the rounds, with the quartiles; \
-what is added is the difference to the bare server, or to the pipe, in the same round. All processes and the clients share the \
-machine's processors, so a call waits for them too."""
+A client calls a tool that returns its argument of 100 B at once, waits for the answer, and calls again. There are runs with \
+{clients[0]} client, and with {clients[1]} clients at the same time, each with its own session and connection. All set-ups take turns \
+of {seconds:g} s, in {rounds} rounds that each begin with another set-up. Figures are medians over the rounds, with the quartiles. \
+*Added* is the difference to the bare server, or to the pipe, in the same round. All processes and the clients share the machine's \
+processors, so a call also waits for these."""
 
 OVER = {
     "bare": """\
 ## Over HTTP
 
-The server writes head, event and end of its answer at once, and does next to nothing else: no real one is so fast, so ratios \
-are worse here than anywhere. With `--no-resumable` the proxy forwards and cancels; without, it also keeps what it forwards.""",
+The server writes the head, the event and the end of its answer at once, and does almost nothing else. No real server is this fast, so \
+these ratios are the worst case. With `--no-resumable` the proxy forwards and cancels. Without it, the proxy also keeps the events.""",
     "pipe": """\
 ## On stdin and stdout
 
-The same server behind bridges, each in its mode with sessions, which log as little as they can. mcp-cancel-proxy and supergateway \
-start a process for each session, the others have one for all. mcp-cancel-proxy keeps what it hands on for clients that come \
-back, and so does mcp-proxy in TypeScript with `--eventStore`, its default; the others do not.""",
+The same server behind bridges, each in its mode with sessions and with minimal logging. mcp-cancel-proxy and supergateway start a \
+process for each session, the others have one for all sessions. mcp-cancel-proxy keeps events for clients that resume, and so does \
+mcp-proxy in TypeScript with `--eventStore`, its default. The others do not.""",
 }
 
 

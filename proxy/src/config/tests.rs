@@ -128,7 +128,7 @@ fn a_token_is_long_can_be_sent_and_is_shown_nowhere() {
 }
 
 #[test]
-fn other_machines_are_listened_to_only_under_a_name() {
+fn listening_to_other_machines_requires_a_host_name() {
     for local in ["--listen=127.0.0.2:0", "--listen=[::1]:0"] {
         assert!(with(local).is_ok(), "{local}");
     }
@@ -184,7 +184,7 @@ fn no_secret_is_in_the_debug_text() {
 }
 
 #[test]
-fn blanks_around_the_values_of_a_list_are_no_part_of_them() {
+fn blanks_around_the_values_of_a_list_are_removed() {
     let config = with("--exempt=a, b ").unwrap();
     assert_eq!(config.exempt, ["a", "b"]);
     let config = with("--tool-grace=a = 1h, b=always=2h").unwrap();

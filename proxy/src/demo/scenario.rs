@@ -28,7 +28,7 @@ use crate::{
 pub(super) const WORK: Duration = Duration::from_secs(4);
 
 /// How long a client is connected before it disconnects.
-const HANG_UP_AFTER: Duration = Duration::from_millis(300);
+const DISCONNECT_AFTER: Duration = Duration::from_millis(300);
 
 /// How long a client waits before it resumes, after its disconnect or after the tool's end.
 const RESUME_AFTER: Duration = Duration::from_secs(1);
@@ -239,7 +239,7 @@ async fn play(
     if let ClientStep::Stays = step {
         return Ok(outcome_of(&events.rest().await?, label, tool_log));
     }
-    if let Ok(ended) = timeout(HANG_UP_AFTER, events.read()).await {
+    if let Ok(ended) = timeout(DISCONNECT_AFTER, events.read()).await {
         ended?;
         return Err("the stream ended early".into());
     }

@@ -166,7 +166,7 @@ impl Server {
             self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
         }
         if self.behaviour.crashes {
-            err!("it crashes as it was told");
+            err!("it crashes as requested");
             return Ok(ExitCode::from(7));
         }
         if self.behaviour.is_deaf {
@@ -343,7 +343,7 @@ impl Server {
         ))?;
         match told.recv_timeout(Duration::from_secs(30)) {
             Ok(answer) => self.text(&call.id, &answer),
-            Err(_) => self.text(&call.id, "nobody answered"),
+            Err(_) => self.text(&call.id, "no client answered"),
         }
     }
 

@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(
             read("event: a\n\ndata: 1\n\n").0,
             ["data: 1\n"],
-            "its type goes with it"
+            "its type is dropped with it"
         );
         assert_eq!(read("data: 1\n").0, [""; 0], "it has not ended");
     }

@@ -31,7 +31,7 @@ mod reader_body;
 /// JSON-RPC's code for an internal error.
 pub(super) const INTERNAL_ERROR: i32 = -32603;
 
-const NO_ROOM: &str = "the proxy has no room for the events of a client that is away";
+const NO_ROOM: &str = "the proxy has no room for unread events of the client";
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
@@ -417,7 +417,7 @@ impl Stream {
         if first {
             tracing::warn!(
                 stream = self.0.number,
-                "no room for the events of a client that is away (--buffer)"
+                "no room for unread events of a client (--buffer)"
             );
         }
         if self.0.call.is_some() {

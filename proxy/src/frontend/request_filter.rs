@@ -93,7 +93,7 @@ impl RequestFilter {
         if length(&request.headers).is_some_and(|length| length > body_size as u64) {
             return Err((
                 StatusCode::PAYLOAD_TOO_LARGE,
-                "the request is larger than this proxy takes\n",
+                "the request is larger than this proxy accepts\n",
             ));
         }
         Ok(())

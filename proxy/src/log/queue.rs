@@ -26,7 +26,7 @@ const MAX_QUEUED: usize = 1024 * 1024;
 const KEPT_CAPACITY: usize = 64 * 1024;
 
 /// Delay before the next write to a full standard error in non-blocking mode: 10 ms.
-const RETRY: Duration = Duration::from_millis(10);
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -175,7 +175,9 @@ fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
             Ok(1..) if to.flush().is_err() => break,
             Ok(written @ 1..) => lines = lines.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::park_timeout(RETRY),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::park_timeout(RETRY_DELAY)
+            }
             Ok(0) | Err(_) => break,
         }
     }

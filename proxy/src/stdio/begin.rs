@@ -66,8 +66,7 @@ impl Stdio {
         }
         let wait = inner.restart_backoff().delay(Instant::now());
         if let Some(wait) = wait {
-            let text =
-                "the MCP server crashed several times at its start, and is not started for a while";
+            let text = "the MCP server crashed several times at its start, so new sessions are refused for now";
             return Err(Box::new(refusal::busy(id, text, wait)));
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, RETRY_AFTER));

@@ -1,8 +1,8 @@
 //! A server on stdin and stdout, as a Streamable HTTP service. Each session has a process.
 //!
-//! 1. **Bytes.** A message passes as it was written, in both directions, except that white space around it is removed, line
-//!    breaks between its tokens become spaces, a server's batch is split, and the layer's cancel gets the id as the client wrote
-//!    it.
+//! 1. **Messages are not rewritten.** A message passes as it was written, in both directions, with these exceptions. White
+//!    space around it is removed, and line breaks between its tokens become spaces. A server's batch is split. The layer's
+//!    cancel gets the id as the client wrote it.
 //! 2. **No process is left.** The end of a session closes the stdin of its process, and then signals its group (`process`).
 //! 3. **Routing.** `routing` finds the call of each line. A line that may belong to several open calls is sent on none
 //!    of their streams.
@@ -11,7 +11,7 @@
 //! 5. **Cancelled is not stopped.** The process receives a cancel, which its tool may ignore. Only [`Options::kill_after`]
 //!    guarantees that the tool stops.
 //! 6. **A disconnect has no effect here.** The call runs without its client, and its answer is kept in the event store. The
-//!    layer around this service decides whether the call is abandoned, and then POSTs the cancel.
+//!    layer around this service decides whether the call is an orphan, and then POSTs the cancel.
 
 mod begin;
 mod end_counts;

@@ -79,7 +79,7 @@ impl Program {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
         {
-            let text = format!("there is no directory {}", directory.display());
+            let text = format!("directory not found: {}", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         // A relative path is relative to the working directory of the program.
@@ -109,7 +109,7 @@ impl Program {
     }
 
     fn not_found(&self, suffix: &str) -> io::Error {
-        let text = format!("there is no command `{}`{suffix}", self.name.display());
+        let text = format!("command not found{suffix}: `{}`", self.name.display());
         io::Error::new(io::ErrorKind::NotFound, text)
     }
 
@@ -244,7 +244,7 @@ mod tests {
         Program::new("sh", ["-c".into(), script.into()])
     }
 
-    fn is_there(pid: i32) -> bool {
+    fn exists(pid: i32) -> bool {
         rustix::process::test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
     }
 
@@ -255,12 +255,12 @@ mod tests {
         let grandchild: i32 = lines.next_line().await.unwrap().unwrap().parse().unwrap();
         let leader = group.pid().unwrap();
         group.exited().await;
-        assert!(is_there(leader), "it is not reaped");
-        assert!(is_there(grandchild));
+        assert!(exists(leader), "it is not reaped");
+        assert!(exists(grandchild));
         assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
         // The pipe ends with the last process that holds it.
         assert_eq!(lines.next_line().await.unwrap(), None);
-        assert!(!is_there(leader));
+        assert!(!exists(leader));
         assert_eq!(
             group.pid(),
             None,

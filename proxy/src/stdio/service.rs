@@ -192,7 +192,7 @@ impl Stdio {
             // The frontend may have refused the body first.
             Err(error) => {
                 let cut = || {
-                    let text = "the body was cut off";
+                    let text = "the body is incomplete";
                     refusal::error(StatusCode::BAD_REQUEST, None, PARSE_ERROR, text)
                 };
                 return refusal::for_body_error(&*error).unwrap_or_else(cut);
@@ -226,7 +226,7 @@ impl Stdio {
                     .unwrap_or_else(|refused| *refused);
             }
             None => {
-                let text = "a request without a session: begin with initialize, and send the Mcp-Session-Id that it is answered with";
+                let text = "a request without a session: send initialize first, and then the Mcp-Session-Id of its response";
                 return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
             }
             Some(session) => match self.0.session(session) {
@@ -235,7 +235,7 @@ impl Stdio {
             },
         };
         if is_initialize {
-            let text = "the session is initialized already";
+            let text = "the session is already initialized";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
         // The layer marks the cancels that it replays.
@@ -364,7 +364,7 @@ impl Inner {
     }
 }
 
-/// Ends the sessions with the last handle.
+/// Ends the sessions when the last handle is dropped.
 impl Drop for Inner {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut self.live().sessions);
@@ -380,9 +380,9 @@ impl<'a> Head<'a> {
     fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
         Ok(Self {
             session: single(headers, &SESSION_ID)
-                .map_err(|_| "there must be one Mcp-Session-Id")?,
+                .map_err(|_| "the request must have at most one readable Mcp-Session-Id")?,
             revision: single(headers, &PROTOCOL_VERSION)
-                .map_err(|_| "there must be one MCP-Protocol-Version")?,
+                .map_err(|_| "the request must have at most one readable MCP-Protocol-Version")?,
         })
     }
 }
@@ -414,11 +414,11 @@ pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<
         ),
         SendError::IdInUse => bad(
             id,
-            "the id is in use: the server has not answered the request that had it before",
+            "the id is in use: the server has not answered an earlier request with it",
         ),
         SendError::Busy => refusal::busy(
             id,
-            "the MCP server is busy: too much waits for it",
+            "the MCP server is busy: too many calls or messages are pending",
             RETRY_AFTER,
         ),
         SendError::NoRoom => refusal::busy(id, "there is no room for another call", RETRY_AFTER),
@@ -431,7 +431,7 @@ fn not_found(id: Option<&str>) -> Response<Body> {
         StatusCode::NOT_FOUND,
         id,
         SESSION_NOT_FOUND,
-        "there is no such session, or no longer",
+        "the session does not exist, or has ended",
     )
 }
 

@@ -214,7 +214,7 @@ impl Session {
         state.stopped.is_none()
     }
 
-    /// Restarts the timeouts. The client is here, whether or not it reads the standalone stream.
+    /// Restarts the timeouts. The client does not count as disconnected, even if it does not read the standalone stream.
     fn record_request(&self, state: &mut State, now: Instant) {
         state.used = now;
         state.has_stream = self.standalone.is_attached();

@@ -43,12 +43,12 @@ const MIN_BLOCKED: Duration = Duration::from_millis(1);
 /// Interval of the checks of a session whose process is blocked: 100 ms.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-const ANSWER_NOT_READ: &str = "the session ended before its client had taken the answer";
+const ANSWER_NOT_READ: &str = "the session ended before its client had read the answer";
 
 const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 
 const TOO_LONG: &str =
-    "the MCP server's answer is larger than 16 MiB, the longest line that the proxy takes";
+    "the MCP server's answer is larger than 16 MiB, the longest line that the proxy accepts";
 
 /// How a session ended.
 #[derive(Debug)]

@@ -71,7 +71,7 @@ impl Fault {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_depends_on_what_becomes_of_the_output() {
+async fn a_closed_or_full_output_affects_only_the_log() {
     run(&Fault::ALL, async |fault, phase| {
         let mut started = Started::in_phase(fault.setup(), phase).await;
         started.client_is_served(phase).await;
@@ -83,7 +83,7 @@ async fn nothing_depends_on_what_becomes_of_the_output() {
         let counted = "\nmcp_proxy_log_lines_dropped_total ";
         let (_, dropped) = metrics.split_once(counted).expect("the metric");
         assert_eq!(!dropped.starts_with("0\n"), fault.drops(), "{dropped}");
-        started.nothing_is_left_of_the_session().await;
+        started.session_leaves_no_state().await;
         started.ends_by_sigterm().await;
     })
     .await;

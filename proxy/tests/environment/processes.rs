@@ -58,7 +58,7 @@ impl Fault {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_misbehaves_harms_no_other_session() {
+async fn a_process_that_misbehaves_affects_no_other_session() {
     run(&Fault::ALL, cell).await;
 }
 
@@ -97,7 +97,7 @@ async fn cell(fault: Fault, phase: Phase) {
     if !fault.ends() {
         assert_eq!(within("DELETE", other.delete()).await, 204);
     }
-    started.nothing_is_left_of_the_session().await;
+    started.session_leaves_no_state().await;
     started.ends_by_sigterm().await;
 }
 
@@ -112,7 +112,7 @@ enum Script {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_no_server_ends_in_an_error_and_leaves_nothing() {
+async fn a_process_that_is_not_a_server_causes_an_error_and_leaves_no_process() {
     for script in [
         Script::ExitsAtOnce,
         Script::ClosesItsStdout,
@@ -153,5 +153,5 @@ async fn no_server(script: Script) {
     let metrics = started.metrics().await;
     assert!(metrics.contains("mcp_proxy_children"), "{metrics}");
     started.ends_by_sigterm().await;
-    started.no_child_is_left();
+    started.assert_no_child();
 }

@@ -23,7 +23,7 @@ enum Fault {
 const STRANGERS: usize = 300;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_used_up_is_not_taken_from_those_who_are_served() {
+async fn exhausted_resources_are_not_taken_from_clients_in_service() {
     let faults = [
         Fault::ManyConnections,
         Fault::FewDescriptors,
@@ -60,12 +60,12 @@ async fn cell(fault: Fault, phase: Phase) {
     if phase == Phase::Draining {
         return started.drains().await;
     }
-    started.nothing_is_left_of_the_session().await;
+    started.session_leaves_no_state().await;
     started.ends_by_sigterm().await;
 }
 
 #[tokio::test]
-async fn sessions_without_descriptors_get_503_and_are_no_crashes_of_the_server() {
+async fn sessions_without_descriptors_get_503_and_do_not_count_as_crashes() {
     let setup = Setup {
         before: "ulimit -n 96",
         ..Setup::default()

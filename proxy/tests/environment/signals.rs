@@ -83,17 +83,17 @@ async fn cell(fault: Fault, phase: Phase) {
         }
         Fault::ChangesNothing(signal) => {
             started.signal(signal);
-            goes_on(&mut started, phase).await;
+            keeps_serving(&mut started, phase).await;
         }
         Fault::StopsAndContinues => {
             started.signal(Signal::STOP);
             sleep(Duration::from_millis(500)).await;
             started.signal(Signal::CONT);
-            goes_on(&mut started, phase).await;
+            keeps_serving(&mut started, phase).await;
         }
         Fault::IgnoredHangup => {
             started.signal(Signal::HUP);
-            goes_on(&mut started, phase).await;
+            keeps_serving(&mut started, phase).await;
         }
     }
 }
@@ -110,11 +110,11 @@ async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     assert!(started.logged().contains("drained"), "{}", started.logged());
 }
 
-async fn goes_on(started: &mut Started, phase: Phase) {
+async fn keeps_serving(started: &mut Started, phase: Phase) {
     started.client_is_served(phase).await;
     if phase == Phase::Draining {
         return started.drains().await;
     }
-    started.nothing_is_left_of_the_session().await;
+    started.session_leaves_no_state().await;
     started.ends_by_sigterm().await;
 }

@@ -254,10 +254,10 @@ impl Started {
     }
 
     /// The session can be deleted, and nothing of it and of its clients remains.
-    pub(crate) async fn nothing_is_left_of_the_session(&mut self) {
+    pub(crate) async fn session_leaves_no_state(&mut self) {
         let client = self.client.take().expect("a session");
         assert_eq!(within("DELETE", client.delete()).await, 204);
-        self.processes_are_gone().await;
+        self.until_processes_exited().await;
         self.descriptors_are_as_before().await;
     }
 
@@ -277,7 +277,7 @@ impl Started {
         let status = timeout(limit, self.status()).await;
         let status = status.unwrap_or_else(|_| panic!("it runs on: {}", self.logged()));
         assert!(status.success(), "{status}: {}", self.logged());
-        self.processes_are_gone().await;
+        self.until_processes_exited().await;
     }
 
     /// Sends SIGTERM. The program then ends in the time of a drain.
@@ -301,23 +301,23 @@ impl Started {
     }
 
     /// Waits until the processes do not exist any more. An ended one may wait for the init process to reap it.
-    pub(crate) async fn processes_are_gone(&mut self) {
+    pub(crate) async fn until_processes_exited(&mut self) {
         for pid in self.processes.drain(..) {
-            let is_there = || {
+            let exists = || {
                 let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
                 !stat.is_ok_and(|stat| stat.contains(") Z ")) && test_kill_process(pid).is_ok()
             };
             let gone = async {
-                while is_there() {
+                while exists() {
                     sleep(LOOK).await;
                 }
             };
-            within("the processes of the session to be gone", gone).await;
+            within("the processes of the session to end", gone).await;
         }
     }
 
     /// No process is left in the group of a session. An ended one may wait for the init process to reap it.
-    pub(crate) fn no_child_is_left(&self) {
+    pub(crate) fn assert_no_child(&self) {
         let log = self.logged();
         let begun: Vec<&str> = log
             .lines()

@@ -36,7 +36,7 @@ struct Served {
 const ANSWER: &str = r#"{"jsonrpc":"2.0","id":7,"result":{}}"#;
 
 #[tokio::test]
-async fn an_upstream_that_fails_one_call_harms_no_other() {
+async fn an_upstream_that_fails_one_call_affects_no_other() {
     let faults = [
         Fault::Refuses,
         Fault::Resets,
@@ -261,7 +261,7 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
 
 /// A call is not sent twice, because the upstream may have begun it.
 #[tokio::test]
-async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_the_next_is_served() {
+async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_serves_the_next() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for said in ["", "HTTP/1.1 2", "HTTP/1.1 200 OK\r\ncontent-len"] {

@@ -93,7 +93,7 @@ async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_cancel_goes_where_the_client_was_accepted_last() {
+async fn the_cancel_has_the_url_that_was_accepted_last() {
     let mut setup = Setup::begun(NEW).await;
     let mut request = posted(SESSION, call(1));
     *request.uri_mut() = "/mcp?key=old".parse().unwrap();
@@ -161,7 +161,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
 
 /// A gateway that never ends its answer delays the client for 10 s at most.
 #[tokio::test(start_paused = true)]
-async fn an_answer_to_the_question_who_came_back_that_never_ends_is_a_refusal() {
+async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
     let mut setup = Setup::begun(NEW).await;
     let (_client, _server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
@@ -171,7 +171,7 @@ async fn an_answer_to_the_question_who_came_back_that_never_ends_is_a_refusal() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_id_of_an_event_tells_nothing_about_the_ids_of_other_streams() {
+async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
     let store = EventStore::new(Limits::default());
     let session = store.begin(SESSION, Some(NEW)).unwrap();
     let mut names = std::collections::HashSet::new();
@@ -216,7 +216,7 @@ async fn an_event_id_of_an_earlier_start_of_the_proxy_does_not_go_to_the_server(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_not_cancelled_while_its_server_is_asked_who_came_back() {
+async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
     let mut setup = Setup::begun(NEW).await;
     let (client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     drop(client);
@@ -234,7 +234,7 @@ async fn a_call_is_not_cancelled_while_its_server_is_asked_who_came_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_cancelled_after_a_question_that_was_answered_with_no() {
+async fn a_call_is_cancelled_after_its_ping_was_refused() {
     let mut setup = Setup::begun(NEW).await;
     let (client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     drop(client);
@@ -297,7 +297,7 @@ async fn a_cancel_of_the_client_has_its_own_credentials() {
 
 /// The server cuts its stream, as SEP-1699 allows, and the token of the call expires before the proxy asks for the rest.
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_token_expired_is_sent_back_for_a_fresh_one_and_gets_its_answer() {
+async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     server.send("id: up-1\ndata: \n\n").await;
@@ -305,7 +305,7 @@ async fn a_client_whose_token_expired_is_sent_back_for_a_fresh_one_and_gets_its_
     let poll = setup.next().await;
     assert_eq!(poll.headers["authorization"], "old");
     poll.status(401);
-    assert_eq!(client.event().await, None, "it is to come back");
+    assert_eq!(client.event().await, None, "the client has to resume");
     // The client may not know that its token has expired.
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "old")]));
     setup.next().await.status(401);
@@ -324,7 +324,7 @@ async fn a_client_whose_token_expired_is_sent_back_for_a_fresh_one_and_gets_its_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_what_it_accepted_is_not_asked_for_ever() {
+async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
     let mut setup = Setup::begun(NEW).await;
     let (_client, server, last) = begun(&mut setup, &[]).await;
     server.send("id: up-1\ndata: \n\n").await;
@@ -374,7 +374,7 @@ async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_its_server_does_not_know_is_not_kept() {
+async fn a_session_that_its_server_does_not_know_is_not_retained() {
     let mut setup = Setup::with(Limits::default());
     let request = with(posted("made-up", call(1)), &[("mcp-protocol-version", NEW)]);
     let waiting = setup.send(request);

@@ -34,7 +34,7 @@ const PAST_THE_GRACE: Duration = Duration::from_secs(60);
 const GONE: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_comes_back_in_time_gets_every_event_once_and_in_order() {
+async fn a_client_that_resumes_in_time_gets_every_event_once_and_in_order() {
     let mut setup = Setup::begun(OLD).await;
     let (mut client, server) = setup.call(1).await;
     server.progress(1).await;
@@ -52,7 +52,7 @@ async fn a_client_that_comes_back_in_time_gets_every_event_once_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_comes_back_after_the_end_gets_the_answer() {
+async fn a_client_that_resumes_after_the_end_gets_the_answer() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -83,7 +83,7 @@ async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_client_stays_away_is_cancelled_and_its_stream_let_go() {
+async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -113,7 +113,7 @@ async fn a_call_whose_client_stays_away_is_cancelled_and_its_stream_let_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_had_no_event_id_is_gone_at_once() {
+async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
     let mut setup = Setup::begun(OLD).await;
     let (client, server) = setup.call(1).await;
     let before = tokio::time::Instant::now();
@@ -126,7 +126,7 @@ async fn a_client_that_had_no_event_id_is_gone_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_that_come_back_at_once_the_last_reads_on() {
+async fn of_two_clients_that_resume_the_last_one_reads_on() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -144,7 +144,7 @@ async fn of_two_that_come_back_at_once_the_last_reads_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_comes_back_beside_the_answer_gets_it_once() {
+async fn a_client_that_resumes_as_the_answer_arrives_gets_it_once() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -223,7 +223,7 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_take_its_own_ids_is_asked_three_times() {
+async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
     let mut setup = Setup::begun(OLD).await;
     let (mut client, server) = setup.call(1).await;
     server
@@ -239,7 +239,7 @@ async fn a_server_that_does_not_take_its_own_ids_is_asked_three_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_progress_drops_the_oldest_and_says_so_and_keeps_the_answer() {
+async fn a_flood_of_progress_drops_and_reports_the_oldest_and_keeps_the_answer() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -261,7 +261,7 @@ async fn a_flood_of_progress_drops_the_oldest_and_says_so_and_keeps_the_answer()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_must_be_kept_waits_for_a_client_that_is_there() {
+async fn an_undroppable_event_waits_for_a_connected_client() {
     let mut setup = Setup::begun(OLD).await;
     let (mut client, server) = setup.call(1).await;
     let sent = async {
@@ -272,7 +272,7 @@ async fn what_must_be_kept_waits_for_a_client_that_is_there() {
     };
     tokio::pin!(sent);
     let stuck = tokio::time::timeout(Duration::from_secs(5), &mut sent).await;
-    assert!(stuck.is_err(), "nobody has read");
+    assert!(stuck.is_err(), "no client has read");
     let read = async {
         for id in 0..1_000 {
             assert_eq!(client.event().await.unwrap().data, request_of(id));
@@ -284,7 +284,7 @@ async fn what_must_be_kept_waits_for_a_client_that_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_must_be_kept_and_has_no_room_ends_the_call_of_a_client_that_is_away() {
+async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_client() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -302,7 +302,7 @@ async fn what_must_be_kept_and_has_no_room_ends_the_call_of_a_client_that_is_awa
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_too_large_to_keep_goes_through_to_a_client_that_reads() {
+async fn an_event_too_large_to_keep_passes_to_a_client_that_reads() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -328,7 +328,7 @@ async fn an_event_too_large_to_keep_goes_through_to_a_client_that_reads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_of_some_megabytes_is_kept() {
+async fn an_event_of_several_megabytes_is_kept_for_a_resume() {
     let small = Limits {
         bytes: 1 << 20,
         ..Limits::default()
@@ -363,7 +363,7 @@ async fn an_event_of_some_megabytes_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_event_whose_client_leaves_in_its_middle_ends_the_call_with_an_error() {
+async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -386,7 +386,7 @@ async fn a_large_event_whose_client_leaves_in_its_middle_ends_the_call_with_an_e
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_event_that_the_server_cuts_does_not_spoil_the_error_after_it() {
+async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     client.event().await.unwrap();
@@ -444,7 +444,7 @@ async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn event_ids_of_other_sessions_and_ids_never_given_are_refused_and_others_pass() {
+async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pass() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, _server) = setup.call(1).await;
     let id = client.event().await.unwrap().id.unwrap();
@@ -473,7 +473,7 @@ async fn event_ids_of_other_sessions_and_ids_never_given_are_refused_and_others_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_of_the_client_lets_the_stream_go_once_the_server_took_it() {
+async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_it() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     client.event().await.unwrap();
@@ -489,7 +489,7 @@ async fn a_cancel_of_the_client_lets_the_stream_go_once_the_server_took_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_cancelled_is_let_go_also_if_the_server_refuses_the_cancel() {
+async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the_cancel() {
     for status in [401, 404, 503] {
         let mut setup = Setup::begun(NEW).await;
         let empty = setup.store.stats().buffer_bytes;
@@ -516,7 +516,7 @@ async fn a_call_that_is_cancelled_is_let_go_also_if_the_server_refuses_the_cance
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_that_comes_before_the_head_lets_the_stream_go() {
+async fn a_cancel_before_the_head_closes_the_stream() {
     // The event store knows only the first session. It begins the other one at the head of the response, and gets that cancel
     // from the token of the call.
     for session in [SESSION, "other"] {
@@ -538,7 +538,7 @@ async fn a_cancel_that_comes_before_the_head_lets_the_stream_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_never_ends_its_stream_is_let_go_after_the_answer() {
+async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
     let mut setup = Setup::begun(OLD).await;
     let (mut client, server) = setup.call(1).await;
     server.message(&answer(1)).await;
@@ -631,7 +631,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_refusal_becomes_an_error_with_what_the_server_said() {
+async fn a_slow_refusal_becomes_an_error_with_its_text() {
     let mut setup = Setup::begun(NEW).await;
     for (body, expected) in [
         (
@@ -659,7 +659,7 @@ async fn a_slow_refusal_becomes_an_error_with_what_the_server_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_json_that_does_not_answer_the_call_is_handed_on_and_an_error_follows() {
+async fn slow_json_that_does_not_answer_the_call_is_forwarded_and_an_error_follows() {
     let mut setup = Setup::begun(NEW).await;
     for json in [
         "",
@@ -679,7 +679,7 @@ async fn slow_json_that_does_not_answer_the_call_is_handed_on_and_an_error_follo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fast_answer_passes_as_it_is() {
+async fn a_fast_answer_passes_unchanged() {
     let mut setup = Setup::begun(NEW).await;
     for (status, media_type) in [
         (200, "application/json"),
@@ -703,7 +703,7 @@ async fn a_fast_answer_passes_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_head_is_sent_early_to_clients_that_know_no_priming_or_no_events() {
+async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events() {
     let mut setup = Setup::begun(OLD).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -726,7 +726,7 @@ async fn no_head_is_sent_early_to_clients_that_know_no_priming_or_no_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_before_the_head_takes_its_call_along() {
+async fn a_disconnect_before_the_head_cancels_the_call() {
     let mut setup = Setup::begun(OLD).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -738,7 +738,7 @@ async fn a_client_that_leaves_before_the_head_takes_its_call_along() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_call_of_a_session_passes_with_the_ids_of_the_server() {
+async fn other_requests_pass_with_the_ids_of_the_server() {
     let mut setup = Setup::begun(NEW).await;
     let events = format!("id: up/1\ndata: {}\n\n", answer(1));
     let without = Request::post("/mcp").body(Body::from(call(1))).unwrap();
@@ -822,7 +822,7 @@ async fn request_bodies_pass_byte_for_byte_however_large() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_back_with_another_authorization_is_judged_by_the_server() {
+async fn the_server_decides_about_a_client_that_resumes_with_another_authorization() {
     let mut setup = Setup::begun(NEW).await;
     let authorized = |mut request: Request<Body>, token: &str| {
         request
@@ -854,7 +854,7 @@ async fn who_comes_back_with_another_authorization_is_judged_by_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_room_a_call_has_no_ids_and_a_hang_up_cancels_it_at_once() {
+async fn without_room_a_call_has_no_ids_and_a_disconnect_cancels_it_at_once() {
     let limits = Limits {
         bytes: 3_000,
         ..Limits::default()
@@ -873,7 +873,7 @@ async fn without_room_a_call_has_no_ids_and_a_hang_up_cancels_it_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_whose_client_has_everything_make_room_for_others() {
+async fn fully_read_streams_are_evicted_for_others() {
     let limits = Limits {
         bytes: 60_000,
         ..Limits::default()
@@ -894,7 +894,7 @@ async fn streams_whose_client_has_everything_make_room_for_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_are_forgotten_a_minute_after_their_end_and_give_everything_back() {
+async fn streams_are_removed_a_minute_after_their_end_and_release_everything() {
     let mut setup = Setup::begun(NEW).await;
     let empty = setup.store.stats().buffer_bytes;
     let mut last = None;
@@ -951,7 +951,7 @@ async fn when_everything_is_dropped_no_task_and_no_byte_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_for_no_call_and_is_full_says_so_once_in_the_log() {
+async fn a_full_standalone_stream_is_logged_once() {
     let (log, lines) = std::sync::mpsc::channel();
     let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone()));
     let _on_this_thread = tracing::subscriber::set_default(subscriber.finish());

@@ -144,7 +144,7 @@ impl Arrived {
 impl Events {
     pub async fn send(&self, text: impl AsRef<[u8]>) {
         let frame = Bytes::copy_from_slice(text.as_ref());
-        self.0.send(Ok(frame)).await.expect("somebody reads");
+        self.0.send(Ok(frame)).await.expect("a client reads");
     }
 
     pub async fn message(&self, json: &str) {
@@ -157,7 +157,7 @@ impl Events {
 
     pub async fn cut(self) {
         let error = std::io::Error::other("cut");
-        self.0.send(Err(error)).await.expect("somebody reads");
+        self.0.send(Err(error)).await.expect("a client reads");
     }
 
     /// Waits until the reader is dropped.
@@ -388,7 +388,7 @@ impl Stream {
 pub async fn in_time<T>(what: impl IntoFuture<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(3600), what)
         .await
-        .expect("it comes in time")
+        .expect("it arrives in time")
 }
 
 /// Runs all tasks that do not wait for time.

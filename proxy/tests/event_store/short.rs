@@ -23,7 +23,7 @@ fn large_answer(id: u32, size: usize) -> String {
 
 /// The connection breaks before the client has received more than the first event.
 #[tokio::test(start_paused = true)]
-async fn a_question_of_the_server_is_not_lost_with_the_connection() {
+async fn a_request_of_the_server_is_not_lost_with_the_connection() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -46,7 +46,7 @@ async fn a_question_of_the_server_is_not_lost_with_the_connection() {
 
 /// Calls fill the limit of a session with log lines; then an answer arrives.
 #[tokio::test(start_paused = true)]
-async fn log_lines_go_before_an_answer_whatever_its_length() {
+async fn log_events_are_dropped_before_an_answer_of_any_length() {
     for size in [1_000, 20_000] {
         let mut setup = Setup::begun(NEW).await;
         let mut calls = Vec::new();
@@ -76,7 +76,7 @@ async fn log_lines_go_before_an_answer_whatever_its_length() {
 
 /// The log line fits in `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
-async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
+async fn a_log_event_of_three_kilobytes_is_read_without_room() {
     let limits = Limits {
         session_bytes: 9_200,
         ..Limits::default()
@@ -87,13 +87,13 @@ async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
     drop(client);
     server.message(&log_of(3_000)).await;
     settle().await;
-    assert!(!server.is_closed(), "the call goes on");
+    assert!(!server.is_closed(), "the call continues");
     drop(primed);
 }
 
 /// The log line is longer than `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
-async fn a_log_line_for_which_there_is_no_room_does_not_end_its_call() {
+async fn a_log_event_without_room_does_not_end_its_call() {
     let limits = Limits {
         session_bytes: 20_000,
         ..Limits::default()
@@ -104,7 +104,7 @@ async fn a_log_line_for_which_there_is_no_room_does_not_end_its_call() {
     drop(client);
     server.message(&log_of(40_000)).await;
     settle().await;
-    assert!(!server.is_closed(), "the call goes on");
+    assert!(!server.is_closed(), "the call continues");
     server.message(&answer(1)).await;
     drop(server);
     let rest = setup.resumed(&primed).await.rest().await;
@@ -193,7 +193,7 @@ async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
 
 /// The server never ends the stream of an answered call.
 #[tokio::test(start_paused = true)]
-async fn the_stream_of_an_answer_too_large_to_keep_is_let_go() {
+async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let large = large_answer(1, 6 << 20);
@@ -205,11 +205,11 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_let_go() {
     assert!(seen.data == large);
     drop(client);
     let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
-    closed.await.expect("it is let go ten minutes later");
+    closed.await.expect("it is closed ten minutes later");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_is_counted_once_its_stream_is_forgotten() {
+async fn a_gap_is_counted_once_its_stream_is_removed() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -260,7 +260,7 @@ async fn a_session_has_room_for_a_thousand_calls_that_can_be_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_hung_up_and_cancelled_leave_their_room_to_others() {
+async fn the_streams_of_cancelled_calls_are_evicted_for_others() {
     let limits = Limits {
         streams: 100,
         bytes: 1_000_000,
@@ -290,7 +290,7 @@ async fn calls_that_were_hung_up_and_cancelled_leave_their_room_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_deletes_its_session_is_told_and_gets_an_answer_that_had_come() {
+async fn a_client_that_deletes_its_session_gets_errors_and_the_answers_that_exist() {
     let mut setup = Setup::begun(NEW).await;
     let (mut open, _server) = setup.call(1).await;
     let (mut answered, server) = setup.call(2).await;
@@ -310,7 +310,7 @@ async fn a_client_that_deletes_its_session_is_told_and_gets_an_answer_that_had_c
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_not_quite_right_has_no_second_one() {
+async fn a_malformed_answer_is_not_followed_by_a_second_one() {
     for line in [
         r#"{"jsonrpc":"2.0","id":"1","result":{}}"#,
         r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#,
@@ -333,7 +333,7 @@ async fn an_answer_that_is_not_quite_right_has_no_second_one() {
 
 /// The client has an event stream of the proxy by then, which cannot have a compressed part.
 #[tokio::test(start_paused = true)]
-async fn a_compressed_answer_that_is_slow_ends_its_call_with_an_error_that_says_why() {
+async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reason() {
     let mut setup = Setup::begun(NEW).await;
     let waiting = setup.post(call(1));
     let asked = setup.next().await;

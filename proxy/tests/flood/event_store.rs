@@ -45,7 +45,7 @@ fn frames() -> Vec<Bytes> {
 }
 
 #[test]
-fn what_is_kept_for_clients_that_left_is_never_more_than_the_buffer() {
+fn events_for_disconnected_clients_never_exceed_the_buffer() {
     alone(kept);
 }
 

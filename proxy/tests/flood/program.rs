@@ -57,7 +57,7 @@ struct Server {
 struct File(PathBuf);
 
 #[test]
-fn what_is_kept_is_never_much_more_than_the_buffer_in_front_of_a_server_over_http() {
+fn in_front_of_an_upstream_a_flood_takes_little_more_than_the_buffer() {
     alone(async || {
         let server = Server::start().await;
         let url = format!("http://{}/mcp", server.addr);
@@ -68,7 +68,7 @@ fn what_is_kept_is_never_much_more_than_the_buffer_in_front_of_a_server_over_htt
 }
 
 #[test]
-fn where_nothing_is_kept_a_flood_takes_little() {
+fn without_an_event_store_a_flood_takes_little() {
     alone(async || {
         let server = Server::start().await;
         let url = format!("http://{}/mcp", server.addr);
@@ -80,7 +80,7 @@ fn where_nothing_is_kept_a_flood_takes_little() {
 }
 
 #[test]
-fn what_is_kept_is_never_much_more_than_the_buffer_in_front_of_a_command() {
+fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
     alone(async || {
         let file = File::of_the_flood();
         let result = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"s","version":"0"}}"#;

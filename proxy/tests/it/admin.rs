@@ -302,7 +302,7 @@ async fn the_calls_are_for_this_machine_only() {
 }
 
 #[tokio::test]
-async fn health_and_metrics_are_for_names_of_this_host_and_for_addresses() {
+async fn health_and_metrics_accept_names_of_this_host_and_addresses() {
     let options = ["--admin=127.0.0.1:0", "--allow-host=mcp.example.com"];
     let proxy = Running::before_command(&options).await;
     let admin = proxy.admin.expect("an address");
@@ -335,7 +335,7 @@ async fn the_first_page_has_links_to_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_that_ask_nothing_or_read_nothing_keep_no_operator_out_for_long() {
+async fn idle_connections_block_other_operators_only_for_a_limited_time() {
     let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let mut idle = Vec::new();
@@ -363,7 +363,7 @@ async fn connections_that_ask_nothing_or_read_nothing_keep_no_operator_out_for_l
 /// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn the_calls_are_shown_on_whatever_loopback_address_is_chosen() {
+async fn the_calls_are_shown_on_any_loopback_address() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--admin=127.0.0.2:0"]).await;
     let admin = proxy.admin.expect("an address");
@@ -391,7 +391,7 @@ fn value(metrics: &[(String, u64)], name: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() {
+async fn the_sessions_processes_and_events_of_a_command_are_counted() {
     let proxy = Running::before_command(&["--admin=127.0.0.1:0", "--kill-after=1ms"]).await;
     let admin = proxy.admin.expect("an address");
     let none = own_metrics(admin).await;
@@ -464,7 +464,7 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
 }
 
 #[tokio::test]
-async fn what_is_kept_for_an_upstream_is_counted_unless_nothing_is() {
+async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -485,7 +485,7 @@ async fn what_is_kept_for_an_upstream_is_counted_unless_nothing_is() {
 }
 
 #[tokio::test]
-async fn every_metric_of_the_proxy_has_a_help_and_the_build_says_its_version() {
+async fn every_metric_of_the_proxy_has_a_help_and_the_build_has_its_version() {
     let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
     let metrics = get(proxy.admin.expect("an address"), "/metrics").await;
     let lines: Vec<&str> = metrics.text().lines().collect();

@@ -40,7 +40,7 @@ fn complaint(args: &[&str]) -> String {
 }
 
 #[test]
-fn without_a_server_it_says_how_to_name_one() {
+fn without_a_server_the_error_names_the_options_for_one() {
     let text = complaint(&[]);
     assert!(text.contains("--upstream with the URL"), "{text}");
 }
@@ -201,7 +201,7 @@ fn a_variable_that_is_wrong_is_named_by_its_own_name() {
 
 /// This is not an error, because variables of other programs may have the same prefix.
 #[tokio::test]
-async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
+async fn a_misspelt_variable_causes_a_warning_with_the_nearest_name() {
     let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
     command.env("MCP_PROXY_GRAEC", "20s");
     command.env("MCP_PROXY_SERVICE_HOST", "10.0.0.1");
@@ -221,7 +221,7 @@ async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
 }
 
 #[test]
-fn a_variable_for_a_part_of_the_address_is_warned_of() {
+fn a_variable_for_a_part_of_the_address_causes_a_warning() {
     for (variable, value) in [("MCP_PROXY_PORT", "9000"), ("MCP_PROXY_HOST", "0.0.0.0")] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env(variable, value);
@@ -234,7 +234,7 @@ fn a_variable_for_a_part_of_the_address_is_warned_of() {
 }
 
 #[tokio::test]
-async fn a_grace_that_clients_cannot_meet_is_warned_of() {
+async fn a_grace_that_is_too_short_for_clients_causes_a_warning() {
     for (option, is_short) in [
         ("--grace=3s", true),
         ("--grace=always=3s", true),
@@ -330,7 +330,7 @@ fn a_filter_of_log_lines_that_cannot_be_read_is_an_error() {
 }
 
 #[test]
-fn a_filter_of_log_lines_for_another_target_leaves_those_of_the_program() {
+fn a_log_filter_for_another_target_keeps_the_lines_of_the_program() {
     // The second is a typo, and counts as the name of a target.
     for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
@@ -340,7 +340,7 @@ fn a_filter_of_log_lines_for_another_target_leaves_those_of_the_program() {
 }
 
 #[tokio::test]
-async fn a_named_tool_that_the_server_does_not_list_is_warned_of_once() {
+async fn a_named_tool_that_the_server_does_not_list_causes_one_warning() {
     let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
     let page = |tools: &str, more: &str| {
         format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":[{tools}]{more}}}}}"#)
@@ -461,7 +461,7 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
 }
 
 #[test]
-fn a_flag_comes_before_the_environment_and_that_before_the_file() {
+fn a_flag_overrides_the_environment_which_overrides_the_file() {
     let file = File::new(
         "order",
         "upstream = \"http://file:1/mcp\"\nlisten = \"127.0.0.1:0\"\ngrace = \"never\"\nexempt = [\"a\", \"b\"]\n",
@@ -562,15 +562,15 @@ fn a_command_with_line_breaks_is_on_the_first_line() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_named() {
+fn a_missing_command_or_directory_is_named() {
     for (args, hint) in [
         (
             &["--", "no-such-command"][..],
-            "no command `no-such-command` in PATH",
+            "command not found in PATH: `no-such-command`",
         ),
         (
             &["--cwd=/no/such/place", "--", "sh"],
-            "no directory /no/such/place",
+            "directory not found: /no/such/place",
         ),
     ] {
         let mut command = Program::command(&["--listen=127.0.0.1:0"]);
@@ -672,8 +672,7 @@ async fn one_session_has_one_name_in_all_lines_and_among_the_calls() {
 }
 
 #[tokio::test]
-async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say_stays_on_its_line()
-{
+async fn each_disconnect_and_each_cancel_is_logged_and_text_of_clients_stays_on_its_line() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/mcp", upstream.addr);
     let args = ["--listen=127.0.0.1:0", "--upstream", &url, "--grace=100ms"];

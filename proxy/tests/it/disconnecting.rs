@@ -27,7 +27,7 @@ async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
     client.send(&stateless_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
 }
@@ -44,7 +44,7 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
     client.head().await;
     client.event().await.expect("an event");
     client.rst();
-    asked.gone().await;
+    asked.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
 }
@@ -59,7 +59,7 @@ async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
     let mut stays = connection.send(&stateless_call("2")).await;
     let other = upstream.asked().await;
     left.reset();
-    asked.gone().await;
+    asked.closed().await;
     other.answer("200 OK", "{}").await;
     assert_eq!(stays.head().await.status, 200);
 }
@@ -73,7 +73,7 @@ async fn a_session_call_without_a_head_is_cancelled() {
     let mut asked = upstream.asked().await;
     client.fin();
     assert_eq!(cancel_of(&upstream).await, 1);
-    asked.gone().await;
+    asked.closed().await;
 }
 
 #[tokio::test]
@@ -88,13 +88,13 @@ async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
     client.head().await;
     client.event().await.expect("an event");
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     assert_eq!(cancel_of(&upstream).await, "a");
     proxy.calls_reach(0).await;
 }
 
 #[tokio::test]
-async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
+async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
     for option in ["--exempt=work", "--tool-grace=work=always=1h"] {
         let upstream = Upstream::start().await;
         let proxy =
@@ -105,7 +105,7 @@ async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
         asked.stream().await;
         client.head().await;
         client.fin();
-        asked.gone().await;
+        asked.closed().await;
         while proxy.calls.detached() == 0 {
             tokio::task::yield_now().await;
         }
@@ -116,7 +116,7 @@ async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
 
 /// To a server without sessions the end of the connection is the cancel.
 #[tokio::test]
-async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
+async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
         for has_head in [false, true] {
             let upstream = Upstream::start().await;
@@ -152,7 +152,7 @@ async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
 }
 
 #[tokio::test]
-async fn what_runs_on_without_a_session_reaches_its_client_as_it_is() {
+async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--exempt=work"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -173,12 +173,12 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
     client.send(&stateless_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     proxy.calls_reach(0).await;
 }
 
 #[tokio::test]
-async fn a_timeout_closes_the_connection_of_what_runs_on() {
+async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     let upstream = Upstream::start().await;
     let options = ["--exempt=work", "--call-timeout=1s"];
     let proxy = Running::before(&upstream, &options).await;
@@ -187,14 +187,14 @@ async fn a_timeout_closes_the_connection_of_what_runs_on() {
     client.send(&stateless_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     assert!(begun.elapsed() >= Duration::from_secs(1));
     proxy.calls_reach(0).await;
 }
 
 /// A time applies to clients that can resume. No client can resume a call without event ids.
 #[tokio::test]
-async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_does() {
+async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
         let upstream = Upstream::start().await;
         let proxy = Running::before(&upstream, &["--no-resumable", grace]).await;
@@ -204,7 +204,7 @@ async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_
         asked.stream().await;
         client.head().await;
         client.fin();
-        asked.gone().await;
+        asked.closed().await;
         if is_kept {
             while proxy.calls.detached() == 0 {
                 tokio::task::yield_now().await;
@@ -217,7 +217,7 @@ async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_
 }
 
 #[tokio::test]
-async fn clients_are_asked_to_come_back_within_a_quarter_of_the_grace() {
+async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
     let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
     for (options, retry) in [
         (&[][..], "retry: 3000\n"),
@@ -251,7 +251,7 @@ async fn clients_are_asked_to_come_back_within_a_quarter_of_the_grace() {
 
 /// For JavaScript 9007199254740993 is 9007199254740992, which may be the id of another call.
 #[tokio::test]
-async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_cancelled() {
+async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
     for options in [
         &["--grace=immediate"][..],
         &["--grace=immediate", "--no-resumable"],
@@ -280,7 +280,7 @@ async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_c
 }
 
 #[tokio::test]
-async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told() {
+async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -295,7 +295,7 @@ async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told() {
 }
 
 #[tokio::test]
-async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
+async fn a_client_of_a_silent_server_gets_an_event_stream() {
     let upstream = Upstream::start().await;
     let options = [
         "--no-resumable",
@@ -320,7 +320,7 @@ async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
 
 /// The upstream refuses the cancel because of its load, then closes the connection without an answer.
 #[tokio::test]
-async fn a_cancel_that_the_server_does_not_take_at_once_is_sent_again() {
+async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
         let upstream = Upstream::start().await;
         let proxy = Running::before(&upstream, options).await;
@@ -372,7 +372,7 @@ async fn a_call_without_a_session_shows_no_grace() {
             client.head().await;
             client.event().await.expect("an event");
             client.fin();
-            asked.gone().await;
+            asked.closed().await;
             proxy.calls_reach(0).await;
         }
     }
@@ -381,7 +381,7 @@ async fn a_call_without_a_session_shows_no_grace() {
 /// The client does not read for longer than 30 s, after which the kernel used to close such a connection.
 #[tokio::test]
 #[ignore = "takes 35 s"]
-async fn a_client_that_does_not_read_is_still_there_if_the_stall_timeout_allows_it() {
+async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() {
     let options = [["--stall-timeout", "off"], ["--stall-timeout", "10m"]];
     let waits = options.map(async |options| {
         let upstream = Upstream::start().await;

@@ -50,7 +50,7 @@ async fn a_call_that_ends_in_time_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_slowly_still_gets_the_answer_that_came_in_time() {
+async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &[]).await;
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
@@ -72,7 +72,7 @@ async fn a_client_that_reads_slowly_still_gets_the_answer_that_came_in_time() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_back_for_its_answer_gets_it() {
+async fn a_client_that_resumes_for_its_answer_gets_it() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -135,7 +135,7 @@ async fn a_client_that_was_asked_to_wait_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn a_session_that_a_client_begins_is_begun() {
+async fn an_initialize_during_the_shutdown_is_answered() {
     let script = r#"read line; sleep 1; echo '{"jsonrpc":"2.0","id":"a","result":{}}'; cat"#;
     let args = ["--listen=127.0.0.1:0", "--", "sh", "-c", script];
     let mut program = Program::start(Program::command(&args));
@@ -152,7 +152,7 @@ async fn a_session_that_a_client_begins_is_begun() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_stream_may_take_as_long() {
+async fn an_answer_that_is_not_a_stream_may_take_as_long() {
     let upstream = Upstream::start().await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
     let (first, rest) = answer.split_at(10);
@@ -204,7 +204,7 @@ async fn an_answer_without_a_head_may_take_as_long() {
 }
 
 #[tokio::test]
-async fn a_stream_without_a_head_does_not_hold_it_up() {
+async fn a_stream_without_a_head_does_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -216,7 +216,7 @@ async fn a_stream_without_a_head_does_not_hold_it_up() {
 }
 
 #[tokio::test]
-async fn a_call_that_does_not_is_cancelled_and_its_client_is_told() {
+async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -236,7 +236,7 @@ async fn a_call_that_does_not_is_cancelled_and_its_client_is_told() {
     assert!(cancel.body().contains("notifications/cancelled"));
     cancel.answer("202 Accepted", "").await;
     proxy.ended().await;
-    asked.gone().await;
+    asked.closed().await;
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn connections_that_never_end_are_cut() {
 }
 
 #[tokio::test]
-async fn many_open_streams_do_not_hold_it_up() {
+async fn many_open_streams_do_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=100ms"]).await;
     let mut open = Vec::new();
@@ -280,7 +280,7 @@ async fn many_open_streams_do_not_hold_it_up() {
     for (mut client, mut asked) in open {
         let answer = client.answer().await.expect("an error");
         assert_eq!(answer["error"]["code"], -32800);
-        asked.gone().await;
+        asked.closed().await;
     }
     proxy.ended().await;
 }
@@ -318,7 +318,7 @@ async fn either_signal_ends_the_program_when_its_calls_have_ended() {
 }
 
 #[tokio::test]
-async fn the_log_says_how_many_calls_ended_and_how_many_were_cancelled() {
+async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
     for (is_answered, said) in [
         (true, "calls drained (--drain) ended=1 cancelled=0"),
         (false, "calls drained (--drain) ended=0 cancelled=1"),

@@ -102,22 +102,22 @@ impl Drop for Notes {
 }
 
 /// Waits until the processes no longer exist. An ended one may wait for the init process to reap it.
-async fn gone(processes: &[Pid]) {
-    let is_there = |pid: &Pid| {
+async fn until_exited(processes: &[Pid]) {
+    let exists = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
         let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
         !is_zombie && test_kill_process(*pid).is_ok()
     };
     let all_gone = async {
-        while processes.iter().any(is_there) {
+        while processes.iter().any(exists) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    within("the processes to be gone", all_gone).await;
+    within("the processes to end", all_gone).await;
 }
 
 #[tokio::test]
-async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_hang_up() {
+async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_disconnect() {
     let started = Started::with("hangs-up", &["--grace=300ms"], &[]).await;
     let (call, _) = started.work(60).await;
     let left = Instant::now();
@@ -127,7 +127,7 @@ async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_hang_up() {
 }
 
 #[tokio::test]
-async fn a_client_of_a_command_that_comes_back_gets_its_answer() {
+async fn a_client_of_a_command_that_resumes_gets_its_answer() {
     let started = Started::with("comes-back", &[], &[]).await;
     let (call, last) = started.work(1).await;
     call.fin();
@@ -140,7 +140,7 @@ async fn a_client_of_a_command_that_comes_back_gets_its_answer() {
     call.rst();
     started.notes.reach("finished it").await;
     let answer = started.client.resume(&last).await.answer().await;
-    assert_eq!(answer.expect("an answer")["id"], 7, "it comes late");
+    assert_eq!(answer.expect("an answer")["id"], 7, "it resumes late");
     assert!(!started.notes.have("cancelled"));
 }
 
@@ -157,7 +157,7 @@ async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_beg
     );
     let said = error["error"]["message"].as_str().expect("text");
     assert!(said.contains("signal 9"), "{said}");
-    gone(&processes).await;
+    until_exited(&processes).await;
     assert_eq!(started.client.notify("ping", json!({})).await, 404);
     let mut again = Mcp::session(started.addr, "/mcp")
         .await
@@ -167,7 +167,7 @@ async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_beg
 }
 
 #[tokio::test]
-async fn a_signal_ends_the_program_and_all_that_it_started_in_time() {
+async fn a_signal_ends_the_program_and_its_processes_in_time() {
     let started = Started::with("signal", &["--drain=300ms"], &["--stubborn"]).await;
     let processes = started.processes().await;
     let (mut call, _) = started.work(60).await;
@@ -192,11 +192,11 @@ async fn a_signal_ends_the_program_and_all_that_it_started_in_time() {
     let (status, logged) = started.program.ended().await;
     assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
     assert!(status.success(), "{logged}");
-    gone(&processes).await;
+    until_exited(&processes).await;
 }
 
 #[tokio::test]
-async fn a_second_signal_kills_all_that_the_program_started() {
+async fn a_second_signal_kills_all_processes_of_the_program() {
     let mut started = Started::with("second", &["--drain=1h"], &["--stubborn"]).await;
     let processes = started.processes().await;
     let (_call, _) = started.work(60).await;
@@ -206,7 +206,7 @@ async fn a_second_signal_kills_all_that_the_program_started() {
     started.program.signal(Signal::INT);
     let (status, logged) = started.program.ended().await;
     assert!(status.success(), "{logged}");
-    gone(&processes).await;
+    until_exited(&processes).await;
 }
 
 #[tokio::test]
@@ -248,7 +248,7 @@ async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String
 }
 
 #[tokio::test]
-async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_hang_up() {
+async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     let upstream = Upstream::start().await;
     let (_program, client) = before(&upstream, &["--grace=300ms"]).await;
     let (call, _, mut asked) = call(&upstream, &client, 7).await;
@@ -262,11 +262,11 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_hang_up() {
     assert_eq!(cancel.headers["mcp-session-id"], "s");
     cancel.answer("202 Accepted", "").await;
     // The upstream's stream would stay open otherwise.
-    asked.gone().await;
+    asked.closed().await;
 }
 
 #[tokio::test]
-async fn a_client_of_an_upstream_that_keeps_nothing_comes_back_and_gets_its_answer() {
+async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     let upstream = Upstream::start().await;
     let (_program, client) = before(&upstream, &[]).await;
     let (call, last, mut asked) = call(&upstream, &client, 7).await;
@@ -281,7 +281,10 @@ async fn a_client_of_an_upstream_that_keeps_nothing_comes_back_and_gets_its_answ
     let mut late = client.resume(&last).await;
     assert_eq!(late.head().await.status, 200);
     assert_eq!(late.answer_event().await.expect("the answer").data, answer);
-    assert!(!upstream.has_more().await, "it hears of none of this");
+    assert!(
+        !upstream.has_more().await,
+        "the upstream receives nothing of this"
+    );
 }
 
 #[tokio::test]

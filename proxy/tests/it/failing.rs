@@ -8,15 +8,15 @@ use tokio::{
 use crate::support::*;
 
 /// Returns a URL without a server.
-async fn nobody() -> String {
+async fn unused_url() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("an address");
     format!("http://{addr}/mcp")
 }
 
 #[tokio::test]
-async fn a_server_that_is_down_is_answered_for_with_the_id_of_the_request() {
-    let proxy = Running::before_url(&nobody().await, &[]).await;
+async fn a_server_that_is_down_causes_an_error_with_the_id_of_the_request() {
+    let proxy = Running::before_url(&unused_url().await, &[]).await;
     for id in ["1", "1.0", "\"\\u0061\"", "12345678901234567890123"] {
         let reply = Connection::fetch(proxy.addr, &session_call(id)).await;
         assert_eq!(reply.status, 502);
@@ -28,8 +28,8 @@ async fn a_server_that_is_down_is_answered_for_with_the_id_of_the_request() {
 }
 
 #[tokio::test]
-async fn the_error_has_no_id_where_there_is_none_to_read() {
-    let proxy = Running::before_url(&nobody().await, &[]).await;
+async fn the_error_has_no_id_if_the_request_has_no_readable_one() {
+    let proxy = Running::before_url(&unused_url().await, &[]).await;
     let long = format!(
         r#"{{"id":1,"method":"x","params":"{}"}}"#,
         "a".repeat(100_000)
@@ -44,7 +44,7 @@ async fn the_error_has_no_id_where_there_is_none_to_read() {
 
 /// The test ends after the first message, because this machine trusts no certificate of a test.
 #[tokio::test]
-async fn a_server_of_https_is_greeted_in_tls_and_not_asked_without() {
+async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let port = listener.local_addr().expect("an address").port();
     let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
@@ -68,7 +68,7 @@ async fn a_server_of_https_is_greeted_in_tls_and_not_asked_without() {
 }
 
 #[tokio::test]
-async fn a_tls_handshake_that_never_ends_is_not_waited_for() {
+async fn the_wait_for_a_tls_handshake_is_limited() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let port = listener.local_addr().expect("an address").port();
     let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
@@ -79,7 +79,7 @@ async fn a_tls_handshake_that_never_ends_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_closes_before_it_answers_is_answered_for() {
+async fn a_server_that_closes_before_it_answers_causes_an_error() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for said in ["", "HTTP/1.1 200", "nonsense\r\n\r\n"] {

@@ -35,7 +35,7 @@ async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream,
 }
 
 /// The call is answered, and no further request reaches the server.
-async fn goes_on(upstream: &Upstream, mut stream: H2Stream, mut asked: Asked, id: u32) {
+async fn assert_completes(upstream: &Upstream, mut stream: H2Stream, mut asked: Asked, id: u32) {
     let answer = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\n\n");
     asked.chunk(&answer).await;
     assert!(stream.answer().await.expect("an answer")["result"].is_object());
@@ -65,7 +65,7 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
     ids.sort_unstable();
     assert!(ids.into_iter().eq((0..100).map(Some)));
     proxy.calls_reach(1).await;
-    goes_on(&upstream, other, asked_of_other, 100).await;
+    assert_completes(&upstream, other, asked_of_other, 100).await;
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
 
         assert_eq!(cancelled(upstream.asked().await).await, 1);
         proxy.calls_reach(1).await;
-        goes_on(&upstream, stays, asked_of_other, 2).await;
+        assert_completes(&upstream, stays, asked_of_other, 2).await;
     }
 }
 
@@ -169,7 +169,7 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
 }
 
 #[tokio::test]
-async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end() {
+async fn an_idle_client_does_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
     let authority = proxy.addr.to_string();

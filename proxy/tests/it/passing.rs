@@ -38,7 +38,7 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn headers_of_one_connection_stay_there_and_the_host_is_the_servers() {
+async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
     let upstream = Upstream::start().await;
     let own = ["--header=x-key: secret", "--header=x-key: other"];
     let proxy = Running::before(&upstream, &own).await;
@@ -121,7 +121,7 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
 }
 
 #[tokio::test]
-async fn statuses_pass_as_they_are() {
+async fn statuses_pass_unchanged() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for head in [
@@ -151,7 +151,7 @@ async fn statuses_pass_as_they_are() {
 }
 
 #[tokio::test]
-async fn events_pass_as_they_come() {
+async fn events_pass_as_they_arrive() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -173,7 +173,7 @@ async fn events_pass_as_they_come() {
 }
 
 #[tokio::test]
-async fn streams_of_events_are_asked_for_without_a_coding_because_they_are_read_on_the_way() {
+async fn event_streams_are_requested_without_a_content_coding() {
     let upstream = Upstream::start().await;
     for option in [&["--no-resumable"][..], &[]] {
         let proxy = Running::before(&upstream, option).await;
@@ -205,7 +205,7 @@ async fn streams_of_events_are_asked_for_without_a_coding_because_they_are_read_
 }
 
 #[tokio::test]
-async fn get_and_delete_and_what_lies_below_the_endpoint_pass() {
+async fn get_delete_and_paths_below_the_endpoint_pass() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for (method, path) in [
@@ -263,7 +263,7 @@ async fn a_connection_serves_one_request_after_another() {
 }
 
 #[tokio::test]
-async fn a_client_that_waits_to_send_its_body_is_told_to_by_the_proxy() {
+async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     let message = call("1");
@@ -295,7 +295,7 @@ async fn http_2_passes_too() {
 
 /// RFC 9113, section 8.2.3: HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
 #[tokio::test]
-async fn the_cookie_fields_of_http_2_are_one_to_the_server() {
+async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     let request = stateless_call("1")

@@ -49,7 +49,7 @@ async fn a_redirect_of_the_server_leads_to_the_proxy_without_the_configured_quer
 }
 
 #[tokio::test]
-async fn a_redirect_past_the_proxy_is_a_502_that_says_so() {
+async fn a_redirect_past_the_proxy_is_answered_with_502_and_the_reason() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
     let proxy = Running::before_url(&format!("http://{addr}/mcp?key=s3cret"), &[]).await;
@@ -81,7 +81,7 @@ async fn a_redirect_past_the_proxy_is_a_502_that_says_so() {
 
 /// The authorization server may be another one, which the client contacts itself.
 #[tokio::test]
-async fn metadata_may_be_elsewhere_and_what_is_no_redirect_passes() {
+async fn metadata_may_be_elsewhere_and_other_responses_pass() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for (path, head) in [

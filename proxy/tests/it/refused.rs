@@ -79,7 +79,7 @@ async fn only_requests_for_this_host_pass() {
 }
 
 #[tokio::test]
-async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
+async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
     let upstream = Upstream::start().await;
     let options = ["--allow-origin=https://app.example.com, https://plain.example.com:443"];
     let proxy = Running::before(&upstream, &options).await;
@@ -132,7 +132,7 @@ async fn a_body_that_is_too_large_is_refused() {
     assert_eq!(reply.status, 413);
     assert_eq!(
         reply.json()["error"]["message"],
-        "the request is larger than this proxy takes"
+        "the request is larger than this proxy accepts"
     );
 }
 
@@ -157,7 +157,7 @@ async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_stands_still_is_answered_with_408_after_30_s() {
+async fn a_stalled_body_is_answered_with_408_after_30_s() {
     let command = Running::before_command(&[]).await;
     let upstream = Running::before(&Upstream::start().await, &[]).await;
     for proxy in [command, upstream] {
@@ -196,7 +196,11 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
     };
     let reply = within("a request without room", refused).await;
     assert_eq!(reply.headers["retry-after"], "1");
-    assert!(reply.text().contains("no room"), "{}", reply.text());
+    assert!(
+        reply.text().contains("too many requests at once"),
+        "{}",
+        reply.text()
+    );
     drop(open);
     let served = async {
         while said(&proxy, "POST /mcp HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n{").await.status != 400 {}
@@ -220,7 +224,7 @@ async fn a_head_that_is_too_large_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_does_not_come_is_not_waited_for() {
+async fn a_connection_whose_head_does_not_arrive_is_closed() {
     let proxy = Running::before_url("http://127.0.0.1:1/mcp", &[]).await;
     for begun in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
         let mut client = Connection::open(proxy.addr).await;
@@ -233,7 +237,7 @@ async fn a_head_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_messages_are_the_servers_to_judge() {
+async fn bodies_that_are_not_messages_pass_to_the_server() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for body in [&b"{"[..], b"\xff\xfe", b"[]", b""] {

@@ -93,7 +93,7 @@ fn health_is_1_for_a_server_that_never_answers_or_answers_with_an_error() {
 }
 
 #[test]
-fn health_without_an_address_says_how_to_give_one() {
+fn health_without_an_address_names_the_options_for_one() {
     let (code, text) = run(&["health"]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("MCP_PROXY_ADMIN"), "{text}");
@@ -120,7 +120,7 @@ fn the_manual_page_has_every_option_and_sub_command() {
         "MCP_PROXY_UPSTREAM",
         "health",
         "completions",
-        "abandoned calls stop",
+        "orphaned calls are cancelled",
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }

@@ -59,7 +59,7 @@ async fn an_answer_that_cannot_be_read_ends_its_call_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_process_is_not_killed_for_an_answer_that_waits_behind_a_client_that_does_not_read() {
+async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_read() {
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line; read line
         i=0; while [ $i -lt 300 ]; do echo '{"jsonrpc":"2.0","id":"q'$i'","method":"roots/list"}'; i=$((i+1)); done
         read line; read line; echo '{"jsonrpc":"2.0","id":2,"result":{}}'
@@ -103,7 +103,7 @@ async fn a_process_that_ignores_a_cancel_is_killed_also_after_a_client_that_did_
 }
 
 #[tokio::test]
-async fn a_client_that_deletes_its_session_is_told_what_became_of_its_calls() {
+async fn a_client_that_deletes_its_session_gets_the_outcome_of_its_calls() {
     for _ in 0..20 {
         let client = Client::begin(&serve(scripted(&[])), NEW).await;
         let mut open = client.call("1", "work", r#"{"seconds":60}"#).await;
@@ -141,7 +141,7 @@ async fn nothing_is_started_for_an_initialize_without_a_proper_id() {
 }
 
 #[tokio::test]
-async fn after_a_process_died_its_client_gets_what_is_left_and_else_404() {
+async fn after_its_process_exited_a_client_gets_the_remaining_events_and_otherwise_404() {
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line; read line
         echo '{"jsonrpc":"2.0","id":1,"result":{}}'; exit 3"#;
     let stdio = serve(shell(script));

@@ -28,7 +28,7 @@ async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
             "{error}"
         );
     }
-    gone(pid).await;
+    until_exited(pid).await;
     assert_eq!(
         client
             .post(r#"{"jsonrpc":"2.0","id":4,"method":"ping"}"#)
@@ -41,7 +41,7 @@ async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
 }
 
 #[tokio::test]
-async fn a_signal_is_told_as_one() {
+async fn an_exit_by_a_signal_is_reported_as_one() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let error = client.call("1", "abort", "{}").await.answer().await;
     assert!(
@@ -54,7 +54,7 @@ async fn a_signal_is_told_as_one() {
 }
 
 #[tokio::test]
-async fn after_a_crash_a_late_client_still_gets_the_answer_that_was_there() {
+async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
     let client = Client::begin(&serve(scripted(&[])), NEW).await;
     let mut events = client.call("1", "pid", "{}").await;
     let primed = events.next().await.unwrap();
@@ -78,11 +78,11 @@ async fn after_a_crash_a_late_client_still_gets_the_answer_that_was_there() {
 async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let grandchild: i32 = client.text("fork", "{}").await.parse().unwrap();
-    assert!(is_there(grandchild));
+    assert!(process_exists(grandchild));
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
     let error = timeout(TOLD_WITHIN, crash.answer()).await.unwrap();
     assert_eq!(error["error"]["code"], -32000);
-    gone(grandchild).await;
+    until_exited(grandchild).await;
 }
 
 #[tokio::test]
@@ -102,8 +102,8 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
             .iter()
             .all(|message| !message.contains("result"))
     );
-    gone(pid).await;
-    gone(grandchild).await;
+    until_exited(pid).await;
+    until_exited(grandchild).await;
     assert_eq!(
         client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
@@ -113,7 +113,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
 }
 
 #[tokio::test]
-async fn a_server_that_heeds_neither_the_end_of_stdin_nor_sigterm_is_killed() {
+async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     let stdio = serve(scripted(&["--stubborn"]));
     let client = Client::begin(&stdio, OLD).await;
     let pid = client.pid().await;
@@ -123,7 +123,7 @@ async fn a_server_that_heeds_neither_the_end_of_stdin_nor_sigterm_is_killed() {
         begun.elapsed() < Duration::from_secs(2),
         "a DELETE waits for nothing"
     );
-    gone(pid).await;
+    until_exited(pid).await;
     assert!(begun.elapsed() >= Duration::from_secs(4), "it had its time");
     until(|| stdio.stats().kills == 1).await;
 }
@@ -143,19 +143,19 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
     drop(listening);
     assert!(working.answer().await["result"].is_object());
-    assert!(is_there(pid), "a call in flight is a use");
-    gone(pid).await;
+    assert!(process_exists(pid), "a call in flight is a use");
+    until_exited(pid).await;
     let pid = quiet.pid().await;
-    assert!(is_there(pid), "this client had no stream");
+    assert!(process_exists(pid), "this client had no stream");
     drop(quiet.get(None).await);
     let mut working = quiet.call("2", "work", r#"{"seconds":0}"#).await;
     assert!(working.answer().await["result"].is_object());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(is_there(pid), "it works without its stream");
+    assert!(process_exists(pid), "it works without its stream");
 }
 
 #[tokio::test]
-async fn a_session_that_nobody_uses_ends() {
+async fn an_unused_session_ends() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));
     let client = Client::begin(&serve(options), OLD).await;
@@ -166,9 +166,9 @@ async fn a_session_that_nobody_uses_ends() {
     let listening = client.get(None).await;
     assert_eq!(listening.status(), StatusCode::OK);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(is_there(pid));
+    assert!(process_exists(pid));
     drop(listening);
-    gone(pid).await;
+    until_exited(pid).await;
     assert_eq!(
         client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
@@ -176,15 +176,15 @@ async fn a_session_that_nobody_uses_ends() {
 }
 
 #[tokio::test]
-async fn the_last_handle_takes_the_processes_along() {
+async fn the_processes_end_with_the_last_handle() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let pid = client.pid().await;
     drop(client);
-    gone(pid).await;
+    until_exited(pid).await;
 }
 
 #[test]
-fn a_runtime_that_ends_takes_the_processes_along() {
+fn the_processes_end_with_the_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (pid, grandchild) = runtime.block_on(async {
         let client = Client::begin(&serve(scripted(&["--stubborn"])), OLD).await;
@@ -198,8 +198,8 @@ fn a_runtime_that_ends_takes_the_processes_along() {
     });
     drop(runtime);
     let other = tokio::runtime::Runtime::new().unwrap();
-    other.block_on(gone(grandchild));
-    other.block_on(gone(pid));
+    other.block_on(until_exited(grandchild));
+    other.block_on(until_exited(pid));
 }
 
 #[tokio::test]
@@ -212,7 +212,7 @@ async fn a_shutdown_ends_everything_in_time() {
     let (begun, within) = (Instant::now(), Duration::from_secs(3));
     stdio.shutdown(within).await;
     assert!(begun.elapsed() < within);
-    assert!(!pids.into_iter().any(is_there));
+    assert!(!pids.into_iter().any(process_exists));
     let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
@@ -238,12 +238,12 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
             .contains("was killed"),
         "{error}"
     );
-    gone(pid).await;
+    until_exited(pid).await;
     until(|| stdio.stats().kills == 1).await;
 }
 
 #[tokio::test]
-async fn servers_that_crash_at_once_are_not_started_for_ever() {
+async fn servers_that_crash_at_once_are_not_restarted_forever() {
     let stdio = serve(scripted(&["--crash"]));
     for _ in 0..3 {
         let (_client, mut events) = Client::initialize(&stdio, OLD).await;
@@ -289,13 +289,13 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
 }
 
 #[tokio::test]
-async fn no_process_is_left_however_a_session_ends_a_hundred_times() {
+async fn no_process_outlives_its_session_in_a_hundred_runs() {
     many_ends(100).await;
 }
 
 #[tokio::test]
 #[ignore = "takes minutes"]
-async fn no_process_is_left_however_a_session_ends_a_thousand_times() {
+async fn no_process_outlives_its_session_in_a_thousand_runs() {
     many_ends(1_000).await;
 }
 
@@ -337,10 +337,10 @@ async fn many_ends(times: u32) {
             }
         }
         for pid in pids {
-            gone(pid).await;
+            until_exited(pid).await;
         }
         slowest = slowest.max(begun.elapsed());
     }
-    println!("{times} times; the slowest group was gone after {slowest:?}");
+    println!("{times} times; the slowest group had ended after {slowest:?}");
     assert!(slowest < LIMIT);
 }

@@ -6,13 +6,13 @@ use http::StatusCode;
 use crate::{client::*, server::*};
 
 #[tokio::test]
-async fn a_server_that_chatters_before_it_is_initialized_is_understood() {
+async fn messages_before_initialize_are_accepted() {
     let client = Client::begin(&serve(scripted(&["--chatter"])), OLD).await;
     assert!(client.pid().await > 0);
 }
 
 #[tokio::test]
-async fn lines_that_are_no_messages_hurt_nobody() {
+async fn lines_that_are_not_messages_have_no_effect() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     for text in [
         "hello",
@@ -78,14 +78,14 @@ async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_server_that_begins_with_a_byte_order_mark_is_understood() {
+async fn a_byte_order_mark_at_the_start_is_accepted() {
     let script = r#"read line; printf '\357\273\277{"jsonrpc":"2.0","id":0,"result":{}}\n'; cat"#;
     Client::begin(&serve(shell(script)), NEW).await;
 }
 
 /// Revision 2025-03-26 has batches, also for answers to calls that were not in a batch.
 #[tokio::test]
-async fn the_messages_of_a_batch_reach_the_calls_that_they_are_for() {
+async fn the_messages_of_a_batch_reach_their_calls() {
     let script = r#"
         read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
         read line; read line; read line
@@ -105,7 +105,7 @@ async fn the_messages_of_a_batch_reach_the_calls_that_they_are_for() {
 }
 
 #[tokio::test]
-async fn answers_to_nobody_reach_nobody() {
+async fn answers_to_no_request_reach_no_client() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     for id in ["\\\"1\\\"", "1.5", "2", "null"] {
@@ -123,7 +123,7 @@ async fn answers_to_nobody_reach_nobody() {
 }
 
 #[tokio::test]
-async fn a_flood_of_stderr_is_read_away() {
+async fn a_flood_of_stderr_does_not_block_the_process() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     assert_eq!(
         client
@@ -134,7 +134,7 @@ async fn a_flood_of_stderr_is_read_away() {
 }
 
 #[tokio::test]
-async fn a_flood_of_notifications_leaves_the_answer() {
+async fn a_flood_of_notifications_does_not_evict_the_answer() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client.call("7", "notify", r#"{"lines":5000}"#).await;
     // No client reads before everything is written, so only the newest events and the answer are kept.
@@ -144,7 +144,7 @@ async fn a_flood_of_notifications_leaves_the_answer() {
 }
 
 #[tokio::test]
-async fn calls_that_are_made_all_at_once_are_all_taken() {
+async fn simultaneous_calls_are_all_accepted() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let ids: Vec<_> = (1..=300).map(|id| id.to_string()).collect();
     let calls = ids.iter().map(|id| client.call(id, "pid", "{}"));
@@ -154,7 +154,7 @@ async fn calls_that_are_made_all_at_once_are_all_taken() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_reads_makes_a_queue_that_is_bounded() {
+async fn the_queue_of_a_server_that_never_reads_is_bounded() {
     let stdio = serve(scripted(&["--deaf"]));
     let (client, _events) = Client::initialize(&stdio, OLD).await;
     let large = format!(

@@ -44,7 +44,7 @@ async fn messages_pass_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_message_on_many_lines_is_one_line_to_the_server() {
+async fn a_message_on_several_lines_is_one_line_for_the_server() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let body = "\r\n{\r\n\"jsonrpc\":\"2.0\",\n\"id\":3,\n\"method\":\"ping\"\n}\n";
     assert_eq!(
@@ -54,7 +54,7 @@ async fn a_message_on_many_lines_is_one_line_to_the_server() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_gets_the_answer_and_a_new_one_is_primed() {
+async fn a_client_that_resumes_gets_the_answer_and_a_new_one_is_primed() {
     let client = Client::begin(&serve(scripted(&[])), NEW).await;
     let mut events = client.call("7", "work", r#"{"seconds":0.3}"#).await;
     let primed = events.next().await.unwrap();
@@ -68,7 +68,7 @@ async fn a_client_that_comes_back_gets_the_answer_and_a_new_one_is_primed() {
 
 /// The client has disconnected from the only open call, and still reads the standalone stream.
 #[tokio::test]
-async fn what_is_for_the_session_does_not_go_to_a_call_that_was_left() {
+async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
     let script = r#"
         read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
         read line; read line; read line
@@ -176,7 +176,7 @@ async fn a_cancel_reaches_the_tool_and_its_stream_ends() {
 }
 
 #[tokio::test]
-async fn an_id_in_use_is_refused_and_its_call_goes_on() {
+async fn an_id_in_use_is_refused_and_its_call_continues() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client.call("7", "work", r#"{"seconds":0.3}"#).await;
     for id in ["7", "7.0"] {
@@ -196,7 +196,7 @@ async fn an_id_in_use_is_refused_and_its_call_goes_on() {
 }
 
 #[tokio::test]
-async fn the_server_may_ask_and_gets_the_answer() {
+async fn a_request_of_the_server_gets_its_answer() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client
         .call("7", "ask", r#"{"text":"elicitation/create"}"#)
@@ -213,7 +213,7 @@ async fn the_server_may_ask_and_gets_the_answer() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_no_call_waits_for_a_client_that_listens() {
+async fn messages_of_no_call_wait_for_a_listener() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     let mut asking = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
@@ -230,7 +230,7 @@ async fn what_belongs_to_no_call_waits_for_a_client_that_listens() {
 }
 
 #[tokio::test]
-async fn a_client_that_listens_again_gets_what_is_new_and_one_that_comes_back_what_it_missed() {
+async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
     for revision in [OLD, NEW] {
         let client = Client::begin(&serve(scripted(&[])), revision).await;
         // With two open calls it is unknown which one asks.
@@ -249,12 +249,16 @@ async fn a_client_that_listens_again_gets_what_is_new_and_one_that_comes_back_wh
         assert!(second.data.contains("asked for 3"), "{second:?}");
         let mut back = Events::of(client.get(first.id.as_deref()).await);
         assert_eq!(back.next().await.unwrap(), second);
-        assert_eq!(again.next().await, None, "who comes back takes over");
+        assert_eq!(
+            again.next().await,
+            None,
+            "the client that resumes replaces the reader"
+        );
     }
 }
 
 #[tokio::test]
-async fn who_comes_back_to_a_command_needs_its_session_and_no_authorization() {
+async fn a_resume_to_a_command_needs_the_session_and_no_authorization() {
     let client = Client::begin(&serve(scripted(&[])), NEW).await;
     let call = r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#;
     let request = post()
@@ -359,7 +363,7 @@ async fn bad_requests_are_refused_and_start_nothing() {
 }
 
 #[tokio::test]
-async fn event_ids_of_others_and_ids_that_never_were_are_refused() {
+async fn event_ids_of_other_sessions_and_unknown_ids_are_refused() {
     let stdio = serve(scripted(&[]));
     let (one, other) = (
         Client::begin(&stdio, NEW).await,
@@ -379,7 +383,7 @@ async fn event_ids_of_others_and_ids_that_never_were_are_refused() {
 }
 
 #[tokio::test]
-async fn there_are_only_so_many_sessions() {
+async fn the_number_of_sessions_is_limited() {
     let mut options = scripted(&[]);
     options.max_sessions = 1;
     let stdio = serve(options);

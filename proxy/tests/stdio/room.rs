@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::{
     client::{Client, OLD, initialize, post, send},
-    server::{gone, is_there, scripted, serve},
+    server::{gone, process_exists, scripted, serve},
 };
 
 const UNUSED: Duration = Duration::from_millis(600);
@@ -43,9 +43,9 @@ async fn the_session_that_was_unused_for_longest_makes_room() {
 
     drop(Client::begin(&stdio, OLD).await);
 
-    gone(oldest_pid).await;
+    until_exited(oldest_pid).await;
     assert!(stdio.ended_sessions().contains(&("made_room", 1)));
-    assert!(is_there(newer_pid));
+    assert!(process_exists(newer_pid));
     let ping = r#"{"jsonrpc":"2.0","method":"x"}"#;
     assert_eq!(oldest.tell(ping).await, StatusCode::NOT_FOUND);
     assert_eq!(newer.tell(ping).await, StatusCode::ACCEPTED);
@@ -122,6 +122,6 @@ async fn a_process_that_is_ending_makes_room_before_another_session() {
 
     assert_eq!(begin(&stdio).await.status(), StatusCode::OK);
 
-    assert!(is_there(pid));
+    assert!(process_exists(pid));
     assert_eq!(stdio.stats().sessions, 2);
 }

@@ -44,12 +44,12 @@ pub fn notes() -> PathBuf {
 }
 
 /// Waits until a process no longer exists.
-pub async fn gone(pid: i32) {
-    until(|| !is_there(pid)).await;
+pub async fn until_exited(pid: i32) {
+    until(|| !process_exists(pid)).await;
 }
 
 /// Returns `true` if a process runs. An ended orphan may wait for the init process to reap it.
-pub fn is_there(pid: i32) -> bool {
+pub fn process_exists(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
     !is_zombie && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
@@ -59,7 +59,7 @@ pub fn is_there(pid: i32) -> bool {
 pub async fn until(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < LIMIT, "it does not come to pass");
+        assert!(begun.elapsed() < LIMIT, "the condition is never met");
         sleep(Duration::from_millis(5)).await;
     }
 }

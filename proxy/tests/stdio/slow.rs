@@ -31,7 +31,7 @@ async fn late(options: Options, after: Duration) -> String {
 }
 
 #[tokio::test]
-async fn who_has_not_taken_the_answer_of_a_process_that_exits_is_told() {
+async fn a_client_with_an_unread_answer_gets_an_error_when_the_process_exits() {
     let text = late(curious("exit 3"), Duration::from_secs(2)).await;
     let (_, last) = text.trim_end().rsplit_once("\n\n").unwrap();
     assert!(last.contains(r#""id":1,"error""#), "{last}");

@@ -11,7 +11,7 @@ use test_support::within;
 // === The peer disconnects ===
 
 #[tokio::test]
-async fn a_fin_behind_unread_bytes_is_noticed() {
+async fn a_fin_behind_unread_bytes_is_detected() {
     let Unread {
         stream: _stream,
         peer,
@@ -24,7 +24,7 @@ async fn a_fin_behind_unread_bytes_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_reset_behind_unread_bytes_is_noticed() {
+async fn a_reset_behind_unread_bytes_is_detected() {
     let Unread {
         stream: _stream,
         peer,
@@ -131,7 +131,7 @@ async fn an_idle_connection_is_not_closed() {
 }
 
 #[tokio::test]
-async fn urgent_data_is_no_disconnect() {
+async fn urgent_data_does_not_count_as_a_disconnect() {
     let Unread {
         mut stream,
         peer,
@@ -173,7 +173,10 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
     assert!(gone.poll_once().is_pending());
     drop(stream);
     within("a wake", gone.woken()).await;
-    assert!(gone.poll_once().is_pending(), "this side let go");
+    assert!(
+        gone.poll_once().is_pending(),
+        "this side closed the connection"
+    );
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
 
     drop(client);

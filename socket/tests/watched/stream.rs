@@ -8,7 +8,7 @@ use super::{Unread, reset, unread};
 use test_support::within;
 
 #[tokio::test]
-async fn megabytes_go_both_ways_through_full_buffers() {
+async fn megabytes_pass_in_both_directions_through_full_buffers() {
     let Unread {
         stream,
         peer: _peer,
@@ -30,11 +30,11 @@ async fn megabytes_go_both_ways_through_full_buffers() {
     let (_, _, received_all) =
         within("the echo", async { tokio::join!(echo, send, receive) }).await;
     received_all.unwrap();
-    assert!(received == data, "every byte came back in its place");
+    assert!(received == data, "every byte was returned in order");
 }
 
 #[tokio::test]
-async fn more_slices_than_the_kernel_takes_are_written_bit_by_bit() {
+async fn more_slices_than_the_kernel_accepts_are_written_in_parts() {
     const SLICES: usize = 5_000;
     let Unread {
         mut stream,

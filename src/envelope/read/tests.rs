@@ -268,7 +268,7 @@ fn results_and_errors_are_responses_whatever_their_id() {
 }
 
 #[test]
-fn malformed_text_in_skipped_values_is_left_to_the_inner_service() {
+fn malformed_text_in_skipped_values_is_for_the_inner_service_to_refuse() {
     let mut body = with_params(r#"{"name":"search","arguments":"#).into_bytes();
     body.truncate(body.len() - 1);
     body.extend_from_slice(b"[\"\xff\",\"\\x\",\"\n\",\"\\ud800\",1e999]}}");

@@ -258,7 +258,7 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_meanwhile() {
 
 /// The server gets its request after that, and nothing else notifies it that no client waits for the answer.
 #[test]
-fn a_call_that_is_cancelled_while_a_session_manager_binds_it_is_cancelled_there() {
+fn a_call_that_is_cancelled_while_it_is_bound_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
         let sent = cancelled_while_bound(round % 500);
         assert_eq!(sent, 1, "round {round}: its handler keeps running");

@@ -126,7 +126,7 @@ const OF_FEATURES: [&str; 5] = [
 fn every_row_of_the_defaults_page_is_compared_with_the_code() {
     let rows: Vec<_> = rows().into_iter().map(|(name, _)| name).collect();
     let names: BTreeSet<_> = rows.iter().copied().collect();
-    assert_eq!(names.len(), rows.len(), "no row comes twice: {rows:#?}");
+    assert_eq!(names.len(), rows.len(), "a row occurs twice: {rows:#?}");
     let compared = CONSTANTS.map(|(name, ..)| name).into_iter();
     let compared = compared.chain(limits().map(|(name, _)| name));
     let compared = compared.chain(OF_FEATURES);

@@ -33,7 +33,7 @@ fn results() -> Vec<Value> {
 }
 
 #[test]
-fn only_a_small_text_alone_is_put_on_the_shelf() {
+fn only_a_single_small_text_is_stored_in_the_arena() {
     let plain = json!({ "content": [{ "type": "text", "text": "a" }], "isError": false });
     assert!(matches!(
         keep_one(&answer(plain)).content,

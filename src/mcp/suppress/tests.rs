@@ -207,7 +207,7 @@ fn no_state_is_kept_of_a_session_whose_calls_have_ended() {
 }
 
 #[test]
-fn who_receives_is_woken_for_an_answer() {
+fn the_receiver_is_woken_for_an_answer() {
     let suppressed = Suppressed::default();
     let (waker, wakes) = counting();
     suppressed.register_waker(&waker);
@@ -244,7 +244,7 @@ fn only_the_latest_are_remembered() {
 
 /// A long call whose client never answers: rmcp cancels each of the requests to that client.
 #[test]
-fn a_client_request_that_its_handler_cancelled_is_not_kept() {
+fn a_client_request_that_its_handler_cancelled_is_removed() {
     let suppressed = Suppressed::default();
     for id in 0..1_000 {
         assert_eq!(suppressed.decide(&ping_with(id, 7)), SendDecision::Send);

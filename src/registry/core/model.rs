@@ -19,7 +19,7 @@ mod naive;
 mod random;
 
 #[cfg(fuzzing)]
-pub(crate) use self::decoded::as_the_model_says_of;
+pub(crate) use self::decoded::check_against_model;
 
 /// The size of one unit of an answer: so large that the overhead of a retained call does not count.
 const UNIT: usize = 1 << 40;
@@ -796,7 +796,7 @@ fn sorted(mut ids: Vec<CallId>) -> Vec<CallId> {
     ids
 }
 
-fn as_the_model_says(room: usize, ops: &[Op]) {
+fn agrees_with_model(room: usize, ops: &[Op]) {
     let mut run = Run::new(room);
     for op in ops {
         run.run(op);

@@ -294,7 +294,11 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_ended_in_any_order() 
             assert!(!core.is_detached(id), "{order:?}");
             let detached = detach(&mut core);
             assert_eq!(detached == DetachOutcome::Waiting, nth == 2, "{order:?}");
-            assert_eq!(detach(&mut core), DetachOutcome::Ignored, "it goes once");
+            assert_eq!(
+                detach(&mut core),
+                DetachOutcome::Ignored,
+                "it is removed once"
+            );
         }
         assert!(core.is_detached(id));
     }
@@ -320,7 +324,7 @@ fn invariant_6_a_cancel_takes_no_effect_if_the_timer_is_stopped_or_started_anew(
 
     let id = due(&mut core);
     assert!(core.begin_resume(id, now + SECOND));
-    assert_eq!(core.finish_due(id, ended()), None, "its client is back");
+    assert_eq!(core.finish_due(id, ended()), None, "its client has resumed");
     core.end_resume(id, now + SECOND);
     assert_eq!(
         core.finish_due(id, ended()),
@@ -697,7 +701,7 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
             core.detach(id, generation, until(now + SECOND), true, detachment(now));
         }
         now += SECOND + late;
-        assert!(core.expire(now).is_empty(), "the runtime was starved");
+        assert!(core.expire(now).is_empty(), "the runtime was stalled");
         let postponed = now + postponed;
 
         let generation = core.attach(id).unwrap();
@@ -1094,7 +1098,7 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
     assert_eq!([7, 8].map(|stream| keeps(&core, stream)), [true, true]);
     end_with(&mut core, now, 9, false, 2_600);
     assert!(!keeps(&core, 9), "it would not fit beside undelivered ones");
-    assert!(keeps(&core, 8), "so nothing went for it");
+    assert!(keeps(&core, 8), "so nothing was evicted for it");
     assert!(
         core.take_evicted().is_empty(),
         "of these nothing is reported"
@@ -1552,7 +1556,7 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
         core.begin_resume(*id, now);
     }
     assert_eq!(matched, [(first, "first"), (third, "third")]);
-    assert_eq!(core.expire(now + SECOND), [], "its client has come back");
+    assert_eq!(core.expire(now + SECOND), [], "its client has resumed");
 }
 
 #[test]
@@ -1571,7 +1575,7 @@ fn an_event_that_one_call_records_after_another_matches_both() {
         core.begin_resume(*id, now);
     }
     assert_eq!(matched, [(counts, "counts"), (other, "other")]);
-    assert_eq!(core.expire(now + SECOND), [], "its client has come back");
+    assert_eq!(core.expire(now + SECOND), [], "its client has resumed");
 }
 
 #[test]

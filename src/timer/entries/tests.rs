@@ -122,7 +122,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
 
 /// A callback that does not return delays no other entry: the others are not taken out yet.
 #[test]
-fn entries_behind_a_slow_callback_are_left_to_other_timer_tasks() {
+fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     struct Lasts(Arc<Timer>, OnceLock<TimerHandle>);
     impl OnDeadline for Lasts {
         fn on_deadline(
@@ -359,7 +359,7 @@ fn expired_entries_are_handled_in_turns() {
         turns += 1;
         assert!(handled() <= turns * MAX_PER_POLL);
         let looked_at_by = timer.entries().turn_due_at();
-        assert_eq!(looked_at_by, Some(now + MINUTE), "nobody takes over");
+        assert_eq!(looked_at_by, Some(now + MINUTE), "no other task takes over");
     }
     assert!(turns >= 2);
     assert_eq!(handled(), all.len());

@@ -18,7 +18,7 @@ for_servers!([
     stateless_json = StatelessJson,
 ] {
     a_body_that_never_ends_is_no_call,
-    a_body_that_comes_byte_by_byte_is_one_call_as_any_other,
+    a_body_that_arrives_byte_by_byte_is_one_call_as_any_other,
     bytes_of_a_next_request_do_not_hide_an_answer,
 });
 
@@ -49,7 +49,7 @@ async fn a_body_that_never_ends_is_no_call(server: Server) {
     assert_answered(&setup, &victim, call).await;
 }
 
-async fn a_body_that_comes_byte_by_byte_is_one_call_as_any_other(server: Server) {
+async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let request = mcp.call_request(ID, "hold", json!({ "label": "slow" }));

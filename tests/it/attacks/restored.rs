@@ -13,7 +13,7 @@ use crate::{
 const FIRST_EVENT: &str = "0/0";
 
 #[tokio::test]
-async fn a_kept_answer_does_not_outlive_the_restore_of_its_session() {
+async fn a_retained_answer_does_not_outlive_the_restore_of_its_session() {
     let setup = saved().await;
     let mcp = setup.mcp().await;
     answered(&setup, &mcp).await;
@@ -28,7 +28,7 @@ async fn a_kept_answer_does_not_outlive_the_restore_of_its_session() {
 }
 
 #[tokio::test]
-async fn the_first_stream_of_a_restored_session_brings_its_own_answer() {
+async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
     let setup = saved().await;
     let mcp = setup.mcp().await;
     answered(&setup, &mcp).await;
@@ -51,7 +51,7 @@ async fn the_first_stream_of_a_restored_session_brings_its_own_answer() {
 }
 
 #[tokio::test]
-async fn a_kept_answer_reaches_no_restored_session_of_another_client() {
+async fn a_retained_answer_reaches_no_restored_session_of_another_client() {
     let setup = saved().await;
     let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
     answered(&setup, &mcp).await;
@@ -103,7 +103,7 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
 
 /// The newer call has the id of the lost call. The cancel of the lost call must not reach it.
 #[tokio::test]
-async fn the_cancel_of_a_lost_call_does_not_meet_one_with_its_id_in_the_restored_session() {
+async fn the_cancel_of_a_lost_call_does_not_hit_one_with_its_id_in_the_restored_session() {
     let clock = StoppedClock::stop();
     let setup = saved_by(Server::LayerOnly).await;
     let mcp = setup.mcp().await;

@@ -16,7 +16,7 @@ use crate::{
 const PROGRESS: &str = "notifications/progress";
 
 #[tokio::test]
-async fn a_stored_event_of_another_session_is_not_given_out() {
+async fn a_stored_event_of_another_session_is_not_replayed() {
     let (setup, victim) = stored(Server::Wrapped).await;
     let stranger = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
@@ -33,7 +33,7 @@ async fn a_stored_event_of_another_session_is_not_given_out() {
 
 /// For a client without a session, rmcp reads the store whatever the session.
 #[tokio::test]
-async fn a_stored_event_of_a_session_is_not_given_out_to_a_client_without_one() {
+async fn a_stored_event_of_a_session_is_not_replayed_to_a_client_without_one() {
     let (setup, victim) = stored(Server::Wrapped).await;
     let first = first_event(&setup, &victim).await;
     let stranger = Mcp::sessionless(setup.served.addr, PATH);
@@ -43,7 +43,7 @@ async fn a_stored_event_of_a_session_is_not_given_out_to_a_client_without_one() 
 
 /// The control: without the manager, rmcp delivers the event that the tests above suppress.
 #[tokio::test]
-async fn without_the_manager_rmcp_gives_stored_events_to_anybody() {
+async fn without_the_manager_rmcp_replays_stored_events_to_any_client() {
     let (setup, victim) = stored(Server::LayerOnly).await;
     let stranger = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
@@ -54,14 +54,14 @@ async fn without_the_manager_rmcp_gives_stored_events_to_anybody() {
 
 /// The layer does not track this call, but its events are sent.
 #[tokio::test]
-async fn a_stored_event_of_a_call_beyond_the_limit_is_not_given_out() {
+async fn a_stored_event_of_a_call_over_the_limit_is_not_replayed() {
     let plan = Plan::of(Server::Wrapped).stored().grace(Grace::Never);
     let plan = plan.layer(|layer| layer.limits(Limits::default().calls(0)));
     assert_keeps_its_events(plan).await;
 }
 
 #[tokio::test]
-async fn a_stored_event_of_a_manager_without_a_layer_is_not_given_out() {
+async fn a_stored_event_of_a_manager_without_a_layer_is_not_replayed() {
     let plan = Plan::of(Server::Wrapped).stored();
     let plan = plan.inside(|router| {
         // Removes what the layer inserted, as if there were no layer.
@@ -75,7 +75,7 @@ async fn a_stored_event_of_a_manager_without_a_layer_is_not_given_out() {
 
 /// Two services share a store, and each has its own sessions.
 #[tokio::test]
-async fn a_stored_event_is_not_given_out_by_another_manager_over_its_store() {
+async fn a_stored_event_is_not_replayed_by_another_manager_of_its_store() {
     let (setup, other) = sharing(|wrapper| wrapper, |wrapper| wrapper).await;
     let victim = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
@@ -91,7 +91,7 @@ async fn a_stored_event_is_not_given_out_by_another_manager_over_its_store() {
 
 /// A client that knows the store's own id of an event gets nothing for it.
 #[tokio::test]
-async fn a_stored_event_is_not_given_out_under_the_id_that_its_store_gave() {
+async fn a_stored_event_is_not_replayed_for_its_plain_id() {
     let (setup, victim) = stored(Server::Wrapped).await;
     first_event(&setup, &victim).await;
 
@@ -102,7 +102,7 @@ async fn a_stored_event_is_not_given_out_under_the_id_that_its_store_gave() {
 
 /// The session continues in another process, which shares the store and has the same key.
 #[tokio::test]
-async fn a_stored_event_of_a_process_with_the_same_key_is_given_out_to_its_session_only() {
+async fn a_stored_event_of_a_process_with_the_same_key_is_replayed_to_its_session_only() {
     let key = |wrapper: Wrapper| wrapper.event_id_key("the key of both");
     let (before, after) = sharing(key, key).await;
     let (victim, first) = before_restart(&before).await;
@@ -117,7 +117,7 @@ async fn a_stored_event_of_a_process_with_the_same_key_is_given_out_to_its_sessi
 
 /// By default the other process would have a random key.
 #[tokio::test]
-async fn a_stored_event_of_a_process_with_another_key_is_given_out_to_nobody() {
+async fn a_stored_event_of_a_process_with_another_key_is_replayed_to_no_client() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key("a key"), |wrapper| wrapper).await;
     let (victim, first) = before_restart(&before).await;
 
@@ -127,7 +127,7 @@ async fn a_stored_event_of_a_process_with_another_key_is_given_out_to_nobody() {
 }
 
 #[tokio::test]
-async fn an_empty_key_binds_events_to_nobody_elses_guess() {
+async fn an_empty_key_is_the_same_as_no_key() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key(""), |wrapper| wrapper).await;
     let (victim, first) = before_restart(&before).await;
 

@@ -25,15 +25,15 @@ for_servers!([
     stateless_sse = StatelessSse,
     stateless_json = StatelessJson,
 ] {
-    no_id_breaks_the_event_that_tells_of_a_cancel,
-    an_id_of_a_megabyte_is_told_whole_and_logged_in_short,
+    no_id_breaks_the_event_that_reports_a_cancel,
+    an_id_of_a_megabyte_is_sent_whole_and_logged_truncated,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     no_id_breaks_the_event_that_a_late_client_gets,
 });
 
-async fn no_id_breaks_the_event_that_tells_of_a_cancel(server: Server) {
+async fn no_id_breaks_the_event_that_reports_a_cancel(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     for (nth, hostile) in HOSTILE.into_iter().enumerate() {
@@ -49,7 +49,7 @@ async fn no_id_breaks_the_event_that_tells_of_a_cancel(server: Server) {
     }
 }
 
-async fn an_id_of_a_megabyte_is_told_whole_and_logged_in_short(server: Server) {
+async fn an_id_of_a_megabyte_is_sent_whole_and_logged_truncated(server: Server) {
     let lines = Lines::all();
     let setup = server.start().await;
     let mcp = setup.mcp().await;

@@ -553,7 +553,7 @@ async fn answer_call(request: Asked, next: Next) -> Response {
 // === The tests ===
 
 #[tokio::test]
-async fn a_call_ends_as_its_client_wants_whatever_stands_around_the_layer() {
+async fn a_call_ends_as_its_client_wants_in_any_composition_of_the_layer() {
     let chosen = env::var("COMBINATIONS").unwrap_or_default();
     let mut cells = table();
     cells.retain(|cell| cell.excuse().is_none());

@@ -327,7 +327,7 @@ impl Cell {
     }
 
     /// Returns `true` if a session may expire whose client has disconnected, unless a call keeps it.
-    fn loses_away_sessions(self) -> bool {
+    fn loses_sessions_of_disconnected_clients(self) -> bool {
         use Extreme::{Least, Small, Zero};
         self.has(
             "CancellableSessionManager::lost_timeout",
@@ -354,7 +354,7 @@ impl Cell {
             if self.server.has_sessions() && !self.times_out() {
                 self.answers_a_client_that_returns().await;
             }
-            self.forgets_a_client_that_leaves().await;
+            self.forgets_a_disconnected_client().await;
         });
     }
 
@@ -386,7 +386,9 @@ impl Cell {
         sleep(AWAY).await;
         let last = [("last-event-id", id.as_str())];
         let resumed = world.send("GET", &last, String::new()).await;
-        if self.forgets_detached_calls() && (self.loses_sessions() || self.loses_away_sessions()) {
+        if self.forgets_detached_calls()
+            && (self.loses_sessions() || self.loses_sessions_of_disconnected_clients())
+        {
             return;
         }
         assert_eq!(resumed.status(), 200);
@@ -394,7 +396,7 @@ impl Cell {
         self.check(&resumed.read_to_end().await);
     }
 
-    async fn forgets_a_client_that_leaves(self) {
+    async fn forgets_a_disconnected_client(self) {
         let Some(world) = World::start(self).await else {
             return;
         };
@@ -413,7 +415,7 @@ impl Cell {
         // The operator postpones the cancel without an end. Then only a session manager shows when the call has ended.
         let is_put_off = self.has("Confirmation::Postpone", &[Extreme::Most]);
         if self.server == Server::Wrapped || !is_put_off {
-            assert_eq!(world.calls.len(), 0, "it is known for ever");
+            assert_eq!(world.calls.len(), 0, "it is known forever");
         }
     }
 
@@ -621,7 +623,7 @@ fn settings() -> impl Iterator<Item = (&'static Knob, Extreme)> {
 }
 
 #[test]
-fn no_extreme_of_an_option_ends_a_call_whose_client_is_there() {
+fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
     let chosen = env::var("EXTREMES").unwrap_or_default();
     let (mut cells, mut pairs) = (alone(), pairs());
     let mut dice = Dice::new();

@@ -56,7 +56,7 @@ for_servers! {
     a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes,
     a_grace_ends_while_the_thread_of_the_first_runtime_computes,
     a_client_that_waits_on_a_runtime_that_computes_keeps_its_call,
-    a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others,
+    when_a_runtime_ends_another_one_sends_its_cancels,
 }
 
 fn a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes(server: Server) {
@@ -112,7 +112,7 @@ fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server)
     });
 }
 
-fn a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others(server: Server) {
+fn when_a_runtime_ends_another_one_sends_its_cancels(server: Server) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::Immediate).await;
         // The session and its handler run on the second runtime.
@@ -130,7 +130,7 @@ fn a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others(server: S
 
 /// The client disconnects with the runtime of its connection, or before that.
 #[test]
-fn a_runtime_that_ends_leaves_the_reading_of_streams_to_the_others() {
+fn when_a_runtime_ends_another_one_reads_its_streams() {
     for leaves_before in [true, false] {
         clients().block_on(async {
             let cores = Cores::of(Server::Wrapped, Grace::Never).await;
@@ -159,7 +159,7 @@ fn a_runtime_that_ends_leaves_the_reading_of_streams_to_the_others() {
 }
 
 #[test]
-fn an_idle_session_is_closed_though_its_runtime_is_not_driven_any_more() {
+fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
     let manager = LocalSessionManager::default();
     let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(300));
     let (first, second) = (paused(), paused());

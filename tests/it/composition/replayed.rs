@@ -222,7 +222,7 @@ async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_th
                 _ => assert!((200..300).contains(&leaver.delete().await)),
             }
 
-            let case = format!("the managed one leaves: {managed_leaves}, {how}");
+            let case = format!("the managed one ends: {managed_leaves}, {how}");
             let left = witness.ended("leaving").await;
             assert!(left.is_cancelled() || how == "deletes", "{case}: {left:?}");
             let mut echo = stayer.call("echo", "echo", json!({ "text": "hi" })).await;

@@ -17,7 +17,7 @@ use crate::setup::{Plan, Server, What};
 
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Deadlines are noticed 2 s late. A runtime counts as starved from 1 s.
+/// Deadlines are noticed 2 s late. A runtime counts as stalled from 1 s.
 const LONG: Duration = Duration::from_secs(4);
 
 /// Deadlines are noticed 0.4 s late.

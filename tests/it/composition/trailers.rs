@@ -40,7 +40,7 @@ async fn answer(State(tokens): State<Tokens>, request: Asked) -> Response<Body> 
     )]);
     let frames = [Frame::data(Bytes::from(data)), Frame::trailers(checksum)];
     let frames = stream::iter(frames.map(Ok::<_, Infallible>));
-    // A poll for the end would wait for ever.
+    // A poll for the end would wait forever.
     let body = Body::new(StreamBody::new(frames.chain(stream::pending())));
     let response = Response::builder().header("trailer", "x-checksum");
     let content_type = if is_get {
@@ -53,7 +53,7 @@ async fn answer(State(tokens): State<Tokens>, request: Asked) -> Response<Body> 
 }
 
 #[tokio::test]
-async fn a_client_that_got_data_and_trailers_did_not_hang_up() {
+async fn a_client_that_received_data_and_trailers_did_not_disconnect() {
     let layer = CancelOnDisconnectLayer::new();
     let tokens = Tokens::default();
     let app = Router::new()

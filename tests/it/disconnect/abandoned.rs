@@ -7,7 +7,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use crate::{foreign::Foreign, log::number};
 
 #[tokio::test]
-async fn a_call_of_which_only_its_stream_tells_is_abandoned_and_not_cancelled() {
+async fn a_call_that_only_the_end_of_its_stream_stops_is_abandoned_and_not_cancelled() {
     let foreign = Foreign::with(Grace::Auto);
     for version in [None, Some("2025-06-18")] {
         drop(foreign.call_without_session(7, version).await);
@@ -32,7 +32,7 @@ async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
 async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer_alone() {
     let foreign = Foreign::with(Grace::Auto);
     let mut stream = foreign.call(7).await;
-    foreign.says("id: 6f1c-0001\ndata:\n\n");
+    foreign.send_event("id: 6f1c-0001\ndata:\n\n");
     Foreign::frame(&mut stream).await;
     drop(stream);
     tokio::time::sleep(Duration::from_secs(19)).await;
@@ -44,7 +44,7 @@ async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
-async fn a_replayed_cancel_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_replayed_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let foreign = Foreign::with(Grace::Immediate);
     drop(foreign.call(7).await);
     let again = foreign.call(7).await;

@@ -18,13 +18,11 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(20);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    a_call_whose_client_is_away_runs_on_after_its_grace_if_a_gateway_has_its_answer,
-    a_late_resume_after_it_is_what_the_server_makes_of_it,
+    a_detached_call_runs_on_after_its_grace_if_a_gateway_has_its_answer,
+    a_late_resume_afterwards_is_handled_by_the_server,
 });
 
-async fn a_call_whose_client_is_away_runs_on_after_its_grace_if_a_gateway_has_its_answer(
-    server: Server,
-) {
+async fn a_detached_call_runs_on_after_its_grace_if_a_gateway_has_its_answer(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut tokens) = with_gateway(server).await;
     let mcp = setup.mcp().await;
@@ -43,7 +41,7 @@ async fn a_call_whose_client_is_away_runs_on_after_its_grace_if_a_gateway_has_it
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
-async fn a_late_resume_after_it_is_what_the_server_makes_of_it(server: Server) {
+async fn a_late_resume_afterwards_is_handled_by_the_server(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut tokens) = with_gateway(server).await;
     let mcp = setup.mcp().await;

@@ -17,7 +17,7 @@ const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_call_with_event_ids_waits_for_its_client,
-    a_server_that_says_a_longer_retry_gives_its_clients_more_time,
+    a_server_that_sends_a_longer_retry_gives_its_clients_more_time,
     a_server_that_sends_an_endless_retry_gives_its_clients_the_most_that_can_be_counted,
     a_call_without_event_ids_is_cancelled_at_once,
 });
@@ -38,7 +38,7 @@ async fn a_call_with_event_ids_waits_for_its_client(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_server_that_says_a_longer_retry_gives_its_clients_more_time(server: Server) {
+async fn a_server_that_sends_a_longer_retry_gives_its_clients_more_time(server: Server) {
     let retry = Some(Duration::from_secs(8));
     let setup = Plan::of(server).grace(Grace::Auto).sessions(|mut local| {
         local.session_config.sse_retry = retry;

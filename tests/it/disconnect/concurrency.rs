@@ -35,24 +35,24 @@ struct Call {
 
 for_servers!([wrapped = Wrapped] (flavor = "multi_thread", worker_threads = 2) {
     of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
-    no_call_outlives_its_client_whenever_it_hangs_up,
-    a_client_that_leaves_with_its_answer_cancels_nothing,
+    no_call_outlives_its_client_whenever_it_disconnects,
+    a_disconnect_after_the_answer_cancels_nothing,
 });
 
 for_servers!([layer_only = LayerOnly] (flavor = "multi_thread", worker_threads = 2) {
     of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
-    no_call_outlives_its_client_whenever_it_hangs_up,
-    a_client_that_leaves_with_its_answer_cancels_nothing,
+    no_call_outlives_its_client_whenever_it_disconnects,
+    a_disconnect_after_the_answer_cancels_nothing,
 });
 
 for_servers!([stateless_sse = StatelessSse] (flavor = "multi_thread", worker_threads = 2) {
-    no_call_outlives_its_client_whenever_it_hangs_up,
-    a_client_that_leaves_with_its_answer_cancels_nothing,
+    no_call_outlives_its_client_whenever_it_disconnects,
+    a_disconnect_after_the_answer_cancels_nothing,
 });
 
 for_servers!([stateless_json = StatelessJson] (flavor = "multi_thread", worker_threads = 2) {
-    no_call_outlives_its_client_whenever_it_hangs_up,
-    a_client_that_leaves_with_its_answer_cancels_nothing,
+    no_call_outlives_its_client_whenever_it_disconnects,
+    a_disconnect_after_the_answer_cancels_nothing,
 });
 
 async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Server) {
@@ -107,7 +107,7 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Se
 }
 
 /// The disconnect may happen at any step of the request's processing.
-async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
+async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
     let mut dice = Dice::new();
     let setup = server.start().await;
     let mcp = setup.mcp().await;
@@ -136,7 +136,7 @@ async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
 }
 
 /// The client does not read the end of the stream.
-async fn a_client_that_leaves_with_its_answer_cancels_nothing(server: Server) {
+async fn a_disconnect_after_the_answer_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     for id in 0..HASTY {

@@ -35,7 +35,7 @@ const SECOND_STREAM: &str = "0/1";
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before,
-    the_server_is_told_that_the_client_did_not_come_back,
+    the_server_receives_that_the_client_did_not_resume,
     a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer,
     a_resume_that_is_refused_does_not_keep_the_call,
     a_resume_of_another_session_does_not_keep_the_call,
@@ -67,11 +67,11 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     assert!(setup.witness.ended("a").await.is_cancelled());
     let token = setup.tokens.of("a");
     assert_eq!(token.reason(), Some(CancelReason::Orphaned));
-    assert_eq!(setup.calls.len(), 1, "only the attached one is left");
+    assert_eq!(setup.calls.len(), 1, "only the attached one remains");
     setup.assert_completes("attached", &mut attached).await;
 }
 
-async fn the_server_is_told_that_the_client_did_not_come_back(server: Server) {
+async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
     let (cancels, mut told) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {

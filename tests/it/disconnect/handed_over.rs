@@ -67,7 +67,7 @@ async fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static
 }
 
 #[tokio::test]
-async fn a_call_whose_client_left_before_it_came_to_its_session_is_cancelled_there() {
+async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cancelled_in_it() {
     for reads_first in [false, true] {
         let (plan, mut spawning) = Spawning::plan(reads_first);
         let setup = plan.start().await;
@@ -94,7 +94,7 @@ async fn a_call_whose_client_left_before_it_came_to_its_session_is_cancelled_the
 }
 
 #[tokio::test]
-async fn a_call_that_was_cancelled_before_it_came_to_its_session_is_cancelled_there() {
+async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in_it() {
     let (plan, mut spawning) = Spawning::plan(true);
     let setup = plan.grace(Grace::After(GRACE)).start().await;
     let mcp = setup.mcp().await;
@@ -115,7 +115,7 @@ async fn a_call_that_was_cancelled_before_it_came_to_its_session_is_cancelled_th
 
 /// `has_session` waits for rmcp's lock, while the body is read.
 #[tokio::test]
-async fn a_call_that_waits_for_its_session_supersedes_all_the_same() {
+async fn a_call_that_waits_for_its_session_still_supersedes() {
     let setup = superseding().start().await;
     let mcp = setup.mcp().await;
     let mut older = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -131,7 +131,7 @@ async fn a_call_that_waits_for_its_session_supersedes_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_call_that_waited_for_its_session_is_superseded_all_the_same() {
+async fn a_call_that_waited_for_its_session_is_still_superseded() {
     let setup = superseding().start().await;
     let mcp = setup.mcp().await;
     let mut older = wait_for_its_session(&setup, &mcp, 1, "a").await;
@@ -217,7 +217,7 @@ async fn a_request_with_a_task_times_out_though_its_body_was_read_before() {
 
 /// A middleware has read the event that opens the stream, but has not passed it to the client.
 #[tokio::test]
-async fn a_client_that_was_sent_nothing_is_not_waited_for() {
+async fn there_is_no_grace_for_a_client_that_received_no_event() {
     let buffering = |router: Router| {
         router.layer(from_fn(async |request: Request, next: Next| {
             let (head, body) = next.run(request).await.into_parts();

@@ -55,18 +55,18 @@ for_servers!([
     a_fin_after_an_event_cancels_the_call,
     a_reset_after_an_event_cancels_the_call,
     a_half_close_after_an_event_cancels_the_call,
-    a_client_that_leaves_in_the_middle_of_its_request_body_starts_no_call,
+    a_disconnect_within_the_request_body_starts_no_call,
     a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings,
     a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings,
     a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings,
     losing_an_h2_connection_cancels_all_its_calls,
     a_completed_call_ends_once_and_never_fires_its_token,
-    a_handler_can_read_why_its_client_is_gone,
+    a_handler_can_read_why_its_call_is_cancelled,
     the_id_of_a_cancelled_call_can_be_used_again,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    the_server_is_told_once_which_request_is_cancelled_and_why,
+    the_server_receives_one_cancel_with_the_id_and_the_reason,
     hanging_up_the_standalone_stream_cancels_nothing,
 });
 
@@ -103,7 +103,7 @@ async fn a_half_close_after_an_event_cancels_the_call(server: Server) {
     hang_up(server, When::EventRead, How::HalfClose).await;
 }
 
-async fn a_client_that_leaves_in_the_middle_of_its_request_body_starts_no_call(server: Server) {
+async fn a_disconnect_within_the_request_body_starts_no_call(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let marked = mcp.clone().header(EXCHANGE, "cut");
@@ -176,7 +176,7 @@ async fn a_completed_call_ends_once_and_never_fires_its_token(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-async fn a_handler_can_read_why_its_client_is_gone(server: Server) {
+async fn a_handler_can_read_why_its_call_is_cancelled(server: Server) {
     let (reasons, mut read) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
         let reasons = reasons.clone();
@@ -212,7 +212,7 @@ async fn the_id_of_a_cancelled_call_can_be_used_again(server: Server) {
     setup.assert_completes("second", &mut second).await;
 }
 
-async fn the_server_is_told_once_which_request_is_cancelled_and_why(server: Server) {
+async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Server) {
     let (cancels, mut told) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
         if context.id.to_string() != "echo" {
@@ -254,7 +254,7 @@ async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {
 
 /// The control: it shows what the layer is for, and that these tests can fail.
 #[tokio::test]
-async fn bare_rmcp_runs_a_session_call_on_for_nobody() {
+async fn bare_rmcp_keeps_running_a_session_call_without_a_client() {
     let setup = Server::Bare.start().await;
     let mcp = setup.mcp().await;
 
@@ -329,7 +329,7 @@ async fn reset(server: Server, when: When) {
     }
 }
 
-/// A server that holds back the head of the first named exchange for ever.
+/// A server that holds back the head of the first named exchange forever.
 fn holding_the_head(server: Server) -> Plan {
     let held = std::sync::Arc::new(AtomicBool::new(false));
     Plan::of(server).inside(|router| {
@@ -382,7 +382,7 @@ impl When {
 
 /// The server sheds load for a moment, and a gateway cannot reach it.
 #[tokio::test]
-async fn a_replayed_cancel_that_is_refused_for_the_moment_is_sent_again() {
+async fn a_replayed_cancel_that_is_refused_temporarily_is_sent_again() {
     static REFUSALS: [StatusCode; 2] = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::BAD_GATEWAY];
     let refused = Arc::new(AtomicUsize::new(0));
     let count = refused.clone();

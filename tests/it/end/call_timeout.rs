@@ -23,21 +23,21 @@ for_servers!([
     stateless_sse = StatelessSse,
     stateless_json = StatelessJson,
 ] {
-    a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told,
-    a_call_that_answers_in_time_is_left_alone,
+    a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client,
+    a_call_that_answers_in_time_is_not_affected,
     what_a_handler_answers_too_late_is_dropped,
     a_policy_sets_the_time_of_each_call,
-    a_client_that_has_gone_meanwhile_changes_nothing,
+    a_client_that_has_disconnected_meanwhile_changes_nothing,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    a_client_that_came_back_is_told_on_its_new_stream,
-    a_client_that_comes_back_too_late_is_told_as_well,
-    the_session_goes_on,
+    a_client_that_resumed_gets_the_error_on_its_new_stream,
+    a_client_that_resumes_too_late_gets_the_error_as_well,
+    the_session_continues,
     a_call_before_its_head_is_answered_as_json,
 });
 
-async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told(server: Server) {
+async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client(server: Server) {
     let clock = StoppedClock::stop();
     let setup = limited(server).start().await;
     let mcp = setup.mcp().await;
@@ -61,7 +61,7 @@ async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told(server: 
     assert!(setup.calls.is_empty());
 }
 
-async fn a_call_that_answers_in_time_is_left_alone(server: Server) {
+async fn a_call_that_answers_in_time_is_not_affected(server: Server) {
     let clock = StoppedClock::stop();
     let setup = limited(server).start().await;
     let mcp = setup.mcp().await;
@@ -113,7 +113,7 @@ async fn a_policy_sets_the_time_of_each_call(server: Server) {
     setup.assert_completes("free", &mut free).await;
 }
 
-async fn a_client_that_has_gone_meanwhile_changes_nothing(server: Server) {
+async fn a_client_that_has_disconnected_meanwhile_changes_nothing(server: Server) {
     let clock = StoppedClock::stop();
     let plan = limited(server).grace(Grace::After(2 * TIMEOUT));
     let setup = plan.start().await;
@@ -128,7 +128,7 @@ async fn a_client_that_has_gone_meanwhile_changes_nothing(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, TIMED_OUT);
 }
 
-async fn a_client_that_came_back_is_told_on_its_new_stream(server: Server) {
+async fn a_client_that_resumed_gets_the_error_on_its_new_stream(server: Server) {
     let clock = StoppedClock::stop();
     let setup = limited(server).grace(Grace::Auto).start().await;
     let mcp = setup.mcp().await;
@@ -147,7 +147,7 @@ async fn a_client_that_came_back_is_told_on_its_new_stream(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_client_that_comes_back_too_late_is_told_as_well(server: Server) {
+async fn a_client_that_resumes_too_late_gets_the_error_as_well(server: Server) {
     let clock = StoppedClock::stop();
     let setup = limited(server)
         .grace(Grace::After(2 * TIMEOUT))
@@ -167,7 +167,7 @@ async fn a_client_that_comes_back_too_late_is_told_as_well(server: Server) {
     assert_eq!(resumed.messages().await, [timed_out(json!(1))]);
 }
 
-async fn the_session_goes_on(server: Server) {
+async fn the_session_continues(server: Server) {
     let clock = StoppedClock::stop();
     let setup = limited(server).start().await;
     let mcp = setup.mcp().await;

@@ -30,23 +30,23 @@ const GLANCE: Duration = Duration::from_millis(100);
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    nobody_is_asked_before_the_grace_is_over,
+    confirm_is_not_called_before_the_grace_ends,
     a_confirmed_orphan_is_cancelled,
-    what_is_put_off_waits_and_is_asked_about_again,
-    what_is_put_off_for_ever_is_not_asked_about_again,
+    a_postponed_call_waits_and_is_confirmed_again,
+    a_call_that_is_postponed_forever_is_not_confirmed_again,
     a_call_of_another_servers_session_ends_as_its_session_closed,
-    a_client_that_comes_back_while_somebody_is_asked_has_its_call,
-    an_answer_for_the_grace_before_means_nothing,
-    no_answer_in_time_puts_off,
-    a_panic_puts_off,
-    a_panic_while_it_is_asked_puts_off,
-    others_cancel_without_asking,
-    a_call_without_a_grace_is_not_asked_about_when_the_resume_that_held_it_is_refused,
+    a_client_that_resumes_during_the_confirmation_keeps_its_call,
+    a_decision_about_an_earlier_grace_has_no_effect,
+    no_decision_in_time_postpones_the_call,
+    a_panic_postpones_the_call,
+    a_panic_during_the_confirmation_postpones_the_call,
+    other_cancels_need_no_confirmation,
+    a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is_refused,
 });
 
 // The layer alone does not see the answer of a call whose client is away.
 for_servers!([wrapped_session = Wrapped] {
-    an_answer_ends_the_question,
+    an_answer_of_the_call_ends_the_confirmation,
 });
 
 /// Receives the callback's questions, which the test answers at any time.
@@ -75,7 +75,7 @@ impl Asking {
     }
 }
 
-async fn nobody_is_asked_before_the_grace_is_over(server: Server) {
+async fn confirm_is_not_called_before_the_grace_ends(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -115,7 +115,7 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
     assert!(askings.is_empty(), "it is asked once");
 }
 
-async fn what_is_put_off_waits_and_is_asked_about_again(server: Server) {
+async fn a_postponed_call_waits_and_is_confirmed_again(server: Server) {
     const WAIT: Duration = Duration::from_secs(3);
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
@@ -141,7 +141,7 @@ async fn what_is_put_off_waits_and_is_asked_about_again(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
-async fn what_is_put_off_for_ever_is_not_asked_about_again(server: Server) {
+async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -156,7 +156,7 @@ async fn what_is_put_off_for_ever_is_not_asked_about_again(server: Server) {
         clock.advance(10 * GRACE).await;
         setup.assert_usable(&mcp).await;
     }
-    assert!(askings.is_empty(), "put off for ever");
+    assert!(askings.is_empty(), "put off forever");
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
@@ -174,7 +174,7 @@ async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Se
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_client_that_comes_back_while_somebody_is_asked_has_its_call(server: Server) {
+async fn a_client_that_resumes_during_the_confirmation_keeps_its_call(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -192,7 +192,7 @@ async fn a_client_that_comes_back_while_somebody_is_asked_has_its_call(server: S
     assert!(askings.is_empty());
 }
 
-async fn an_answer_for_the_grace_before_means_nothing(server: Server) {
+async fn a_decision_about_an_earlier_grace_has_no_effect(server: Server) {
     let clock = StoppedClock::stop();
     let short = Duration::from_secs(2);
     let (setup, mut askings) = asking_after(server, short).await;
@@ -219,7 +219,7 @@ async fn an_answer_for_the_grace_before_means_nothing(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
-async fn no_answer_in_time_puts_off(server: Server) {
+async fn no_decision_in_time_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -240,7 +240,7 @@ async fn no_answer_in_time_puts_off(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
-async fn a_panic_puts_off(server: Server) {
+async fn a_panic_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
     let (sender, mut asked) = mpsc::unbounded_channel();
     let plan = Plan::of(server).grace(Grace::After(GRACE));
@@ -262,7 +262,7 @@ async fn a_panic_puts_off(server: Server) {
     }
 }
 
-async fn a_panic_while_it_is_asked_puts_off(server: Server) {
+async fn a_panic_during_the_confirmation_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -276,7 +276,7 @@ async fn a_panic_while_it_is_asked_puts_off(server: Server) {
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
-async fn an_answer_ends_the_question(server: Server) {
+async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -295,7 +295,7 @@ async fn an_answer_ends_the_question(server: Server) {
     assert_eq!(setup.events.of(&mcp, 1), before);
 }
 
-async fn others_cancel_without_asking(server: Server) {
+async fn other_cancels_need_no_confirmation(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -314,7 +314,7 @@ async fn others_cancel_without_asking(server: Server) {
     assert!(askings.is_empty());
 }
 
-async fn a_call_without_a_grace_is_not_asked_about_when_the_resume_that_held_it_is_refused(
+async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is_refused(
     server: Server,
 ) {
     let (waiting, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));

@@ -47,15 +47,15 @@ for_servers!([
     stateless_json = StatelessJson,
 ] {
     a_drain_waits_for_calls_and_cancels_the_rest,
-    a_drain_of_nothing_is_over_at_once,
-    a_call_that_comes_after_the_drain_ends_at_once,
+    a_drain_without_calls_ends_at_once,
+    a_call_that_arrives_after_the_drain_ends_at_once,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    a_drain_ends_standalone_streams_and_all_that_come,
-    a_drain_ends_the_streams_of_calls_that_others_ended,
-    a_drain_waits_for_an_answer_that_is_held_inside,
-    a_drain_closes_what_holds_an_answer_for_too_long,
+    a_drain_ends_standalone_streams_and_all_later_ones,
+    a_drain_ends_the_streams_of_calls_that_ended_elsewhere,
+    a_drain_waits_for_an_answer_that_an_inner_layer_buffers,
+    a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long,
 });
 
 async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
@@ -79,14 +79,14 @@ async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-async fn a_drain_of_nothing_is_over_at_once(server: Server) {
+async fn a_drain_without_calls_ends_at_once(server: Server) {
     let setup = server.start().await;
     let never = setup.calls.drain(Duration::MAX);
     let report = within("the drain", never).await;
     assert_eq!((report.ended, report.cancelled), (0, 0));
 }
 
-async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
+async fn a_call_that_arrives_after_the_drain_ends_at_once(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     setup.calls.drain(LIMIT).await;
@@ -106,7 +106,7 @@ async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
     setup.witness.release("late");
 }
 
-async fn a_drain_ends_standalone_streams_and_all_that_come(server: Server) {
+async fn a_drain_ends_standalone_streams_and_all_later_ones(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let mut standalone = mcp.listen().await;
@@ -120,7 +120,7 @@ async fn a_drain_ends_standalone_streams_and_all_that_come(server: Server) {
 }
 
 /// Covers a call whose id was used again, and a call that its client cancelled.
-async fn a_drain_ends_the_streams_of_calls_that_others_ended(server: Server) {
+async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) {
     let setup = Plan::of(server).grace(Grace::Never).start().await;
     let mcp = setup.mcp().await;
     let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
@@ -166,7 +166,7 @@ fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Rout
     }
 }
 
-async fn a_drain_waits_for_an_answer_that_is_held_inside(server: Server) {
+async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server) {
     for is_resumed in [false, true] {
         let (let_on, held) = watch::channel(false);
         let plan = Plan::of(server).grace(Grace::Never);
@@ -199,7 +199,7 @@ async fn a_drain_waits_for_an_answer_that_is_held_inside(server: Server) {
     }
 }
 
-async fn a_drain_closes_what_holds_an_answer_for_too_long(server: Server) {
+async fn a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long(server: Server) {
     let (let_on, held) = watch::channel(false);
     let plan = Plan::of(server).grace(Grace::Never);
     let setup = plan.inside(holding_answers(held)).start().await;

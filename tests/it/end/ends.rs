@@ -224,7 +224,7 @@ async fn a_delete_that_is_refused_ends_nothing(server: Server) {
 
 /// The session is restored under its old id. Its streams are numbered from 0 again.
 #[tokio::test]
-async fn nothing_that_was_kept_reaches_a_session_that_was_restored() {
+async fn no_retained_answer_reaches_a_restored_session() {
     let store = Arc::new(SavedSessions::default());
     let setup = with_grace(Server::Wrapped).config(|mut config| {
         config.session_store = Some(store);
@@ -285,7 +285,7 @@ async fn a_call_that_is_sent_again_supersedes_the_one_that_has_no_client() {
 }
 
 #[tokio::test]
-async fn the_token_of_a_superseded_call_says_why_it_fired() {
+async fn the_token_of_a_superseded_call_has_the_reason() {
     let setup = superseding(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
     let mut first = mcp

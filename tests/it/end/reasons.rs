@@ -14,11 +14,11 @@ use crate::{
 type Told = mpsc::UnboundedReceiver<CancelledNotificationParam>;
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    of_a_client_that_hung_up,
-    of_a_client_that_did_not_come_back,
+    of_a_client_that_disconnected,
+    of_a_client_that_did_not_resume,
 });
 
-async fn of_a_client_that_hung_up(server: Server) {
+async fn of_a_client_that_disconnected(server: Server) {
     let (setup, told) = start(Plan::of(server)).await;
     let mcp = setup.mcp().await;
 
@@ -27,7 +27,7 @@ async fn of_a_client_that_hung_up(server: Server) {
     assert_same_words(&setup, told, CancelReason::ClientDisconnected).await;
 }
 
-async fn of_a_client_that_did_not_come_back(server: Server) {
+async fn of_a_client_that_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
     let grace = Duration::from_secs(20);
     let (setup, told) = start(Plan::of(server).grace(Grace::After(grace))).await;

@@ -39,7 +39,7 @@ async fn ctrl_c_ends_the_process_while_calls_and_streams_are_open() {
 }
 
 #[tokio::test]
-async fn half_a_request_holds_nothing_up() {
+async fn an_incomplete_request_does_not_delay_the_shutdown() {
     let mut example = Example::start("shutdown").await;
     let mcp = Mcp::session(example.addr, PATH).await;
     let mut half_a_head = Connection::open(example.addr).await;

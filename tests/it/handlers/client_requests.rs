@@ -22,7 +22,7 @@ const QUESTIONS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "r
 type Fates = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
 
 #[tokio::test]
-async fn a_question_fails_when_its_client_hangs_up() {
+async fn a_request_to_a_client_fails_when_the_client_disconnects() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     for (id, question) in (1..).zip(QUESTIONS) {
@@ -42,7 +42,7 @@ async fn a_question_fails_when_its_client_hangs_up() {
 }
 
 #[tokio::test]
-async fn a_question_fails_when_its_client_cancels() {
+async fn a_request_to_a_client_fails_when_the_client_cancels() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (_call, _) = asked(&setup, &mcp, 1, "roots/list").await;
@@ -52,9 +52,9 @@ async fn a_question_fails_when_its_client_cancels() {
     assert_cancelled(fate(&mut fates, "roots/list").await);
 }
 
-/// Without the wrapper the handler waits for ever, although its call is cancelled.
+/// Without the wrapper the handler waits forever, although its call is cancelled.
 #[tokio::test]
-async fn without_the_wrapper_a_question_waits_for_ever() {
+async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
     for server in [Server::Bare, Server::LayerOnly] {
         let (setup, mut fates) = start(server).await;
         let mcp = setup.mcp().await;
@@ -74,7 +74,7 @@ async fn without_the_wrapper_a_question_waits_for_ever() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_too_late_is_ignored() {
+async fn an_answer_that_arrives_too_late_is_ignored() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (call, question) = asked(&setup, &mcp, 1, "roots/list").await;
@@ -88,7 +88,7 @@ async fn an_answer_that_comes_too_late_is_ignored() {
 }
 
 #[tokio::test]
-async fn the_questions_of_other_calls_are_their_clients_to_answer() {
+async fn the_requests_of_other_calls_still_reach_their_clients() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (leaving, _) = asked(&setup, &mcp, 1, "roots/list").await;
@@ -107,7 +107,7 @@ async fn the_questions_of_other_calls_are_their_clients_to_answer() {
 
 /// A request that a call sends after its cancel is refused.
 #[tokio::test]
-async fn a_cancelled_call_cannot_ask_at_all() {
+async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
     let (tell, mut refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
         let tell = tell.clone();

@@ -24,7 +24,7 @@ use crate::{
 const LAST: &str = "last";
 
 #[tokio::test]
-async fn with_the_wrapper_nothing_of_a_cancelled_call_comes_out() {
+async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
     let (handler, mut refusals) = nagging();
     let setup = Plan::of(Server::Wrapped).start_scripted(handler).await;
     let mcp = setup.mcp().await;
@@ -42,7 +42,7 @@ async fn with_the_wrapper_nothing_of_a_cancelled_call_comes_out() {
 
 /// The control: without the wrapper the messages of the same handler are delivered.
 #[tokio::test]
-async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
+async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
     let (handler, _refusals) = nagging();
     let setup = Plan::of(Server::Bare).start_scripted(handler).await;
     let mcp = setup.mcp().await;
@@ -53,7 +53,7 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
     assert_eq!(mcp.cancel(7).await, 202);
 
     let [progress, request] = &until_last(&mut standalone).await[..] else {
-        panic!("progress and a request come out");
+        panic!("progress and a request are sent");
     };
     assert_eq!(progress["method"], "notifications/progress");
     assert_eq!(progress["params"]["progressToken"], 7);
@@ -63,7 +63,7 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
 /// The answer had passed the session's transport when the call was cancelled. Both the answer and the cancel wait
 /// behind an unread stream. Which of the two the session handles first is random.
 #[tokio::test]
-async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
+async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
     for round in 0..12 {
         let (setup, answers) = blockable().await;
         let mcp = setup.mcp().await;
@@ -95,9 +95,9 @@ async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
 /// rmcp removes the route of a progress token when the first of its calls ends. From then on the progress is sent on
 /// the session's standalone stream, by bare rmcp as well.
 #[tokio::test]
-async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_progress() {
+async fn a_call_that_reuses_the_progress_token_of_a_cancelled_one_gets_its_progress() {
     for server in [Server::Wrapped, Server::Bare] {
-        let (handler, goes_on) = progressing();
+        let (handler, proceed) = progressing();
         let setup = Plan::of(server).start_scripted(handler).await;
         let mcp = setup.mcp().await;
         let mut standalone = standalone(&mcp).await;
@@ -105,10 +105,10 @@ async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_pr
         let mut newer = with_token(&setup, &mcp, 8, "newer").await;
 
         end(&setup, &mcp, older).await;
-        goes_on.notify_one();
+        proceed.notify_one();
 
         let [progress] = &until_last(&mut standalone).await[..] else {
-            panic!("the progress comes out, {server:?}");
+            panic!("the progress is sent, {server:?}");
         };
         assert_eq!(progress["params"]["progressToken"], "shared", "{server:?}");
         let answer = newer.answer().await.expect("an answer");
@@ -119,7 +119,7 @@ async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_pr
 #[tokio::test]
 async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cancelled_one() {
     for server in [Server::Wrapped, Server::Bare] {
-        let (handler, goes_on) = progressing();
+        let (handler, proceed) = progressing();
         let plan = Plan::of(server).layer(|layer| layer.limits(Limits::default().calls(1)));
         let setup = plan.start_scripted(handler).await;
         let mcp = setup.mcp().await;
@@ -132,7 +132,7 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
             assert_eq!(setup.events.of(&mcp, 8), [What::Untracked(Limit::Calls)]);
         }
 
-        goes_on.notify_one();
+        proceed.notify_one();
 
         let messages = newer.messages().await;
         let [progress, answer] = &messages[..] else {
@@ -146,8 +146,8 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
 /// A handler that waits for its cancel. Under the label `newer` it waits for the returned notice instead. Then it sends
 /// progress under its call's token, and [`LAST`].
 fn progressing() -> (Scripted, Arc<Notify>) {
-    let goes_on = Arc::new(Notify::new());
-    let notice = goes_on.clone();
+    let proceed = Arc::new(Notify::new());
+    let notice = proceed.clone();
     let handler = Scripted::labelled(move |label, context| {
         let notice = notice.clone();
         async move {
@@ -162,7 +162,7 @@ fn progressing() -> (Scripted, Arc<Notify>) {
             Ok("done".to_owned())
         }
     });
-    (handler, goes_on)
+    (handler, proceed)
 }
 
 /// Starts a call whose progress token is `shared`.
@@ -188,7 +188,7 @@ async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
 
 /// rmcp's worker handles nothing while a stream of its session is full and unread.
 #[tokio::test]
-async fn a_call_with_the_id_of_one_whose_cancel_was_never_taken_gets_its_answer() {
+async fn a_call_with_the_id_of_one_whose_cancel_was_never_accepted_gets_its_answer() {
     let clock = StoppedClock::stop();
     let (setup, answers) = blockable().await;
     let mcp = setup.mcp().await;

@@ -27,7 +27,7 @@ const HOST: &str = "127.0.0.1:8769";
 const MARKUP: &str = r#"<script>alert(1)</script>'"><img src=x onerror=alert(1)>&lt;"#;
 
 #[tokio::test]
-async fn the_page_and_its_json_tell_of_each_call() {
+async fn the_page_and_its_json_show_each_call() {
     let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
     let mcp = setup.mcp().await;
     let _attached = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -71,7 +71,7 @@ async fn the_page_and_its_json_tell_of_each_call() {
 }
 
 #[tokio::test]
-async fn a_page_without_calls_says_so() {
+async fn a_page_without_calls_has_a_text_for_that() {
     let admin = routes(CancelOnDisconnectLayer::new().calls());
     assert!(
         get(&admin, "/calls")
@@ -84,7 +84,7 @@ async fn a_page_without_calls_says_so() {
 }
 
 #[tokio::test]
-async fn session_ids_are_shown_to_nobody() {
+async fn session_ids_are_not_shown() {
     let setup = Server::Wrapped.start().await;
     let mcp = setup.mcp().await;
     let _call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -185,7 +185,7 @@ async fn a_get_cancels_nothing() {
 }
 
 #[tokio::test]
-async fn a_call_that_has_ended_is_said_to_have_ended() {
+async fn the_cancel_of_an_ended_call_reports_that_it_has_ended() {
     let admin = routes(CancelOnDisconnectLayer::new().calls());
     let said = cancel(&admin, "4711", &SAME).await;
     assert_eq!(said.headers[header::LOCATION], "calls?missed=4711");
@@ -215,7 +215,7 @@ async fn a_page_from_before_a_restart_cancels_nothing() {
 }
 
 #[tokio::test]
-async fn what_clients_say_is_only_text() {
+async fn text_from_clients_is_escaped() {
     let (calls, _open) = held_call(MARKUP).await;
     let admin = routes(calls);
     let page = get(&admin, "/calls").await;
@@ -252,7 +252,7 @@ async fn long_names_are_cut() {
 }
 
 #[tokio::test]
-async fn nothing_but_the_pages_own_files_runs() {
+async fn only_the_pages_own_scripts_run() {
     let (calls, _open) = held_call("tool").await;
     let admin = routes(calls);
     for path in [

@@ -27,20 +27,20 @@ for_servers!([
     stateless_sse = StatelessSse,
     stateless_json = StatelessJson,
 ] {
-    a_snapshot_tells_what_each_call_is_and_since_when,
-    a_call_that_is_cancelled_on_request_tells_its_client,
+    a_snapshot_has_each_call_and_its_start,
+    a_call_that_is_cancelled_on_request_sends_the_error_to_its_client,
     what_has_ended_cannot_be_cancelled,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    a_snapshot_tells_how_long_a_client_has_been_away,
+    a_snapshot_has_the_time_since_the_disconnect,
     a_call_is_found_by_its_session_and_id,
     a_session_is_cancelled_as_a_whole_and_no_other,
-    a_call_that_was_resumed_elsewhere_is_kept,
-    an_id_that_nobody_gave_out_keeps_nothing,
+    a_call_that_was_resumed_elsewhere_keeps_running,
+    an_id_that_was_never_issued_has_no_effect,
 });
 
-async fn a_snapshot_tells_what_each_call_is_and_since_when(server: Server) {
+async fn a_snapshot_has_each_call_and_its_start(server: Server) {
     let clock = StoppedClock::stop();
     let timeout = Duration::from_secs(60);
     let plan = Plan::of(server).layer(|layer| layer.call_timeout(timeout));
@@ -83,7 +83,7 @@ async fn a_snapshot_tells_what_each_call_is_and_since_when(server: Server) {
     assert_eq!(setup.calls.detached(), 0);
 }
 
-async fn a_call_that_is_cancelled_on_request_tells_its_client(server: Server) {
+async fn a_call_that_is_cancelled_on_request_sends_the_error_to_its_client(server: Server) {
     let setup = Plan::of(server).grace(Grace::Never).start().await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -114,7 +114,7 @@ async fn what_has_ended_cannot_be_cancelled(server: Server) {
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
-async fn a_snapshot_tells_how_long_a_client_has_been_away(server: Server) {
+async fn a_snapshot_has_the_time_since_the_disconnect(server: Server) {
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
     let mcp = setup.mcp().await;
@@ -129,7 +129,7 @@ async fn a_snapshot_tells_how_long_a_client_has_been_away(server: Server) {
         since, grace_left, ..
     } = snapshot[0].state()
     else {
-        panic!("its client has gone: {snapshot:?}");
+        panic!("its client has disconnected: {snapshot:?}");
     };
     assert_eq!(since.as_secs(), GRACE.as_secs() / 2);
     assert!(grace_left.is_some_and(|left| left <= GRACE / 2));
@@ -177,7 +177,7 @@ async fn a_session_is_cancelled_as_a_whole_and_no_other(server: Server) {
     setup.assert_completes("c", &mut other).await;
 }
 
-async fn a_call_that_was_resumed_elsewhere_is_kept(server: Server) {
+async fn a_call_that_was_resumed_elsewhere_keeps_running(server: Server) {
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
     let mcp = setup.mcp().await;
@@ -199,7 +199,7 @@ async fn a_call_that_was_resumed_elsewhere_is_kept(server: Server) {
     assert!(setup.witness.is_running("a"));
 }
 
-async fn an_id_that_nobody_gave_out_keeps_nothing(server: Server) {
+async fn an_id_that_was_never_issued_has_no_effect(server: Server) {
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
     let mcp = setup.mcp().await;

@@ -29,7 +29,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly, stateless_sse = Statele
     a_pipelined_request_hides_a_fin_for_two_probes_at_most,
     a_stray_line_end_hides_a_fin_for_two_probes_at_most,
     a_pipelined_request_hides_a_half_close_for_two_probes_at_most,
-    a_client_that_stays_is_left_alone,
+    a_client_that_stays_connected_is_not_affected,
 });
 
 async fn a_pipelined_request_hides_a_fin_for_two_probes_at_most(server: Server) {
@@ -57,7 +57,7 @@ async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: S
     leave(server, left).await;
 }
 
-async fn a_client_that_stays_is_left_alone(server: Server) {
+async fn a_client_that_stays_connected_is_not_affected(server: Server) {
     let setup = probing(server).start().await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;

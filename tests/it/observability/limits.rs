@@ -33,15 +33,15 @@ for_servers!([
     stateless_json = StatelessJson,
 ] {
     a_call_beyond_the_limit_gets_its_answer,
-    a_call_that_ends_makes_room,
+    a_call_that_ends_frees_capacity,
     a_call_that_is_cancelled_at_once_needs_no_room,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    hanging_up_a_call_beyond_the_limit_cancels_nothing,
+    a_disconnect_from_a_call_over_the_limit_cancels_nothing,
     detached_calls_beyond_the_limit_of_their_session_run_on_untracked,
     detached_calls_beyond_the_limit_in_all_run_on_untracked,
-    a_client_that_comes_back_makes_room,
+    a_client_that_resumes_frees_capacity,
     a_limit_that_is_reached_is_a_warning_once,
 });
 
@@ -61,7 +61,7 @@ async fn a_call_beyond_the_limit_gets_its_answer(server: Server) {
     assert_eq!(setup.events.of(&second, 2), expected);
 }
 
-async fn a_call_that_ends_makes_room(server: Server) {
+async fn a_call_that_ends_frees_capacity(server: Server) {
     let setup = limited(server, |limits| limits.calls(1)).start().await;
     let mcp = setup.mcp().await;
     let mut first = setup.start_call(&mcp, 1, "hold", "first").await;
@@ -86,7 +86,7 @@ async fn a_call_that_is_cancelled_at_once_needs_no_room(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn hanging_up_a_call_beyond_the_limit_cancels_nothing(server: Server) {
+async fn a_disconnect_from_a_call_over_the_limit_cancels_nothing(server: Server) {
     let setup = limited(server, |limits| limits.calls(1)).start().await;
     let (first, second) = (setup.mcp().await, setup.mcp().await);
     let mut tracked = setup.start_call(&first, 7, "hold", "tracked").await;
@@ -157,7 +157,7 @@ async fn detached_calls_beyond_the_limit_in_all_run_on_untracked(server: Server)
     setup.assert_usable(third).await;
 }
 
-async fn a_client_that_comes_back_makes_room(server: Server) {
+async fn a_client_that_resumes_frees_capacity(server: Server) {
     let setup = with_grace(server, |limits| limits.detached(1))
         .start()
         .await;
@@ -192,7 +192,7 @@ async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
 
 /// A cancel of the older call would hit the newer call, which is not tracked.
 #[tokio::test]
-async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_room() {
+async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
@@ -210,7 +210,7 @@ async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_ro
 
 /// A request changes nothing for other calls until the manager accepts it.
 #[tokio::test]
-async fn a_refused_request_for_which_there_is_no_room_hides_no_older_call_with_its_id() {
+async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
     let store = Arc::new(Failing::default());
     let its = store.clone();
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
@@ -232,7 +232,7 @@ async fn a_refused_request_for_which_there_is_no_room_hides_no_older_call_with_i
 
 /// The cancel of the older call would be replayed, and both calls have its id.
 #[tokio::test]
-async fn the_older_call_of_an_id_leaves_behind_the_layer_alone_though_there_is_no_room() {
+async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_at_the_limit() {
     let setup = limited(Server::LayerOnly, |limits| limits.calls(1));
     let setup = setup.start().await;
     let mcp = setup.mcp().await;

@@ -45,7 +45,7 @@ fn events(body: Body) -> Response<Body> {
     response.body(body).expect("a response")
 }
 
-/// A body that sends `beginning` and then stalls for ever.
+/// A body that sends `beginning` and then stalls forever.
 fn stuck(beginning: impl Into<Bytes>) -> Body {
     let beginning = stream::iter([Ok::<_, io::Error>(beginning.into())]);
     Body::from_stream(beginning.chain(stream::pending()))
@@ -107,7 +107,7 @@ async fn a_late_client_gets_the_answer_that_its_server_has_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_client_gets_the_error_alone_if_its_server_has_no_answer() {
+async fn a_late_client_gets_only_the_error_if_its_server_has_no_answer() {
     let other = "id: 2\ndata: {\"jsonrpc\":\"2.0\",\"id\":8,\"result\":{}}\n\n";
     for stored in [
         "",

@@ -97,7 +97,7 @@ async fn cycles(server: Server, clock: Clock) {
         let mut calls = start(&setup, &sessions, round, &mut dice).await;
         join_all(calls.iter_mut().map(|call| call.cut(&setup))).await;
         clock.pass(dice.roll() % 1_800).await;
-        join_all(calls.iter_mut().map(|call| call.come_back(&setup))).await;
+        join_all(calls.iter_mut().map(|call| call.resume_if_wanted(&setup))).await;
         for (session, _) in sessions.iter().zip(&deleted).filter(|(_, gone)| **gone) {
             // A later resume in this session gets a 404.
             assert_eq!(session.delete().await, 202);
@@ -254,7 +254,7 @@ impl Call {
     }
 
     /// Resumes if the client wants to, and cuts it off again if it must be.
-    async fn come_back(&mut self, setup: &Setup) {
+    async fn resume_if_wanted(&mut self, setup: &Setup) {
         if self.answer == Answer::WhileAway {
             setup.witness.release(&self.label);
             assert!(setup.witness.ended(&self.label).await.is_completed());

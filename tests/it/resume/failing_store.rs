@@ -15,11 +15,11 @@ use crate::{
 const HOUR: Duration = Duration::from_secs(3_600);
 
 for_servers!([bare = Bare, layer_only = LayerOnly, wrapped = Wrapped] {
-    a_resume_that_the_store_refuses_leaves_the_first_stream_alone,
+    a_resume_that_the_store_refuses_does_not_affect_the_first_stream,
     a_resume_that_the_store_refuses_does_not_cancel_the_call_of_a_connected_client,
 });
 
-async fn a_resume_that_the_store_refuses_leaves_the_first_stream_alone(server: Server) {
+async fn a_resume_that_the_store_refuses_does_not_affect_the_first_stream(server: Server) {
     refused_resume(server, Grace::Auto).await;
 }
 
@@ -49,7 +49,7 @@ async fn refused_resume(server: Server, grace: Grace) {
 
 /// The session would have nothing left of the call by which its end could be observed.
 #[tokio::test]
-async fn a_call_whose_answer_the_store_did_not_take_is_seen_to_end() {
+async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
     let clock = StoppedClock::stop();
     let (plan, store) = failing(Server::Wrapped);
     let plan = plan.sessions(|mut local| {
@@ -73,7 +73,7 @@ async fn a_call_whose_answer_the_store_did_not_take_is_seen_to_end() {
 }
 
 #[tokio::test]
-async fn the_answer_that_the_store_did_not_take_is_kept_for_its_client() {
+async fn an_answer_that_the_store_refused_is_retained_for_its_client() {
     let (plan, store) = failing(Server::Wrapped);
     let setup = plan.grace(Grace::Auto).start().await;
     let mcp = setup.mcp().await;
@@ -85,7 +85,7 @@ async fn the_answer_that_the_store_did_not_take_is_kept_for_its_client() {
 }
 
 #[tokio::test]
-async fn the_answer_that_the_store_did_not_take_is_kept_for_a_client_that_was_away() {
+async fn an_answer_that_the_store_refused_is_retained_for_a_disconnected_client() {
     let (plan, store) = failing(Server::Wrapped);
     let setup = plan.grace(Grace::Auto).start().await;
     let mcp = setup.mcp().await;

@@ -21,7 +21,7 @@ const FIRST_EVENT: &str = "0/0";
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_client_that_polls_keeps_its_call_for_as_long_as_it_polls,
     a_client_that_stops_polling_loses_its_call_after_a_whole_grace,
-    a_stream_that_the_server_ends_is_no_hang_up_with_any_grace,
+    a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace,
     the_last_retry_that_the_server_sent_is_what_counts,
 });
 
@@ -76,7 +76,7 @@ async fn a_client_that_stops_polling_loses_its_call_after_a_whole_grace(server: 
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_stream_that_the_server_ends_is_no_hang_up_with_any_grace(server: Server) {
+async fn a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace(server: Server) {
     let wait = Duration::from_secs(7);
     for (grace, expected) in [
         (Grace::Auto, Some(MIN_GRACE)),
@@ -132,7 +132,7 @@ async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
 /// The layer alone cannot see that the call completed while its client was away. rmcp has lost the answer, so every
 /// resume gets an empty stream. In the end the client gets the error and stops polling.
 #[tokio::test]
-async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
+async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let poll = Duration::from_secs(3);
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::LayerOnly).grace(Grace::Auto);
@@ -150,7 +150,7 @@ async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
     let told = loop {
         clock.advance_past(poll).await;
         polls += 1;
-        assert!(polls < 40, "it polls for ever");
+        assert!(polls < 40, "it polls forever");
         let mut resumed = mcp.resume(FIRST_EVENT).await;
         resumed.head().await;
         if let Some(event) = resumed.event().await {
@@ -167,7 +167,7 @@ async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
 
 /// The server ends the stream of a call whose client has disconnected before.
 #[tokio::test]
-async fn an_answer_after_the_server_ended_the_stream_of_an_absent_client_is_kept() {
+async fn an_answer_after_the_server_ended_the_stream_of_a_disconnected_client_is_retained() {
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
     let mcp = setup.mcp().await;
@@ -190,7 +190,7 @@ async fn an_answer_after_the_server_ended_the_stream_of_an_absent_client_is_kept
 
 /// The server has ended the stream, but the layer has not seen that yet. The answer finds no stream.
 #[tokio::test]
-async fn an_answer_that_comes_before_anybody_saw_the_end_of_its_stream_is_kept() {
+async fn an_answer_before_the_end_of_its_stream_was_observed_is_retained() {
     let clock = StoppedClock::stop();
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
     let setup = plan.outside(stalled).start().await;
@@ -214,7 +214,7 @@ async fn an_answer_that_comes_before_anybody_saw_the_end_of_its_stream_is_kept()
 
 /// rmcp closes the former stream of a call even for a resume that it refuses.
 #[tokio::test]
-async fn an_answer_after_a_refused_resume_is_kept() {
+async fn an_answer_after_a_refused_resume_is_retained() {
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
     let mcp = setup.mcp().await;
@@ -237,7 +237,7 @@ async fn an_answer_after_a_refused_resume_is_kept() {
 
 /// The same, before the layer has seen the end of that stream.
 #[tokio::test]
-async fn an_answer_that_comes_right_after_a_refused_resume_is_kept() {
+async fn an_answer_right_after_a_refused_resume_is_retained() {
     let clock = StoppedClock::stop();
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
     let setup = plan.outside(stalled).start().await;

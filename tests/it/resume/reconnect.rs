@@ -34,16 +34,16 @@ const FIRST_EVENT: &str = "0/0";
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_is_reported_and_its_stream_carries_the_answer,
     a_second_cut_starts_the_grace_in_full,
-    the_late_drop_of_a_half_dead_stream_means_nothing,
+    the_late_drop_of_a_half_dead_stream_has_no_effect,
     a_resume_before_the_first_stream_is_dropped_is_the_newest_stream,
-    a_resume_that_is_thinking_keeps_the_call_across_its_deadline,
+    a_pending_resume_keeps_the_call_past_its_deadline,
     a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum,
-    a_resume_that_hangs_up_unanswered_lets_the_clock_go_on,
-    a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone,
+    a_resume_that_disconnects_unanswered_does_not_extend_the_grace,
+    an_aborted_resume_does_not_affect_the_next_pending_one,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
     a_resume_that_names_no_stream_does_not_keep_the_call,
     one_session_may_resume_many_calls_at_once,
-    resumes_that_a_starved_runtime_left_waiting_keep_their_calls,
+    resumes_that_wait_for_a_stalled_runtime_keep_their_calls,
 });
 
 async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) {
@@ -103,7 +103,7 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
 
 /// The client's network changed. The server still holds the old connection when the resume arrives, and notices much
 /// later that it is dead.
-async fn the_late_drop_of_a_half_dead_stream_means_nothing(server: Server) {
+async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
     let clock = StoppedClock::stop();
     // Otherwise the layer would see at once that rmcp ended the old stream.
     let setup = with_grace(server).inside(stalled).start().await;
@@ -147,7 +147,7 @@ async fn a_resume_before_the_first_stream_is_dropped_is_the_newest_stream(server
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
-async fn a_resume_that_is_thinking_keeps_the_call_across_its_deadline(server: Server) {
+async fn a_pending_resume_keeps_the_call_past_its_deadline(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut gate) = with_slow_resumes(server).await;
     let mcp = setup.mcp().await;
@@ -202,7 +202,7 @@ async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maxim
     assert!((GRACE + HOLD..=GRACE + HOLD + TICK).contains(&waited));
 }
 
-async fn a_resume_that_hangs_up_unanswered_lets_the_clock_go_on(server: Server) {
+async fn a_resume_that_disconnects_unanswered_does_not_extend_the_grace(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut gate) = with_slow_resumes(server).await;
     let mcp = setup.mcp().await;
@@ -225,7 +225,7 @@ async fn a_resume_that_hangs_up_unanswered_lets_the_clock_go_on(server: Server) 
 }
 
 /// The second resume arrives before the deadline, and the first is dropped after the deadline.
-async fn a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone(server: Server) {
+async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut gate) = with_slow_resumes(server).await;
     let mcp = setup.mcp().await;
@@ -328,9 +328,9 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-/// The runtime stood still for 12 s, in which the deadline passed. It then serves the timer before the resumes that
+/// The runtime stalled for 12 s, in which the deadline passed. It then serves the timer before the resumes that
 /// wait in the accept queue. [`crate::composition::stalled_runtime`] does the same in real time.
-async fn resumes_that_a_starved_runtime_left_waiting_keep_their_calls(server: Server) {
+async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;
@@ -434,7 +434,7 @@ impl Gate {
 
 /// A header value has no white space at its ends, and `fetch` sends each character as one byte.
 #[tokio::test(start_paused = true)]
-async fn a_client_comes_back_with_an_event_id_that_a_header_cannot_carry_as_it_is() {
+async fn a_client_resumes_with_an_event_id_that_a_header_cannot_carry_unchanged() {
     let cases: [(&str, &[u8]); 4] = [
         ("5", b"5"),
         ("5 ", b"5"),
@@ -444,7 +444,7 @@ async fn a_client_comes_back_with_an_event_id_that_a_header_cannot_carry_as_it_i
     for (id, sent) in cases {
         let foreign = Foreign::with(Grace::After(GRACE));
         let mut stream = foreign.call(7).await;
-        foreign.says(&format!("id: {id}\ndata:\n\n"));
+        foreign.send_event(&format!("id: {id}\ndata:\n\n"));
         Foreign::frame(&mut stream).await;
         drop(stream);
 

@@ -79,7 +79,7 @@ async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
 
 /// The server has ended the stream (SEP-1699), so neither a client nor a task reads it.
 #[tokio::test]
-async fn an_answer_that_comes_between_two_polls_is_kept() {
+async fn an_answer_between_two_polls_is_retained() {
     let setup = with_grace(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
     end_stream(&setup, &mcp).await;
@@ -92,7 +92,7 @@ async fn an_answer_that_comes_between_two_polls_is_kept() {
 
 /// The client has resumed after the server ended its stream. The recorded end of that stream must no longer count.
 #[tokio::test]
-async fn an_answer_after_a_poll_goes_to_the_client_that_came_back() {
+async fn an_answer_after_a_poll_is_sent_to_the_client_that_resumed() {
     let setup = with_grace(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
     end_stream(&setup, &mcp).await;
@@ -155,7 +155,7 @@ async fn a_late_answer_is_for_its_own_session_only() {
 
 /// The answer was written to a socket whose client no longer reads. The server cannot know that.
 #[tokio::test]
-async fn an_answer_that_went_out_to_nobody_is_kept() {
+async fn an_answer_that_was_sent_to_no_client_is_retained() {
     let setup = with_grace(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
     answered_unread(&setup, &mcp).await;
@@ -186,7 +186,7 @@ async fn a_resume_that_overtakes_the_answer_waits_for_it() {
 }
 
 #[tokio::test]
-async fn detached_only_is_kept_what_came_while_nobody_was_there() {
+async fn detached_only_retains_only_answers_of_detached_calls() {
     let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Detached));
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
@@ -199,7 +199,7 @@ async fn detached_only_is_kept_what_came_while_nobody_was_there() {
 }
 
 #[tokio::test]
-async fn with_retain_off_nothing_is_kept_but_that_a_call_was_cancelled() {
+async fn with_retain_off_only_cancels_are_retained() {
     let clock = StoppedClock::stop();
     let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Off));
     let setup = setup.start().await;
@@ -243,7 +243,7 @@ async fn a_session_keeps_no_more_than_its_share() {
 
 /// 24 answers of 1 MB exceed the limit of all sessions together.
 #[tokio::test]
-async fn answers_that_connected_clients_have_read_push_out_none_that_nobody_has_had() {
+async fn delivered_answers_evict_no_undelivered_ones() {
     let setup = with_grace(Server::Wrapped).start().await;
     let away = setup.mcp().await;
     cut(&setup, &away, 1, "away").await;
@@ -260,7 +260,7 @@ async fn answers_that_connected_clients_have_read_push_out_none_that_nobody_has_
 
 /// Answers of the same session are not evicted either.
 #[tokio::test]
-async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
+async fn an_answer_that_is_too_large_to_be_retained_evicts_no_other() {
     const SHARE: usize = 10_000;
     let setup = with_grace(Server::Wrapped).layer(|layer| {
         layer.limits(
@@ -283,7 +283,7 @@ async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
 
 /// The eviction of an answer that was read is not reported.
 #[tokio::test]
-async fn an_answer_that_has_to_go_before_its_client_is_back_is_told() {
+async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
     const SHARE: usize = 10_000;
     let lines = Lines::up_to(Level::WARN);
     let setup = with_grace(Server::Wrapped).layer(|layer| {

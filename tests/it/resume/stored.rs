@@ -48,7 +48,7 @@ enum Loses {
 }
 
 #[tokio::test]
-async fn a_resume_of_an_answered_call_brings_all_that_its_client_missed() {
+async fn a_resume_of_an_answered_call_gets_all_missed_events() {
     let (setup, mcp, ids) = answered(Loses::Nothing).await;
 
     let brought = brought(&mcp, &ids[0]).await;
@@ -58,7 +58,7 @@ async fn a_resume_of_an_answered_call_brings_all_that_its_client_missed() {
 }
 
 #[tokio::test]
-async fn a_resume_from_the_middle_of_an_answered_call_brings_what_comes_after() {
+async fn a_resume_from_the_middle_of_an_answered_call_gets_the_later_events() {
     let (setup, mcp, ids) = answered(Loses::Nothing).await;
 
     assert_eq!(brought(&mcp, &ids[2]).await, [PROGRESS, "done:a"]);
@@ -71,7 +71,7 @@ async fn a_resume_from_the_middle_of_an_answered_call_brings_what_comes_after() 
 }
 
 #[tokio::test]
-async fn an_answer_that_the_store_has_lost_comes_after_what_it_has() {
+async fn an_answer_that_the_store_has_lost_follows_the_stored_events() {
     let (setup, mcp, ids) = answered(Loses::Answers).await;
 
     let brought = brought(&mcp, &ids[0]).await;
@@ -82,7 +82,7 @@ async fn an_answer_that_the_store_has_lost_comes_after_what_it_has() {
 
 /// The client must have an id with which it can resume before the answer begins.
 #[tokio::test]
-async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_named() {
+async fn an_answer_that_is_not_stored_at_all_follows_the_named_id() {
     for loses in [Loses::Messages, Loses::Everything] {
         let (setup, mcp, ids) = answered(loses).await;
 
@@ -95,7 +95,7 @@ async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_na
 
 /// The store would send nothing more on the stream on which the client waits.
 #[tokio::test]
-async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
+async fn an_answer_is_sent_though_the_replay_of_the_store_does_not_end() {
     let clock = StoppedClock::stop();
     let (setup, mcp, ids) = answered(Loses::AnswersAndTheEnd).await;
 
@@ -116,7 +116,7 @@ async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
 
 /// Any other response would keep the client polling.
 #[tokio::test]
-async fn a_resume_of_a_cancelled_call_brings_the_error_alone() {
+async fn a_resume_of_a_cancelled_call_gets_only_the_error() {
     let clock = StoppedClock::stop();
     let (setup, mcp, ids) = cut(Loses::Nothing).await;
     clock.advance(GRACE + TICK).await;
@@ -210,7 +210,7 @@ impl EventStore for Lossy {
 
     async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
         if self.loses == Loses::Everything {
-            return Err("the store is away".into());
+            return Err("the store is unreachable".into());
         }
         let events = self.store.replay_events_after(last).await?;
         let events: Vec<_> = events.collect().await;

@@ -28,16 +28,14 @@ const REOPENS: u32 = 25;
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    completed_streams_that_are_opened_again_bring_what_they_bring_without_the_layer,
-    standalone_streams_bring_what_they_bring_without_the_layer,
-    completed_streams_that_are_opened_again_keep_no_call,
-    standalone_streams_that_come_and_go_keep_no_call,
+    resumed_completed_streams_have_the_same_events_as_without_the_layer,
+    standalone_streams_have_the_same_events_as_without_the_layer,
+    resumed_completed_streams_keep_no_call,
+    standalone_streams_that_open_and_close_keep_no_call,
     no_attached_call_is_cancelled_by_other_streams,
 });
 
-async fn completed_streams_that_are_opened_again_bring_what_they_bring_without_the_layer(
-    server: Server,
-) {
+async fn resumed_completed_streams_have_the_same_events_as_without_the_layer(server: Server) {
     let clock = StoppedClock::stop();
     let bare = Server::Bare.start().await;
     let setup = with_grace(server).start().await;
@@ -54,7 +52,7 @@ async fn completed_streams_that_are_opened_again_bring_what_they_bring_without_t
     assert!(setup.calls.is_empty());
 }
 
-async fn standalone_streams_bring_what_they_bring_without_the_layer(server: Server) {
+async fn standalone_streams_have_the_same_events_as_without_the_layer(server: Server) {
     let clock = StoppedClock::stop();
     let bare = Server::Bare.start().await;
     let setup = with_grace(server).start().await;
@@ -65,7 +63,7 @@ async fn standalone_streams_bring_what_they_bring_without_the_layer(server: Serv
     assert!(with_the_layer.iter().all(|events| !events.is_empty()));
 }
 
-async fn completed_streams_that_are_opened_again_keep_no_call(server: Server) {
+async fn resumed_completed_streams_keep_no_call(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;
@@ -87,7 +85,7 @@ async fn completed_streams_that_are_opened_again_keep_no_call(server: Server) {
     assert_orphaned_on_time(&setup, &mcp, since).await;
 }
 
-async fn standalone_streams_that_come_and_go_keep_no_call(server: Server) {
+async fn standalone_streams_that_open_and_close_keep_no_call(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;

@@ -31,7 +31,7 @@ const FIRST_EVENT: &str = "0/0";
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call,
     two_resumes_at_once_keep_their_call,
-    the_last_stream_that_goes_starts_the_grace,
+    the_end_of_the_last_stream_starts_the_grace,
 });
 
 /// rmcp serves two resumes in order, but their heads are sent in the opposite order. By then the stream of the first
@@ -71,7 +71,7 @@ async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(serve
 
     assert_eq!(first.head().await.status, 200);
     while first.event().await.is_some() {}
-    goes_on(&setup, &mcp, &clock, "a").await;
+    assert_runs_on(&setup, &mcp, &clock, "a").await;
     setup.assert_completes("a", &mut second).await;
 }
 
@@ -98,7 +98,7 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
     }
 }
 
-async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
+async fn the_end_of_the_last_stream_starts_the_grace(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).inside(stalled).start().await;
     let mcp = setup.mcp().await;
@@ -110,7 +110,7 @@ async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
 
     resumed.rst();
     setup.exchanges.over_for("resumed").await;
-    goes_on(&setup, &mcp, &clock, "a").await;
+    assert_runs_on(&setup, &mcp, &clock, "a").await;
     call.rst();
 
     setup.events.detached(&mcp, 1).await;
@@ -120,7 +120,7 @@ async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
 
 /// A store replays its events, and then ends the stream.
 #[tokio::test]
-async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
+async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_is_open() {
     let clock = StoppedClock::stop();
     let setup = with_grace(Server::Wrapped).stored().start().await;
     let mcp = setup.mcp().await;
@@ -135,20 +135,20 @@ async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
     while replay.event().await.is_some() {}
     setup.events.resumed(&mcp, 1, 1).await;
 
-    goes_on(&setup, &mcp, &clock, "a").await;
+    assert_runs_on(&setup, &mcp, &clock, "a").await;
     setup.assert_completes("a", &mut call).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_lives() {
+async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_is_open() {
     let foreign = Foreign::with(Grace::After(GRACE));
     let mut stream = foreign.call(1).await;
-    foreign.says("id: first\ndata:\n\n");
+    foreign.send_event("id: first\ndata:\n\n");
     Foreign::frame(&mut stream).await;
 
     let mut replay = foreign.resume("first").await;
     let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#;
-    foreign.says_to_last(&format!("id: second\ndata: {progress}\n\n"));
+    foreign.send_event_to_newest(&format!("id: second\ndata: {progress}\n\n"));
     Foreign::frame(&mut replay).await;
     foreign.ends_last();
     assert!(replay.frame().await.is_none());
@@ -171,7 +171,7 @@ async fn a_resume_that_may_mean_two_calls_keeps_both_though_their_old_connection
         let mut streams = Vec::new();
         for call in [1, 2] {
             let mut stream = foreign.call(call).await;
-            foreign.says_to_last("id: 1\ndata:\n\n");
+            foreign.send_event_to_newest("id: 1\ndata:\n\n");
             Foreign::frame(&mut stream).await;
             streams.push(stream);
         }
@@ -193,7 +193,7 @@ async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_c
     let foreign = Foreign::with(Grace::After(GRACE));
     let mut stream = foreign.call(1).await;
     for event in 0..3_000 {
-        foreign.says_to_last(&format!("id: event-{event}\ndata:\n\n"));
+        foreign.send_event_to_newest(&format!("id: event-{event}\ndata:\n\n"));
         Foreign::frame(&mut stream).await;
     }
 
@@ -214,7 +214,7 @@ async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
         let mut streams = Vec::new();
         for (call, id) in [1, 2].into_iter().zip(ids) {
             let mut stream = foreign.call(call).await;
-            foreign.says_to_last(&format!("id: {id}\ndata:\n\n"));
+            foreign.send_event_to_newest(&format!("id: {id}\ndata:\n\n"));
             Foreign::frame(&mut stream).await;
             streams.push(stream);
         }
@@ -235,7 +235,7 @@ async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
 
 /// Asserts that the call runs on, because its client is connected. The clock stops where a grace would end, because a
 /// deadline that is noticed late is deferred.
-async fn goes_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &str) {
+async fn assert_runs_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &str) {
     setup.assert_usable(mcp).await;
     let before = setup.events.of(mcp, 1);
     for _ in 0..2 {

@@ -50,7 +50,7 @@ async fn an_attempt_that_is_dropped_does_not_cancel_the_one_that_won() {
 }
 
 #[tokio::test]
-async fn a_hang_up_cancels_the_attempt_that_won() {
+async fn a_disconnect_cancels_the_attempt_that_won() {
     let (setup, mcp) = repeating(First::Beaten, Grace::Immediate).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
@@ -63,7 +63,7 @@ async fn a_hang_up_cancels_the_attempt_that_won() {
 
 /// The first attempt waits for its client, and the second attempt counts as that client.
 #[tokio::test]
-async fn an_attempt_after_one_that_timed_out_is_not_cancelled_in_its_place() {
+async fn an_attempt_after_one_that_timed_out_is_not_cancelled_instead() {
     let (setup, mcp) = repeating(First::TimedOut, Grace::After(GRACE)).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
@@ -77,7 +77,7 @@ async fn an_attempt_after_one_that_timed_out_is_not_cancelled_in_its_place() {
 }
 
 #[tokio::test]
-async fn an_attempt_after_one_that_was_cancelled_is_a_call_of_its_own() {
+async fn an_attempt_after_one_that_was_cancelled_is_a_separate_call() {
     let (setup, mcp) = repeating(First::TimedOut, Grace::Immediate).await;
     let mut call = mcp.call(1, "hold", arguments("a")).await;
     call.head().await;
@@ -92,7 +92,7 @@ async fn an_attempt_after_one_that_was_cancelled_is_a_call_of_its_own() {
 }
 
 #[tokio::test]
-async fn an_attempt_after_one_that_was_answered_is_a_call_of_its_own() {
+async fn an_attempt_after_one_that_was_answered_is_a_separate_call() {
     let (setup, mcp) = repeating(First::Answered, Grace::Immediate).await;
     let mut call = mcp
         .call(1, "echo", serde_json::json!({ "text": "a" }))

@@ -256,7 +256,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
-async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
@@ -350,7 +350,7 @@ async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
 }
 
 #[tokio::test]
-async fn a_request_without_room_supersedes_no_call_be_it_refused_or_not() {
+async fn a_request_over_the_limit_supersedes_no_call_whether_refused_or_not() {
     let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(1));
     refused_it_supersedes_nothing(layer, &[]).await;
 }
@@ -378,7 +378,7 @@ async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted:
 }
 
 #[tokio::test]
-async fn a_request_that_the_manager_refuses_does_not_take_an_older_call_with_its_id_out_of_sight() {
+async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_its_id() {
     let gated = Arc::new(Gated::new(At::Close));
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
@@ -401,7 +401,7 @@ async fn a_request_that_the_manager_refuses_does_not_take_an_older_call_with_its
 
 /// The inner manager has handled the cancel, but returns late.
 #[tokio::test]
-async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_with_the_same_id() {
     let gated = Arc::new(Gated::new(At::TakenCancels));
     let waits = Waits::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
@@ -424,7 +424,7 @@ async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_wi
 
 /// The inner manager shares its sessions with another server, or restores them by itself.
 #[tokio::test]
-async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_opened() {
+async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::FirstResume));
     let waits = Waits::default();
@@ -453,7 +453,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_ope
 
 /// rmcp drops the `task` parameter and serves such a call like any other, so the call ends like any other.
 #[test]
-fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
+fn a_typed_call_has_no_task_parameter() {
     let mut message = call_of("wait", 1);
     message["params"]["task"] = json!({ "ttl": 60_000 });
     let typed: ClientJsonRpcMessage = serde_json::from_value(message).unwrap();
@@ -465,7 +465,7 @@ fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
 /// The client disconnects while the queue of its session is full. If a service inside serves requests in tasks of their
 /// own, the call still reaches its handler. Otherwise it does not.
 #[tokio::test]
-async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for_nobody() {
+async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_keep_running() {
     for comes_all_the_same in [true, false] {
         let mut local = LocalSessionManager::default();
         local.session_config.channel_capacity = ROOM;
@@ -524,7 +524,7 @@ async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for
 
 /// The inner manager has moved the call to the stream of the abandoned resume.
 #[tokio::test]
-async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
+async fn an_answer_after_an_aborted_resume_is_retained() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new();
@@ -546,7 +546,7 @@ async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
 
 /// Otherwise a request after the DELETE would find the session half closed.
 #[tokio::test]
-async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arrived() {
+async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has_arrived() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
@@ -560,7 +560,7 @@ async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arri
 }
 
 #[tokio::test]
-async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
+async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
     let gated = Arc::new(Gated::new(At::Close));
     let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
@@ -574,7 +574,7 @@ async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
 
 /// A late request waits for the end of the session.
 #[tokio::test]
-async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
+async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_dropped() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
@@ -596,7 +596,7 @@ async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
 
 /// The close has begun on the first runtime.
 #[test]
-fn a_request_does_not_wait_for_a_runtime_that_stands_still_while_it_closes_a_session() {
+fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
     let paused = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().start_paused(true).build().unwrap()
@@ -620,7 +620,7 @@ fn a_request_does_not_wait_for_a_runtime_that_stands_still_while_it_closes_a_ses
 
 /// A slow machine: every check of a stream runs a moment late.
 #[tokio::test]
-async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
+async fn an_unread_stream_is_closed_though_every_check_of_it_is_late() {
     let clock = StoppedClock::stop();
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::Immediate)
@@ -644,7 +644,7 @@ async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() 
 }
 
 #[tokio::test]
-async fn an_idle_session_is_closed_though_no_look_at_it_is_on_time() {
+async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default()).idle_timeout(IDLE);
     let sessions = Arc::new(sessions);
@@ -685,7 +685,7 @@ async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
 
 /// Whether its client is connected or not.
 #[tokio::test]
-async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
+async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
     for leaves in [false, true] {
         let gated = Arc::new(Gated::new(At::FirstResume));
@@ -733,7 +733,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
 
 /// The former reader ends when the manager moves the call. The next reader has nothing to read yet.
 #[tokio::test]
-async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
+async fn a_call_whose_resume_was_aborted_stays_tracked() {
     let clock = StoppedClock::stop();
     let mut gated = Gated::new(At::CancelsAndResumes);
     gated.inner.session_config.keep_alive = None;
@@ -763,7 +763,7 @@ async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
 /// A service that serves in a task of its own may reach the session at any moment. Here it does so while the cancel is
 /// reported.
 #[tokio::test]
-async fn a_call_that_comes_to_its_session_as_it_is_cancelled_is_cancelled_there() {
+async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it() {
     let gated = Arc::new(Gated::new(At::Close));
     let serving: Arc<Mutex<Option<Serving>>> = Arc::default();
     let (at_the_end, held) = (serving.clone(), serving.clone());
@@ -898,7 +898,7 @@ impl Full {
 
 /// The client sends its cancel while its call waits for room. rmcp receives the cancel before the call.
 #[tokio::test]
-async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run_for_nobody() {
+async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_keep_running() {
     let full = Full::with(CancelOnDisconnectLayer::new()).await;
     let (app, session) = (&full.app, Some(&*full.session));
     let waiting = started(send(app, post(call_of("note", 3), session))).await;
@@ -918,7 +918,8 @@ async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run
 
 /// The call never reached its session, so its end cannot be observed.
 #[tokio::test]
-async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_session_had_room() {
+async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_before_its_session_had_room()
+ {
     let clock = StoppedClock::stop();
     let full = Full::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
     let (app, session) = (&full.app, Some(&*full.session));
@@ -942,12 +943,12 @@ async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_s
     clock.jump(2 * UNOBSERVED_TTL).await;
     a_while().await;
 
-    assert_eq!(full.calls.len(), 0, "it is kept for ever");
+    assert_eq!(full.calls.len(), 0, "it is kept forever");
 }
 
 /// The new call waits for the cancel, so the cancel must not be given up because of the new call.
 #[tokio::test]
-async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_out() {
+async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent() {
     let tools = Noting::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let (layer, log) = Log::of(layer);
@@ -972,7 +973,7 @@ async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_
 
 /// A cancel may take up to 10 s, and a new call waits for it that long.
 #[tokio::test]
-async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
@@ -997,7 +998,7 @@ async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_
 
 /// A session keeps the answers of more than 256 calls whose streams its server has ended.
 #[tokio::test]
-async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_kept() {
+async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained() {
     const CALLS: u64 = 257;
     let clock = StoppedClock::stop();
     let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
@@ -1053,7 +1054,7 @@ async fn started_or_done(
 /// The client's old connection is full, and the server has not noticed that it is dead. The client resumes on a new
 /// one.
 #[tokio::test]
-async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
+async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default());
     let _somebody_has_it = sessions.inner();
@@ -1079,7 +1080,7 @@ async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
     clippy::disallowed_methods,
     reason = "one of two threads is held up on purpose"
 )]
-async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_those_are() {
+async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only() {
     let gated = Arc::new(Gated::new(At::Close));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new()
@@ -1113,7 +1114,7 @@ async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_th
 
 /// Two streams of a call have ended. The end of each is noticed while the end of the other is processed.
 #[tokio::test]
-async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_kept() {
+async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::Close));
     let waits = Waits::default();

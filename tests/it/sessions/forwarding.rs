@@ -141,7 +141,7 @@ async fn restore_session_is_forwarded() {
 }
 
 #[tokio::test]
-async fn what_was_not_restored_is_said_to_be_so() {
+async fn a_session_that_was_not_restored_is_reported_as_such() {
     let (present, _) = manager(Mood::Present);
     let outcome = present.restore_session(id()).await.unwrap();
     assert!(matches!(outcome, RestoreOutcome::AlreadyPresent));
@@ -161,7 +161,7 @@ async fn event_store_is_forwarded() {
 }
 
 #[tokio::test]
-async fn every_error_comes_back_as_it_is() {
+async fn every_error_is_forwarded_unchanged() {
     let (manager, _) = manager(Mood::Failing);
     let id = id();
     let errors = [
@@ -208,7 +208,7 @@ async fn an_error_of_the_transport_is_the_source_of_the_wrappers_own() {
 /// The same end to end with rmcp's own manager. The second server knows the session only from the store, and still
 /// cancels its calls.
 #[tokio::test]
-async fn a_session_that_was_restored_on_another_server_is_watched_there() {
+async fn a_session_that_was_restored_on_another_server_is_tracked_by_it() {
     let store = Arc::new(Store::default());
     let (first, _) = storing_in(&store).await;
     let (second, witness) = storing_in(&store).await;

@@ -29,7 +29,7 @@ pub(super) const FIRST_EVENT: &str = "0/0";
 const DRAIN: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
+async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -46,9 +46,9 @@ async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
     );
 }
 
-/// A runtime that stood still for a moment serves its timers before the accept queue.
+/// A runtime that stalled for a moment serves its timers before the accept queue.
 #[tokio::test]
-async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
+async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -64,7 +64,7 @@ async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_closed_session_leaves_nothing() {
+async fn a_closed_session_leaves_no_state() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     for _ in 0..3 {
@@ -81,7 +81,7 @@ async fn a_closed_session_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_request_starts_the_time_anew() {
+async fn a_request_restarts_the_idle_timeout() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -102,7 +102,7 @@ async fn a_request_starts_the_time_anew() {
 
 /// rmcp looks up the session only after it has the body.
 #[tokio::test]
-async fn a_request_whose_body_is_on_its_way_for_long_keeps_its_session() {
+async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -124,7 +124,7 @@ async fn a_request_whose_body_is_on_its_way_for_long_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_finished_does_not_keep_its_session_for_good() {
+async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -144,7 +144,7 @@ async fn a_body_that_is_not_finished_does_not_keep_its_session_for_good() {
 }
 
 #[tokio::test]
-async fn a_request_of_another_session_does_not() {
+async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
@@ -158,7 +158,7 @@ async fn a_request_of_another_session_does_not() {
 }
 
 #[tokio::test]
-async fn a_silent_call_of_a_connected_client_gets_its_answer_however_long_it_takes() {
+async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -188,7 +188,7 @@ async fn bare_rmcp_loses_the_answer_of_such_a_call() {
 }
 
 #[tokio::test]
-async fn its_time_starts_when_the_last_stream_ends() {
+async fn the_idle_timeout_starts_when_the_last_stream_ends() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -240,7 +240,7 @@ async fn a_session_is_closed_after_its_last_call_was_given_up() {
 }
 
 #[tokio::test]
-async fn a_call_that_runs_on_for_nobody_keeps_its_session() {
+async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().grace(Grace::Never).start().await;
     let mcp = setup.mcp().await;
@@ -312,7 +312,7 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
 }
 
 #[tokio::test]
-async fn a_standalone_stream_keeps_its_session_until_it_goes() {
+async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -335,7 +335,7 @@ async fn a_standalone_stream_keeps_its_session_until_it_goes() {
 }
 
 #[tokio::test]
-async fn a_time_of_ones_own_counts() {
+async fn a_configured_idle_timeout_applies() {
     let clock = StoppedClock::stop();
     let wrap =
         |local: LocalSessionManager| CancellableSessionManager::new(local).idle_timeout(IDLE / 10);
@@ -349,7 +349,7 @@ async fn a_time_of_ones_own_counts() {
 }
 
 #[tokio::test]
-async fn idle_sessions_may_be_kept() {
+async fn idle_sessions_may_stay_open() {
     let clock = StoppedClock::stop();
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).no_idle_timeout();
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
@@ -363,9 +363,9 @@ async fn idle_sessions_may_be_kept() {
     setup.assert_usable(&mcp).await;
 }
 
-/// Here the idle time of the wrapper is the longer one, in `a_time_of_ones_own_counts` the shorter.
+/// Here the idle time of the wrapper is the longer one, in `a_configured_idle_timeout_applies` the shorter.
 #[tokio::test]
-async fn the_inner_managers_own_timer_goes_on_beside_it_and_leaves_nothing() {
+async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
     let clock = StoppedClock::stop();
     let short = |mut local: LocalSessionManager| {
         local.session_config.keep_alive = Some(IDLE / 10);
@@ -461,7 +461,7 @@ async fn sessions_are_closed_without_a_layer_too() {
 }
 
 #[tokio::test]
-async fn a_restored_session_has_all_its_time() {
+async fn a_restored_session_has_a_full_idle_timeout() {
     let clock = StoppedClock::stop();
     let store = Arc::new(SavedSessions::default());
     let setup = by_default().config(|mut config| {
@@ -592,7 +592,10 @@ fn known(setup: &Setup) -> usize {
 }
 
 async fn known_reaches(setup: &Setup, count: usize) {
-    soon("the wrapper knows so many", async || known(setup) == count).await;
+    soon("the number of sessions of the wrapper", async || {
+        known(setup) == count
+    })
+    .await;
 }
 
 /// Waits without the clock, which is stopped.

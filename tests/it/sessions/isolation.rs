@@ -48,14 +48,14 @@ for_servers!([
     stateless_json = StatelessJson,
 ] {
     hanging_up_spares_the_call_of_another_client_with_the_same_id,
-    a_cancel_notification_of_a_stranger_changes_nothing,
+    a_cancel_notification_of_another_client_changes_nothing,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     a_cancel_notification_from_another_session_changes_nothing,
     hanging_up_a_number_spares_the_string_with_the_same_digits,
     hanging_up_a_string_spares_the_number_with_the_same_digits,
-    a_sessionless_request_with_a_session_header_is_none_of_the_sessions_calls,
+    a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session,
     hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names,
     a_request_with_two_session_headers_is_served_and_never_cancelled,
     a_request_refused_unread_changes_nothing,
@@ -92,7 +92,7 @@ async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: S
     setup.assert_completes("staying", &mut staying).await;
 }
 
-async fn a_cancel_notification_of_a_stranger_changes_nothing(server: Server) {
+async fn a_cancel_notification_of_another_client_changes_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
@@ -125,7 +125,7 @@ async fn hanging_up_a_string_spares_the_number_with_the_same_digits(server: Serv
     spares_its_look_alike(server, json!("7"), json!(7)).await;
 }
 
-async fn a_sessionless_request_with_a_session_header_is_none_of_the_sessions_calls(server: Server) {
+async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
@@ -325,7 +325,7 @@ async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server
     let mut events = setup.events.of(&mcp, 7);
     // The older call is untracked when the newer one is accepted, which a session manager notices earlier.
     let left = events.iter().position(|what| *what == LEFT);
-    events.remove(left.expect("that it left was reported"));
+    events.remove(left.expect("it was reported as untracked"));
     assert_eq!(events, [What::Started, What::Started]);
     setup.assert_completes("newer", &mut newer).await;
     setup.exchanges.over_for("newer").await;

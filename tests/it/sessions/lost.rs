@@ -47,7 +47,7 @@ async fn pass(setup: &Setup, clock: &StoppedClock, time: Duration) {
 }
 
 #[tokio::test]
-async fn a_session_whose_client_left_its_standalone_stream_is_closed_early() {
+async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_closed_early() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
@@ -68,7 +68,7 @@ async fn a_session_whose_client_left_its_standalone_stream_is_closed_early() {
 }
 
 #[tokio::test]
-async fn a_session_whose_client_left_its_call_is_closed_after_the_grace_of_the_call() {
+async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_grace_of_the_call() {
     let clock = StoppedClock::stop();
     for grace in [Grace::Immediate, Grace::After(3 * LOST)] {
         let setup = plan().grace(grace).start().await;
@@ -92,7 +92,7 @@ async fn a_session_whose_client_left_its_call_is_closed_after_the_grace_of_the_c
 }
 
 #[tokio::test]
-async fn a_request_finds_the_client_again() {
+async fn a_request_shows_that_the_client_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let mcp = setup.mcp().await;

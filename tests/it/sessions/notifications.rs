@@ -113,7 +113,7 @@ async fn a_session_in_whose_place_another_is_restored() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_panics_harms_nobody() {
+async fn a_listener_that_panics_affects_nothing_else() {
     let told = Told::default();
     let hears = told.clone();
     let wrap = move |_| {
@@ -142,7 +142,7 @@ async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Told) {
 
 /// The inner manager closes the session after its calls were cancelled.
 #[tokio::test]
-async fn a_session_is_told_to_be_closed_when_the_manager_inside_has_closed_it() {
+async fn a_session_is_reported_as_closed_when_the_inner_manager_has_closed_it() {
     let found: Arc<Mutex<Vec<bool>>> = Arc::default();
     let sessions: Arc<OnceLock<Sessions>> = Arc::default();
     let (seen, looks) = (found.clone(), sessions.clone());

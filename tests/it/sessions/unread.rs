@@ -22,12 +22,12 @@ const FLOOD: u32 = 10_000_000;
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread") {
-    an_unread_stream_does_not_hold_up_the_cancel_of_another_call,
-    an_unread_stream_of_an_h2_connection_does_not_either,
+    an_unread_stream_does_not_delay_the_cancel_of_another_call,
+    an_unread_stream_of_an_h2_connection_does_not_delay_it_either,
     a_call_that_times_out_unread_frees_its_session,
 });
 
-async fn an_unread_stream_does_not_hold_up_the_cancel_of_another_call(server: Server) {
+async fn an_unread_stream_does_not_delay_the_cancel_of_another_call(server: Server) {
     let setup = stalling(server).start().await;
     let mcp = setup.mcp().await;
     let other = setup.start_call(&mcp, 1, "hold", "other").await;
@@ -47,7 +47,7 @@ async fn an_unread_stream_does_not_hold_up_the_cancel_of_another_call(server: Se
     drop(unread);
 }
 
-async fn an_unread_stream_of_an_h2_connection_does_not_either(server: Server) {
+async fn an_unread_stream_of_an_h2_connection_does_not_delay_it_either(server: Server) {
     let setup = stalling(server).start().await;
     let mcp = setup.mcp().await;
     let other = setup.start_call(&mcp, 1, "hold", "other").await;

@@ -124,7 +124,7 @@ async fn a_call_that_waits_behind_an_early_head_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_call_that_waits_without_its_client_does_not() {
+async fn a_waiting_call_of_a_disconnected_client_does_not_keep_its_session_open() {
     let clock = StoppedClock::stop();
     let (setup, queue) = queued().await;
     let mcp = setup.mcp().await;

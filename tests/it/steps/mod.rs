@@ -58,12 +58,12 @@ const SERVERS: [Server; 4] = [
 ];
 
 #[test]
-fn a_client_that_leaves_at_any_step() {
+fn a_disconnect_at_any_step() {
     at_every_step(&[Act::Leaves]);
 }
 
 #[test]
-fn a_client_that_comes_back_after_any_step() {
+fn a_resume_after_any_step() {
     at_every_step(&[
         Act::ComesBack,
         Act::ComesBackBeforeItLeft,
@@ -77,7 +77,7 @@ fn a_call_that_is_cancelled_at_any_step() {
 }
 
 #[test]
-fn a_client_that_leaves_just_when_the_answer_comes() {
+fn a_disconnect_just_when_the_answer_is_sent() {
     at_every_step(&[0, 1, 2, 4, 8].map(Act::AnsweredAndLeaves));
 }
 
@@ -129,19 +129,19 @@ impl World {
         match act {
             Act::Leaves => call.leave(),
             Act::ComesBack => {
-                let back = self.come_back(&call);
+                let back = self.resume(&call);
                 call.leave();
                 self.read_on(call, back, whole, case).await;
             }
             Act::ComesBackBeforeItLeft => {
-                let mut back = self.come_back(&call);
+                let mut back = self.resume(&call);
                 if let Some(back) = &mut back {
                     back.read(2).await;
                 }
                 self.read_on(call, back, whole, case).await;
             }
             Act::ComesBackAndLeaves => {
-                let back = self.come_back(&call);
+                let back = self.resume(&call);
                 call.leave();
                 if let Some(mut back) = back {
                     back.read(step % 8).await;
@@ -247,7 +247,7 @@ impl World {
         reasons.retain(|reason| !cancelled.contains(reason));
         assert!(reasons.is_empty(), "{case}: {reasons:?} for {cancelled:?}");
         assert_eq!(self.running(), 0, "{case}: a handler runs on: {events:?}");
-        let told = self.told();
+        let told = self.cancelled_ids();
         assert!(
             told.len() <= cancelled.len(),
             "{case}: told {told:?}, {ends:?}"

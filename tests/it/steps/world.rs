@@ -230,7 +230,7 @@ impl World {
     }
 
     /// Returns the resume before its first poll. `None` if the client has seen no event id.
-    pub(super) fn come_back(&self, call: &Call) -> Option<Call> {
+    pub(super) fn resume(&self, call: &Call) -> Option<Call> {
         let id = call.last_event_id().filter(|_| self.session.is_some())?;
         let request = self.request("GET").header("last-event-id", id);
         let request = request.body(Body::empty()).expect("a request");
@@ -290,7 +290,7 @@ impl World {
     }
 
     /// Returns the ids of the cancels that reached the server. Asserts that each id was used and was cancelled once.
-    pub(super) fn told(&mut self) -> Vec<Value> {
+    pub(super) fn cancelled_ids(&mut self) -> Vec<Value> {
         let mut told = Vec::new();
         while let Ok(cancelled) = self.cancels.try_recv() {
             let id = serde_json::to_value(&cancelled.request_id).expect("an id");

@@ -165,12 +165,12 @@ impl Foreign {
     }
 
     /// Writes into the first stream.
-    pub(crate) fn says(&self, event: &str) {
+    pub(crate) fn send_event(&self, event: &str) {
         self.write(0, event);
     }
 
     /// Writes into the newest stream.
-    pub(crate) fn says_to_last(&self, event: &str) {
+    pub(crate) fn send_event_to_newest(&self, event: &str) {
         let last = self.open.lock().unwrap().len() - 1;
         self.write(last, event);
     }

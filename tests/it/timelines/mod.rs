@@ -34,7 +34,7 @@ const ENDED_BY_SERVER: How = How::EndedByServer { retry: None };
 const BOTH: [Server; 2] = [Server::Wrapped, Server::LayerOnly];
 
 #[test]
-fn whatever_happens_in_hours_no_client_that_returns_in_time_has_lost_anything() {
+fn in_hours_of_events_no_client_that_resumes_in_time_has_lost_anything() {
     let count = env::var("TIMELINES").map_or(SAMPLE, |count| count.parse().expect("a number"));
     let first = Dice::new().seed();
     for seed in (0..count).map(|nth| first.wrapping_add(nth)) {
@@ -45,7 +45,7 @@ fn whatever_happens_in_hours_no_client_that_returns_in_time_has_lost_anything() 
 }
 
 #[test]
-fn an_answer_that_is_kept_for_a_client_that_was_away_keeps_its_session() {
+fn an_answer_that_is_retained_for_a_disconnected_client_keeps_its_session_open() {
     let story = Story::of(Server::Wrapped, Grace::After(HOUR));
     is_right(&story.call(MINUTE, &[hangs_up(10 * MINUTE)]));
     let mut told = Story::of(Server::Wrapped, Grace::Auto);
@@ -77,7 +77,7 @@ fn a_call_whose_stream_ended_before_any_event_id_ends_by_itself() {
 }
 
 #[test]
-fn a_stored_call_ends_by_itself_although_its_client_came_back_one_time() {
+fn a_stored_call_ends_by_itself_although_its_client_resumed_once() {
     let mut story = Story::of(Server::Wrapped, Grace::Auto);
     story.is_stored = true;
     let losses = [hangs_up(30 * SECOND), hangs_up(SECOND)];
@@ -92,7 +92,7 @@ fn a_call_that_was_resumed_elsewhere_ends_by_itself() {
 }
 
 #[test]
-fn an_answer_is_kept_as_long_whenever_it_is_reported_that_its_client_was_taken_elsewhere() {
+fn an_answer_is_retained_equally_long_whenever_the_resume_elsewhere_is_reported() {
     for first in [true, false] {
         let taken = Loss::after_a_second(How::TakenElsewhere { first }, 400 * SECOND);
         let mut story = Story::of(Server::Wrapped, Grace::After(8 * SECOND));
@@ -115,7 +115,7 @@ fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_
 }
 
 #[test]
-fn a_client_that_is_back_after_it_was_taken_elsewhere_has_a_grace_again() {
+fn a_client_that_returns_after_a_resume_elsewhere_has_a_full_grace() {
     let first = Loss::after_a_second(How::TakenElsewhere { first: true }, MINUTE);
     for server in BOTH {
         let story = Story::of(server, Grace::After(MINUTE));
@@ -125,7 +125,7 @@ fn a_client_that_is_back_after_it_was_taken_elsewhere_has_a_grace_again() {
 }
 
 #[test]
-fn an_answer_is_kept_for_as_long_as_the_retry_that_the_server_sent_lasts() {
+fn an_answer_is_retained_for_the_retry_that_the_server_sent() {
     let retry = Some(300 * SECOND);
     let ended = Loss::after_a_second(How::EndedByServer { retry }, 290 * SECOND);
     for grace in [Grace::Immediate, Grace::Never] {
@@ -135,7 +135,7 @@ fn an_answer_is_kept_for_as_long_as_the_retry_that_the_server_sent_lasts() {
 }
 
 #[test]
-fn an_answer_is_kept_for_as_long_as_its_call_was_put_off() {
+fn an_answer_is_retained_for_the_time_that_its_call_was_postponed() {
     let mut story = Story::of(Server::Wrapped, Grace::After(20 * SECOND));
     story.confirm = Some(Confirm {
         times: 2,

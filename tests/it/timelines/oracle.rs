@@ -47,7 +47,7 @@ pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
     let mut fault = fault.take(1);
     fault.next().or_else(|| {
         if history.left > 0 {
-            return Some(format!("{} calls are left", history.left));
+            return Some(format!("{} calls remain", history.left));
         }
         let is_open = story.server == Server::Wrapped && history.sessions > 0;
         is_open.then(|| "its session is never closed".to_owned())

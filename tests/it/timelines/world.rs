@@ -335,7 +335,7 @@ impl World {
         let stays = loss.map_or(VERY_LONG, |loss| loss.stays);
         match timeout(stays, stream.read_to_end(known)).await {
             Ok(answer) => return (answer, true, false),
-            Err(_) => assert!(loss.is_some(), "a connected client waits for ever"),
+            Err(_) => assert!(loss.is_some(), "a connected client waits forever"),
         }
         match loss.map(|loss| loss.how) {
             Some(How::EndedByServer { retry }) => {

@@ -218,17 +218,17 @@ async fn no_hang_up_touches_the_held_call(way: Way) {
 }
 
 #[tokio::test]
-async fn hanging_up_on_any_of_them_touches_no_call_of_a_wrapped_session() {
+async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_wrapped_session() {
     no_hang_up_touches_the_held_call(Way::Wrapped).await;
 }
 
 #[tokio::test]
-async fn hanging_up_on_any_of_them_touches_no_call_of_a_session() {
+async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_session() {
     no_hang_up_touches_the_held_call(Way::LayerOnly).await;
 }
 
 #[tokio::test]
-async fn hanging_up_on_any_of_them_touches_no_stateless_call() {
+async fn a_disconnect_from_any_bad_body_affects_no_stateless_call() {
     no_hang_up_touches_the_held_call(Way::Stateless).await;
 }
 
@@ -278,17 +278,17 @@ async fn no_hang_up_before_the_decision_touches_the_held_call(way: Way) {
 }
 
 #[tokio::test]
-async fn hanging_up_before_it_is_judged_touches_no_call_of_a_wrapped_session() {
+async fn a_disconnect_before_the_refusal_affects_no_call_of_a_wrapped_session() {
     no_hang_up_before_the_decision_touches_the_held_call(Way::Wrapped).await;
 }
 
 #[tokio::test]
-async fn hanging_up_before_it_is_judged_touches_no_call_of_a_session() {
+async fn a_disconnect_before_the_refusal_affects_no_call_of_a_session() {
     no_hang_up_before_the_decision_touches_the_held_call(Way::LayerOnly).await;
 }
 
 #[tokio::test]
-async fn hanging_up_before_it_is_judged_touches_no_stateless_call() {
+async fn a_disconnect_before_the_refusal_affects_no_stateless_call() {
     no_hang_up_before_the_decision_touches_the_held_call(Way::Stateless).await;
 }
 

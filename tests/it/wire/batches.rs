@@ -47,7 +47,7 @@ struct Job {
 }
 
 #[tokio::test]
-async fn a_batch_and_its_answer_pass_as_they_are() {
+async fn a_batch_and_its_answer_pass_unchanged() {
     let (setup, mut jobs) = start(Answers::Early).await;
     for (number, mcp) in clients(&setup).into_iter().enumerate() {
         let text = format!(" {}\r\n", batch(&mcp));
@@ -68,7 +68,7 @@ async fn a_batch_and_its_answer_pass_as_they_are() {
 }
 
 #[tokio::test]
-async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
+async fn the_work_for_a_batch_keeps_running_after_a_disconnect() {
     let clock = StoppedClock::stop();
     for answers in [Answers::Early, Answers::Late] {
         let (setup, mut jobs) = start(answers).await;

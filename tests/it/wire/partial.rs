@@ -90,7 +90,7 @@ fn fate(sends: Sends, serves: Serves) -> Fate {
 }
 
 #[tokio::test]
-async fn a_request_in_parts_has_the_fate_of_a_whole_one() {
+async fn a_request_in_parts_has_the_outcome_of_a_whole_one() {
     use Sends::{AByteAtATime, AtOnce, HalfAndHangsUp, ThenHalfCloses, ThenTheNext};
     use Serves::{Answers, NeverAnswers, NeverEnds, ReadyLate, RefusesUnread, StreamsUnread};
     let all = [

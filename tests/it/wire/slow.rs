@@ -145,7 +145,7 @@ fn full() -> Vec<Row> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_taken_for_gone_if_it_does_not_read_and_not_if_it_reads_slowly() {
+async fn a_client_counts_as_disconnected_if_it_does_not_read_and_not_if_it_reads_slowly() {
     let rows = match std::env::var("MCP_SWEEP").as_deref() {
         Ok("full") => full(),
         _ => sample(),

@@ -36,7 +36,7 @@ async fn a_pipelined_request_does_not_hide_a_fin() {
     let caller = deaf.ask(&Request::new("GET", "/")).await;
     deaf.connection.send(&Request::new("GET", "/next")).await;
     deaf.connection.fin();
-    caller.gone().await;
+    caller.disconnected().await;
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn a_pipelined_request_does_not_hide_a_reset() {
     let caller = deaf.ask(&Request::new("GET", "/")).await;
     deaf.connection.send(&Request::new("GET", "/next")).await;
     deaf.connection.rst();
-    caller.gone().await;
+    caller.disconnected().await;
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn a_stray_line_end_does_not_hide_a_fin() {
     let caller = deaf.ask(&request).await;
     deaf.connection.write(b"\r\n").await;
     deaf.connection.fin();
-    caller.gone().await;
+    caller.disconnected().await;
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn a_pipelined_request_does_not_hide_a_half_close() {
     let caller = deaf.ask(&Request::new("GET", "/")).await;
     deaf.connection.send(&Request::new("GET", "/next")).await;
     deaf.connection.half_close().await;
-    caller.gone().await;
+    caller.disconnected().await;
 }
 
 #[tokio::test]
@@ -73,10 +73,10 @@ async fn an_unread_body_does_not_hide_a_reset() {
     let request = Request::new("POST", "/").body(vec![b'x'; 1_000_000]);
     let caller = deaf.ask(&request).await;
     deaf.connection.rst();
-    caller.gone().await;
+    caller.disconnected().await;
 }
 
-/// Otherwise hyper would keep the rest of the response, and with it the connection, for ever.
+/// Otherwise hyper would keep the rest of the response, and with it the connection, forever.
 #[tokio::test]
 async fn an_event_stream_ends_with_the_connection() {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
@@ -97,7 +97,7 @@ async fn an_event_stream_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_detach_tells_that_the_kernel_said_so() {
+async fn a_detach_has_the_kernel_as_its_cause() {
     let (hand_out, mut calls) = mpsc::unbounded_channel();
     let handler = async move |_whole: String| {
         hand_out.send(()).unwrap();
@@ -171,7 +171,7 @@ impl Deaf {
 
 impl Caller {
     /// Waits until the token notifies the handler of the disconnect.
-    async fn gone(self) {
+    async fn disconnected(self) {
         within("the token to fire", self.token.cancelled()).await;
         assert_eq!(self.token.reason(), Some(CancelReason::ClientDisconnected));
     }
@@ -180,18 +180,18 @@ impl Caller {
 // === Bodies that are not event streams ===
 
 #[tokio::test]
-async fn a_pipelined_request_does_not_hide_that_a_download_is_left() {
-    leaves("application/octet-stream", None).await;
+async fn a_pipelined_request_does_not_hide_a_disconnect_from_a_download() {
+    fires_on_disconnect("application/octet-stream", None).await;
 }
 
 #[tokio::test]
-async fn a_pipelined_request_does_not_hide_that_an_answer_is_left() {
-    leaves("application/json", None).await;
-    leaves("application/json", Some("100")).await;
+async fn a_pipelined_request_does_not_hide_a_disconnect_from_an_answer() {
+    fires_on_disconnect("application/json", None).await;
+    fires_on_disconnect("application/json", Some("100")).await;
 }
 
 /// Disconnects a client in the middle of a response, after it sent the first bytes of a next request.
-async fn leaves(content_type: &'static str, length: Option<&'static str>) {
+async fn fires_on_disconnect(content_type: &'static str, length: Option<&'static str>) {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let handler = async move |Extension(token): Extension<CallToken>, _whole: Bytes| {
         hand_out.send(token).unwrap();

@@ -56,7 +56,7 @@ struct Got {
 }
 
 #[test]
-fn events_are_the_same_with_probes_wherever_one_may_be() {
+fn events_are_the_same_with_probes_at_any_position() {
     let (probes, events) = (Cell::new(0), Cell::new(0));
     let streams = (stream_of_events(), cuts(), silences(), head());
     let checked = runner(600).run(&streams, |(text, cuts, silences, head)| {
@@ -86,7 +86,7 @@ fn noise_is_the_same_with_probes() {
 }
 
 #[test]
-fn a_client_that_reads_in_its_own_time_reads_the_same_events() {
+fn a_slow_client_reads_the_same_events() {
     let pauses = vec(prop_oneof![2 => Just(0_u32), 1 => 1..4_u32], 1..8);
     let streams = (stream_of_events(), cuts(), silences(), head(), pauses);
     let checked = runner(500).run(&streams, |(text, cuts, silences, head, pauses)| {
@@ -114,7 +114,7 @@ fn a_client_that_reads_in_its_own_time_reads_the_same_events() {
 }
 
 #[test]
-fn a_json_answer_that_is_sent_as_an_event_is_one_event_however_it_comes() {
+fn a_json_answer_that_is_sent_as_an_event_is_one_event_in_any_split() {
     let streams = (
         "[a-zé\"\\\\{}: \r\n]{0,40}",
         any::<bool>(),

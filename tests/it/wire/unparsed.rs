@@ -83,7 +83,7 @@ async fn a_body_that_no_session_manager_binds_is_reported_once() {
 
 /// An earlier disconnect changes nothing.
 #[tokio::test]
-async fn a_body_whose_client_left_before_it_was_bound_is_reported_once() {
+async fn a_body_whose_client_disconnected_before_it_was_bound_is_reported_once() {
     let wait = |router: Router| {
         router.layer(from_fn(async |request: extract::Request, next: Next| {
             let waits = request.headers().contains_key("x-waits");
@@ -115,7 +115,7 @@ async fn a_body_whose_client_left_before_it_was_bound_is_reported_once() {
 }
 
 #[tokio::test]
-async fn what_is_refused_unread_is_not_reported() {
+async fn a_body_that_is_refused_unread_is_not_reported() {
     for (name, value) in [
         (header::CONTENT_TYPE, "application/json"),
         (header::CONTENT_ENCODING, "gzip"),

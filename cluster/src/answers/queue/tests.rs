@@ -237,7 +237,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     assert_eq!(names(&failed), writes([4, 5]));
     model.complete(failed, false);
     model.put("new", 6, 10);
-    model.now += KEPT_ANSWER - SECOND;
+    model.now += ANSWER_TTL - SECOND;
     let again = model.start();
     assert_eq!(names(&again), writes([4, 5, 6]));
     assert!(again.iter().all(|it| it.time == SECOND));
@@ -251,7 +251,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     let operations = model.start();
     assert_eq!(names(&operations), writes([5]));
     model.complete(operations, true);
-    model.now += KEPT_ANSWER;
+    model.now += ANSWER_TTL;
     assert!(!model.queue.expire(model.now));
     model.assert_empty();
     assert_eq!(model.queue.next_deadline(), None);
@@ -295,7 +295,7 @@ fn a_flush_waits_for_reserved_and_queued_answers_and_for_no_later_ones() {
 }
 
 #[test]
-fn an_answer_is_late_that_is_not_written_a_second_after_its_end() {
+fn an_answer_that_is_not_written_within_a_second_is_late() {
     let mut model = Model::new();
     let is_late = |model: &Model| model.queue.is_late(model.now);
     model.put("a", 0, 100);
@@ -309,7 +309,7 @@ fn an_answer_is_late_that_is_not_written_a_second_after_its_end() {
     assert!(!is_late(&model));
     model.queue.write_again();
     assert!(is_late(&model));
-    model.now += KEPT_ANSWER;
+    model.now += ANSWER_TTL;
     model.start();
     assert!(!is_late(&model), "it has expired");
 }

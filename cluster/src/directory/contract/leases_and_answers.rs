@@ -176,11 +176,11 @@ pub(super) async fn an_answer_is_found_under_its_own_names_only(directory: &impl
     let answer = Bytes::from_static(b"{\"result\":\0}");
     let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
     directory
-        .keep_answer(one, me, seven, answer.clone(), KEPT_ANSWER)
+        .keep_answer(one, me, seven, answer.clone(), ANSWER_TTL)
         .await
         .unwrap();
     directory
-        .keep_answer(one, me, last, Bytes::from_static(b"last"), KEPT_ANSWER)
+        .keep_answer(one, me, last, Bytes::from_static(b"last"), ANSWER_TTL)
         .await
         .unwrap();
     assert_eq!(
@@ -208,7 +208,7 @@ pub(super) async fn an_answer_that_was_removed_is_not_found(directory: &impl Dir
     let [one, two] = [1, 2].map(CallNumber::new);
     let answer = Bytes::from_static(b"{}");
     for call in [one, two] {
-        let kept = directory.keep_answer(session, me, call, answer.clone(), KEPT_ANSWER);
+        let kept = directory.keep_answer(session, me, call, answer.clone(), ANSWER_TTL);
         kept.await.unwrap();
     }
     for _ in 0..2 {

@@ -82,7 +82,8 @@ impl MemoryDirectory {
         lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Steps the clock of the backend forward, as `ntpd` does. To an instance that was suspended, the clock appears to have stepped as well.
+    /// Steps the clock of the backend forward, as `ntpd` does. To an instance that was suspended, the clock appears to have stepped as
+    /// well.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let back = |at: Instant| at.checked_sub(step).unwrap();

@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    KEPT_ANSWER, Limited,
+    ANSWER_TTL, Limited,
     contract::{self, instance, is_alive, session},
 };
 
@@ -41,7 +41,7 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit() {
+async fn answers_expire_and_the_oldest_are_evicted_at_the_limit() {
     let directory = MemoryDirectory::default();
     let (session, me) = (session("a").session, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);
@@ -52,7 +52,7 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
                 me,
                 CallNumber::new(call),
                 large.clone(),
-                KEPT_ANSWER,
+                ANSWER_TTL,
             )
             .await
             .unwrap();
@@ -78,7 +78,7 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
             me,
             CallNumber::new(99),
             Bytes::from_static(b"again"),
-            KEPT_ANSWER,
+            ANSWER_TTL,
         )
         .await
         .unwrap();
@@ -90,7 +90,7 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
             .unwrap(),
         "again"
     );
-    sleep(KEPT_ANSWER).await;
+    sleep(ANSWER_TTL).await;
     assert_eq!(
         directory
             .answer(session, me, CallNumber::new(99))
@@ -114,17 +114,17 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_large_is_not_kept() {
+async fn an_answer_that_is_too_large_is_not_stored() {
     let directory = Limited::new(MemoryDirectory::default());
     let (session, me) = (session("a").session, instance(1).incarnation);
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory
-        .keep_answer(session, me, CallNumber::new(1), most, KEPT_ANSWER)
+        .keep_answer(session, me, CallNumber::new(1), most, ANSWER_TTL)
         .await
         .unwrap();
     let error = directory
-        .keep_answer(session, me, CallNumber::new(2), more, KEPT_ANSWER)
+        .keep_answer(session, me, CallNumber::new(2), more, ANSWER_TTL)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");

@@ -30,7 +30,7 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
             read_run(info).unwrap_err().to_string(),
-            "the directory holds what no instance wrote: INFO names no run_id"
+            "the directory holds a value that no instance wrote: INFO names no run_id"
         );
     }
 }
@@ -95,7 +95,7 @@ async fn an_unsupported_url_is_an_error_that_names_the_reason() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn a_root_certificate_must_be_one_and_be_of_use() {
+async fn a_root_certificate_must_be_valid_and_applicable() {
     let refused = |url: &str, pem: &[u8]| {
         let address = RedisAddress {
             root_certificate: Some(pem.to_owned()),

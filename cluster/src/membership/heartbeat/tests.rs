@@ -224,7 +224,7 @@ async fn after_a_restart_all_is_written_before_the_directory_is_consistent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_stop_all_is_written_before_it_is_consistent() {
+async fn after_a_suspension_all_is_written_before_it_is_consistent() {
     all_is_written_before_it_is_consistent(async |memory, link| {
         link.set(Fault::Stopped);
         sleep(10 * SECOND).await;
@@ -250,7 +250,7 @@ async fn after_a_reconnect_everything_is_written_again_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_and_its_limit() {
-    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::NoReply] {
         let memory = MemoryDirectory::default();
         let one = Instance::with(1, &memory, &["a"]).await;
         one.link.set(fault);
@@ -273,7 +273,7 @@ async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_an_empty_directory_does_not_know_is_not_denied() {
+async fn a_session_that_is_missing_in_an_empty_directory_is_not_reported_missing() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["living"]).await;
     let two = Instance::with(2, &memory, &[]).await;
@@ -295,7 +295,7 @@ async fn a_session_that_an_empty_directory_does_not_know_is_not_denied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_has_just_begun_denies_nothing() {
+async fn an_instance_that_has_just_started_reports_no_session_missing() {
     let memory = MemoryDirectory::default();
     let one = Instance::new(1, &memory);
     let begun = Instant::now();
@@ -308,7 +308,7 @@ async fn an_instance_that_has_just_begun_denies_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_has_just_begun_relies_on_one_that_has_settled() {
+async fn an_instance_that_has_just_started_relies_on_a_settled_one() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
     sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
@@ -408,14 +408,14 @@ async fn an_owner_that_returns_to_older_data_does_not_supersede_a_later_claim() 
 
 /// The answer was lost. The next heartbeat finds the lease, and must not take it for one that never expired.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
+async fn the_lapse_of_a_lease_that_was_acquired_without_a_reply_is_detected() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     let _settled = Instance::with(2, &memory, &[]).await;
     sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let read = memory.load(session("a").session).await.unwrap().unwrap();
     memory.release_lease(one.me).await.unwrap();
-    one.link.set(Fault::MuteAt("acquire_lease"));
+    one.link.set(Fault::NoReplyAt("acquire_lease"));
     one.until_not_consistent().await;
     while !is_alive(&memory, one.me).await {
         sleep(STEP).await;
@@ -532,7 +532,7 @@ async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_leaves_releases_its_lease_and_is_not_consistent() {
+async fn an_instance_that_shuts_down_releases_its_lease_and_is_not_consistent() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     one.heartbeat.stop();
@@ -546,7 +546,7 @@ async fn an_instance_that_leaves_releases_its_lease_and_is_not_consistent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_leaves_does_not_wait_for_an_unreachable_directory() {
+async fn an_instance_that_shuts_down_does_not_wait_for_an_unreachable_directory() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Stopped);
@@ -562,7 +562,7 @@ async fn an_instance_that_leaves_does_not_wait_for_an_unreachable_directory() {
 async fn a_session_that_the_directory_attributes_to_this_instance_is_not_lost() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
-    one.link.set(Fault::Lies(one.me));
+    one.link.set(Fault::WrongOwner(one.me));
     memory.restart();
     sleep(5 * SECOND).await;
     assert!(one.is_consistent() && one.relinquished_sessions.try_recv().is_err());

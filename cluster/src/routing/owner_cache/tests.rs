@@ -149,7 +149,7 @@ async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_limit() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_that_failed_is_not_kept() {
+async fn a_failed_look_up_is_not_cached() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Fails);
     let error = owners.find(hash("a")).await.unwrap_err();
@@ -191,7 +191,7 @@ async fn a_session_of_this_instance_is_looked_up_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_owner_that_was_meant_is_forgotten() {
+async fn only_the_given_owner_is_invalidated() {
     let (owners, directory, other) = owners().await;
     let winner = Ownership::begin(instance(3));
     owners.insert(hash("a"), winner);

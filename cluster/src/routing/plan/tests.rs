@@ -315,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_answered_the_invariants_hold(answers in all_answers()) {
+    fn the_invariants_hold_for_all_replies(answers in all_answers()) {
         let actions = run(&answers);
         let taken: Vec<Action> = actions.iter().copied().flatten().collect();
         let last = actions.last().copied().flatten();

@@ -75,7 +75,8 @@ impl Router {
     /// Such a call may still be running if another instance owns the session by now, or if this one claimed it a moment ago from an
     /// instance that still has its lease.
     fn has_ended(&self, session: SessionHash, look: &Look) -> bool {
-        let is_anothers = matches!(look.record, Some(Record::Owned(is)) if is.owner != self.me);
+        let is_anothers =
+            matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
         let has_lease = |former| look.leases.of(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
         !is_anothers && !is_former_alive && self.heartbeat.has_all_answers(&look.leases)

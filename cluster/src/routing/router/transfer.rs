@@ -112,8 +112,7 @@ impl Router {
             return true;
         }
         let look = self.directory.look(session).await;
-        let is_mine =
-            |look: Look| matches!(look.record, Some(Record::Owned(is)) if is.owner == self.me);
+        let is_mine = |look: Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
         let is_there = look.is_ok_and(is_mine);
         if !is_there {
             self.sessions.write_again(session);

@@ -111,7 +111,7 @@ async fn a_new_session_is_in_the_directory_before_its_client_receives_it() {
 
 #[tokio::test(start_paused = true)]
 async fn no_session_waits_long_for_a_directory_that_does_not_answer() {
-    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::NoReply] {
         let directory = directory();
         let one = Instance::new(1, &directory);
         sleep(Duration::from_secs(1)).await;
@@ -162,7 +162,7 @@ async fn an_unknown_session_is_not_restored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
+async fn a_directory_that_does_not_answer_or_is_wrong_restores_nothing() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     directory
@@ -173,8 +173,8 @@ async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
     for fault in [
         Fault::Stopped,
         Fault::Fails,
-        Fault::Lies(instance(3)),
-        Fault::Lies(one.me),
+        Fault::WrongOwner(instance(3)),
+        Fault::WrongOwner(one.me),
         Fault::None,
     ] {
         directory.set(fault);
@@ -232,7 +232,7 @@ async fn a_session_ends_without_a_directory_that_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn parameters_that_are_too_large_are_not_kept_but_the_session_is_found() {
+async fn oversized_parameters_are_not_stored_but_the_session_is_found() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     one.begins("a", &state(&"x".repeat(MAX_PARAMS))).await;

@@ -232,7 +232,7 @@ impl Client {
         let session: Arc<str> = headers.get("mcp-session-id")?.to_str().ok()?.into();
         self.0.watcher.opened(exchange.host, &session);
         let mut stream = Stream::new(exchange);
-        // A stream that breaks has opened the session all the same.
+        // The session is open even if the stream breaks.
         while let Ok(events) = stream.next().await {
             if events.iter().any(|(_, data)| !data.is_empty()) {
                 break;

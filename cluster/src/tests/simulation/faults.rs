@@ -19,16 +19,16 @@ pub(super) enum Fault {
     /// A machine loses its power, and regains it later.
     Vanish,
     Stop,
-    /// A new instance starts at the address of a living one, which then shuts down.
-    TwoAtOne,
+    /// A second instance starts at the address of a running one, which then shuts down.
+    SharedAddress,
     Leave,
     /// Each instance in turn shuts down and is restarted.
     RollingRestart,
     Refused,
     Reset,
     Silent,
-    OneWay,
-    SlowWay,
+    SilentOneWay,
+    SlowPath,
     Cut,
     DirectoryAway,
     DirectoryFrozen,
@@ -38,11 +38,11 @@ pub(super) enum Fault {
     DirectoryEmpty,
     DirectorySnapshot,
     DirectoryFailover,
-    /// An instance is killed or shuts down after a snapshot, with which the directory returns.
-    MovedAndSnapshot,
-    /// An instance is stopped while the directory returns empty.
+    /// An instance is killed or shuts down. Later the directory returns with a snapshot, which may be from before that.
+    MoveAndSnapshot,
+    /// A machine is suspended. About that time, the directory loses all data.
     StopAndEmpty,
-    /// The directory returns empty and is slow, and one instance has thousands of sessions to write.
+    /// The directory loses all data and is slow, and one instance has thousands of sessions to write.
     ManyAndEmpty,
     EvictSession,
     EvictLease,
@@ -52,14 +52,14 @@ pub(super) enum Fault {
     Clock,
     CutClients,
     MadeUpIds,
-    /// Clients are cut and return through another instance. Meanwhile many made-up ids are requested and the directory is slow.
+    /// Clients are disconnected, and return through another instance. Meanwhile many made-up ids are requested, and the directory is slow.
     CutAndMadeUpIds,
     Burst,
-    /// Many calls end while their client is away, and their instance is killed 3 s later.
+    /// Many calls of one client end while it is disconnected. Their instance is killed 3 s later.
     BurstAndKill,
-    /// A call ends while the directory is away, and its instance is killed after the outage.
+    /// The directory is unreachable, and an instance is killed after the outage.
     AwayAndKill,
-    /// An instance shuts down while the directory is away.
+    /// An instance shuts down while the directory is unreachable.
     AwayAndLeave,
     /// An instance is killed, and then the first request of each session is half a body.
     KillAndHalfBodies,
@@ -70,14 +70,14 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::Kill, 8),
     (Fault::Vanish, 4),
     (Fault::Stop, 12),
-    (Fault::TwoAtOne, 3),
+    (Fault::SharedAddress, 3),
     (Fault::Leave, 5),
     (Fault::RollingRestart, 2),
     (Fault::Refused, 5),
     (Fault::Reset, 4),
     (Fault::Silent, 5),
-    (Fault::OneWay, 4),
-    (Fault::SlowWay, 5),
+    (Fault::SilentOneWay, 4),
+    (Fault::SlowPath, 5),
     (Fault::Cut, 5),
     (Fault::DirectoryAway, 6),
     (Fault::DirectoryFrozen, 4),
@@ -87,7 +87,7 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::DirectoryEmpty, 3),
     (Fault::DirectorySnapshot, 3),
     (Fault::DirectoryFailover, 4),
-    (Fault::MovedAndSnapshot, 3),
+    (Fault::MoveAndSnapshot, 3),
     (Fault::StopAndEmpty, 2),
     (Fault::ManyAndEmpty, 1),
     (Fault::EvictSession, 2),
@@ -151,13 +151,13 @@ pub(super) enum Event {
     CutClients(Machine),
     /// The balancer sends all requests to one machine, if it has an instance.
     Prefer(Option<Machine>),
-    /// An instance gets this many more sessions, whose clients are all away.
+    /// An instance gets this many more sessions, whose clients are all disconnected.
     Sessions(Machine, usize),
     MadeUp {
         machine: Machine,
         many: usize,
     },
-    /// A client makes many calls. The instance that has its session is killed `kill` after that.
+    /// A client makes `calls` calls at once, and is disconnected for `away`. The owner of its session is killed after `kill`.
     Burst {
         client: usize,
         calls: usize,
@@ -167,7 +167,7 @@ pub(super) enum Event {
     },
     /// Every client sends half a body.
     HalfBodies,
-    /// The faults are over.
+    /// All faults end.
     Heal,
 }
 
@@ -240,7 +240,7 @@ impl Plan {
                 self.at(at, Event::Stop(one));
                 self.at(at + time, Event::Continue(one));
             }
-            Fault::TwoAtOne => {
+            Fault::SharedAddress => {
                 self.at(at, Event::StartBeside(one));
                 let noticed = roll(1_000);
                 let leaves = Event::Leave {
@@ -267,10 +267,10 @@ impl Plan {
             ),
             Fault::Reset => self.path(one, other, PathState::Reset, true, at, 1_000 + roll(15_000)),
             Fault::Silent => self.path(one, other, PathState::Silent, true, at, 500 + roll(20_000)),
-            Fault::OneWay => {
+            Fault::SilentOneWay => {
                 self.path(one, other, PathState::Silent, false, at, 500 + roll(20_000))
             }
-            Fault::SlowWay => {
+            Fault::SlowPath => {
                 let path = PathState::Slow([50, 200, 700, 2_000][roll(4) as usize]);
                 self.path(one, other, path, true, at, 2_000 + roll(20_000));
             }
@@ -312,7 +312,7 @@ impl Plan {
             }
             Fault::DirectorySnapshot => self.snapshot(at, roll(at), roll(3_000)),
             Fault::DirectoryFailover => self.snapshot(at, roll(3_000), roll(2_000)),
-            Fault::MovedAndSnapshot => {
+            Fault::MoveAndSnapshot => {
                 if roll(2) == 0 {
                     self.at(at, Event::Kill(one));
                     self.at(at + 1_000 + roll(3_000), Event::Start(one));
@@ -435,7 +435,7 @@ impl Plan {
         }
     }
 
-    /// The directory returns after `away`, with the data that it had `age` before the outage.
+    /// The directory is unreachable for `away`, and returns with the data that it had `age` before.
     fn snapshot(&mut self, at: Ms, age: Ms, away: Ms) {
         let number = self.snapshots;
         self.snapshots += 1;

@@ -351,7 +351,7 @@ impl Run {
             Event::LoadSnapshot(number) => {
                 if let Some(snapshot) = self.snapshots.get(&number) {
                     self.environment.directory.memory.load_snapshot(snapshot);
-                    watcher.lost("what came after a snapshot");
+                    watcher.lost("data from after a snapshot");
                 }
             }
             Event::Empty => {
@@ -445,7 +445,7 @@ impl Run {
         }
     }
 
-    #[allow(clippy::disallowed_methods, reason = "it leaves while it serves")]
+    #[allow(clippy::disallowed_methods, reason = "it shuts down while it serves")]
     fn leave(&mut self, machine: Machine, noticed: Ms) {
         let watcher = self.environment.watcher.clone();
         let (post, balancer) = (self.post.clone(), self.balancer.clone());
@@ -498,7 +498,7 @@ impl Run {
             if !living.contains(&lease) {
                 watcher.fail(
                     Check::Directory,
-                    format!("{lease} is gone, and has a lease"),
+                    format!("{lease} has ended, and has a lease"),
                 );
             }
         }

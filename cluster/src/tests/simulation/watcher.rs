@@ -39,8 +39,8 @@ use crate::{
 /// Within this time after it was sent, a DELETE is confirmed.
 const DELETE_TIME: Ms = 10_000;
 
-/// After this long without the directory an instance may have lost its lease: less than [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE)
-/// minus one heartbeat interval.
+/// After this long without the directory an instance may have lost its lease: less than
+/// [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE) minus one heartbeat interval.
 const LEASE_AT_RISK: Ms = 3_400;
 
 /// How long after an instance was out of reach its sessions may still turn out to be another instance's: 10 s.
@@ -313,7 +313,7 @@ impl Watcher {
 
     pub(super) fn leaves(&self, host: HostId) {
         let now = self.post.now();
-        self.note(format!("instance {host} leaves"));
+        self.note(format!("instance {host} shuts down"));
         if let Some(process) = self.log().processes.get_mut(&host) {
             process.leaves = Some(now);
         }
@@ -322,7 +322,7 @@ impl Watcher {
     /// Records that `leave` has returned.
     pub(super) fn has_left(&self, host: HostId) {
         let now = self.post.now();
-        self.note(format!("instance {host} has left"));
+        self.note(format!("instance {host} has shut down"));
         if let Some(process) = self.log().processes.get_mut(&host) {
             let limit = process.leaves.map(|at| at + LEAVE_LIMIT);
             process.has_left_early = limit.is_some_and(|limit| now < limit);
@@ -397,7 +397,7 @@ impl Watcher {
         };
         if call.answer == Some(Answer::NotBegun) {
             let what =
-                format!("{label} begins on {host}, and its client was told that it does not");
+                format!("{label} begins on {host}, and its client received that it does not");
             log.fail(Check::Twice, now, what);
         } else if let Some((before, _)) = call.begun.replace((host, now)) {
             let what = format!("{label} begins on {host}, and has begun on {before}");
@@ -604,7 +604,8 @@ impl Watcher {
                 && now.saturating_sub(since.max(faults_over)) > limit
                 && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
             {
-                let what = format!("{label} still runs on {host}, its client left at {since}");
+                let what =
+                    format!("{label} still runs on {host}, its client disconnected at {since}");
                 found.push((Check::Orphan, what));
             }
             if let (
@@ -790,11 +791,11 @@ impl Log {
                 return Some((Check::Attached, why));
             }
             Client::Away { since } | Client::Resumes { away: since, .. } if now - since < GRACE => {
-                let why = format!("its client is away since {since} only");
+                let why = format!("its client is disconnected only since {since}");
                 return Some((Check::Attached, why));
             }
             Client::Left { since } if now - since < GRACE => {
-                let why = format!("its client left at {since} only");
+                let why = format!("its client disconnected only at {since}");
                 return Some((Check::Attached, why));
             }
             _ => {}
@@ -932,7 +933,7 @@ impl Log {
                     .iter()
                     .any(|cut| cut.2.is_none_or(|end| end >= known.opened));
                 (!is_lost && !was_cut).then(|| {
-                    let why = format!("{owner} is gone, but the directory has lost nothing");
+                    let why = format!("{owner} has ended, but the directory has lost nothing");
                     (Check::NotRestored, why)
                 })
             }

@@ -51,6 +51,6 @@ fn main() -> Result<()> {
             };
             runtime.block_on(client::flood::run(url, flood))
         }
-        _ => bail!("what it is told stands in src/main.rs"),
+        _ => bail!("src/main.rs lists its arguments"),
     }
 }

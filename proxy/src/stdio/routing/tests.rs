@@ -130,7 +130,7 @@ fn a_message_that_names_no_call_is_routed_to_the_only_open_one() {
 }
 
 #[test]
-fn nothing_but_its_answer_is_for_a_call_that_was_cancelled() {
+fn a_cancelled_call_receives_only_its_answer() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", Some("7"), 0).unwrap();
     routes.on_cancelled(&id("1"), Instant::now());
@@ -193,7 +193,7 @@ fn an_id_is_answered_by_its_text_where_the_client_has_no_ids_of_that_kind() {
 }
 
 #[test]
-fn a_process_that_could_not_write_has_its_time_after_that() {
+fn a_process_that_was_blocked_has_its_whole_time_afterwards() {
     let after = Duration::from_secs(5);
     let mut routes = Routes::new(Some(after));
     let now = Instant::now();
@@ -454,7 +454,7 @@ proptest! {
     }
 
     #[test]
-    fn no_stream_is_forgotten(steps in steps()) {
+    fn no_stream_is_lost(steps in steps()) {
         let mut routes = Routes::new(None);
         let mut now = Instant::now();
         let (mut begun, mut ended) = (0, Vec::new());

@@ -26,7 +26,7 @@ impl Running {
     }
 
     pub(crate) async fn before_url(upstream: &str, options: &[&str]) -> Self {
-        Self::told(&[&["--upstream", upstream], options].concat()).await
+        Self::with_args(&[&["--upstream", upstream], options].concat()).await
     }
 
     /// Starts a proxy in front of the scripted server, with these options.
@@ -36,10 +36,10 @@ impl Running {
             env!("CARGO_BIN_EXE_mcp-cancel-proxy"),
             "scripted-server",
         ];
-        Self::told(&[options, &command].concat()).await
+        Self::with_args(&[options, &command].concat()).await
     }
 
-    async fn told(args: &[&str]) -> Self {
+    async fn with_args(args: &[&str]) -> Self {
         let own = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
         let args = own.iter().chain(args).map(|arg| arg.into());
         let config = Config::read(args).expect("the options are right");

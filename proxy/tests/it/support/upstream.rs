@@ -166,11 +166,11 @@ impl Asked {
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn close(mut self) {
         self.stream.shutdown().await.expect("a connection");
-        self.gone().await;
+        self.closed().await;
     }
 
     /// Waits until the proxy has closed the connection.
-    pub(crate) async fn gone(&mut self) {
+    pub(crate) async fn closed(&mut self) {
         let mut byte = [0];
         let read = within("the proxy to close", self.stream.read(&mut byte)).await;
         assert!(matches!(read, Ok(0) | Err(_)), "it writes on");

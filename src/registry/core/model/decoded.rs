@@ -9,7 +9,7 @@ struct Choices<'a>(&'a [u8]);
 const MAX_OPS: usize = 200;
 
 /// Runs the operations that these bytes stand for. Panics where core and model differ.
-pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
+pub(crate) fn check_against_model(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let first = choices.byte();
     let room = if first.is_multiple_of(3) {
@@ -23,7 +23,7 @@ pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
     }
-    as_the_model_says(room, &ops);
+    agrees_with_model(room, &ops);
 }
 
 // === impl Choices ===

@@ -164,7 +164,7 @@ proptest! {
 
     #[test]
     fn the_core_behaves_like_its_model(ops in vec(op_or_events(), 1..100)) {
-        as_the_model_says(ROOMY, &ops);
+        agrees_with_model(ROOMY, &ops);
     }
 }
 
@@ -175,7 +175,7 @@ proptest! {
     fn with_little_memory_it_does_so_too(
         ops in vec(prop_oneof![2 => op_or_events(), 1 => whole()], 1..100),
     ) {
-        as_the_model_says(TIGHT, &ops);
+        agrees_with_model(TIGHT, &ops);
     }
 }
 
@@ -189,6 +189,6 @@ proptest! {
         flood in flood(),
         after in vec(prop_oneof![2 => op(), 1 => trickle()], 0..24),
     ) {
-        as_the_model_says(ROOMY, &[before, vec![start, flood], after].concat());
+        agrees_with_model(ROOMY, &[before, vec![start, flood], after].concat());
     }
 }

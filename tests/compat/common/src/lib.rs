@@ -241,11 +241,11 @@ impl Case {
         match (self.story, event) {
             (Story::Leaves, _) => self.fate(&label, gone).await.words(self.noticed()),
             (_, None) => "no event ids".to_owned(),
-            (story, Some(event)) => self.comes_back(&mcp, &label, &event, story).await,
+            (story, Some(event)) => self.resume(&mcp, &label, &event, story).await,
         }
     }
 
-    async fn comes_back(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
+    async fn resume(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
         let away = self.noticed() + Duration::from_millis(500);
         sleep(away).await;
         if story == Story::ComesLate {
@@ -276,7 +276,7 @@ impl Case {
             match timeout(left, self.witness.ended(label)).await {
                 Ok(End::Cancelled { at }) => return Fate::Cancelled(at - gone),
                 Ok(End::Dropped { at }) => return Fate::Dropped(at - gone),
-                Ok(End::Completed { .. }) => unreachable!("nobody released it"),
+                Ok(End::Completed { .. }) => unreachable!("it was not released"),
                 Err(_) if left.is_zero() => break,
                 Err(_) => {}
             }

@@ -110,7 +110,7 @@ impl Conformance {
         Ok(text("Tool with progress executed successfully"))
     }
 
-    #[tool(description = "Ends its stream, works on, and answers to whoever came back")]
+    #[tool(description = "Ends its stream, keeps running, and answers the client that resumed")]
     async fn test_reconnection(
         &self,
         context: RequestContext<RoleServer>,

@@ -62,7 +62,7 @@ fn a_call_that_is_answered_before_its_head_completes() {
 
 /// The future is not polled between the end of the body and the answer, as when one task of a gateway reads both.
 #[test]
-fn a_call_that_is_answered_before_anybody_read_its_body_is_counted_and_never_in_flight() {
+fn a_call_that_is_answered_before_its_body_was_read_is_counted_and_never_in_flight() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, log) = immediate();
         let tokens = Tokens::default();
@@ -83,7 +83,7 @@ fn a_call_that_is_answered_before_anybody_read_its_body_is_counted_and_never_in_
 }
 
 #[test]
-fn a_request_that_is_answered_before_its_body_came_means_nothing_when_its_client_leaves() {
+fn a_disconnect_from_a_request_that_was_answered_before_its_body_has_no_effect() {
     for kind in Kind::ALL {
         let (layer, log) = immediate();
         let tokens = Tokens::default();
@@ -131,7 +131,7 @@ fn a_call_that_is_answered_while_its_stream_runs_completes() {
 }
 
 #[test]
-fn what_the_head_says_afterwards_changes_nothing() {
+fn a_later_head_changes_nothing() {
     for status in [200, 202, 401, 500] {
         let (layer, log) = immediate();
         let (response, token) = respond(&layer, Kind::Session.request(), move |tokens| {
@@ -149,7 +149,7 @@ fn what_the_head_says_afterwards_changes_nothing() {
 }
 
 #[test]
-fn a_cancel_that_was_first_stays_one() {
+fn a_cancel_before_the_answer_stays_a_cancel() {
     for kind in Kind::ALL {
         let (layer, log) = immediate();
         let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
@@ -164,7 +164,7 @@ fn a_cancel_that_was_first_stays_one() {
 }
 
 #[test]
-fn a_request_without_a_call_only_loses_its_say() {
+fn answered_on_a_request_without_a_call_only_disables_its_token() {
     let initialize = r#"{"jsonrpc":"2.0","id":7,"method":"initialize","params":{}}"#;
     let bodies = [initialize, "{", "[]"];
     let bodies = bodies.map(|body| Kind::Stateless.request_with(Full::from(body)));
@@ -196,7 +196,7 @@ async fn clean_ups_of_an_answered_request_are_dropped_at_once() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_answered_while_its_client_is_away_is_not_cancelled_when_its_grace_ends() {
+async fn a_detached_call_that_is_answered_is_not_cancelled_when_its_grace_ends() {
     let clock = StoppedClock::stop();
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
@@ -222,7 +222,7 @@ async fn a_late_resume_of_an_answered_call_passes_untouched() {
     let mut late = foreign.resume("x-1").await;
 
     let answer = "id: x-2\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
-    foreign.says_to_last(answer);
+    foreign.send_event_to_newest(answer);
     let frame = late.frame().await.expect("a frame").expect("it is whole");
     assert_eq!(frame.into_data().expect("data"), answer);
     foreign.ends_last();
@@ -233,7 +233,7 @@ async fn a_late_resume_of_an_answered_call_passes_untouched() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_answered_while_a_resume_holds_it_lets_that_pass() {
+async fn the_resume_of_a_call_that_is_answered_meanwhile_passes() {
     let clock = StoppedClock::stop();
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
@@ -242,7 +242,7 @@ async fn a_call_that_is_answered_while_a_resume_holds_it_lets_that_pass() {
     clock.advance(GRACE / 2).await;
 
     let mut resumed = foreign.resume("x-1").await;
-    foreign.says_to_last("data: 1\n\n");
+    foreign.send_event_to_newest("data: 1\n\n");
     Foreign::frame(&mut resumed).await;
     drop(resumed);
 
@@ -252,7 +252,7 @@ async fn a_call_that_is_answered_while_a_resume_holds_it_lets_that_pass() {
 }
 
 #[tokio::test]
-async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_is_told() {
+async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_gets_the_error() {
     let clock = StoppedClock::stop();
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
@@ -268,7 +268,7 @@ async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_is_told() {
 }
 
 #[tokio::test]
-async fn after_it_the_cancel_of_its_client_passes_and_fires_nothing() {
+async fn after_the_answer_a_cancel_by_the_client_passes_and_fires_nothing() {
     let foreign = Foreign::with(Grace::After(GRACE));
     let call = foreign.call(1).await;
     let token = foreign.token();
@@ -283,7 +283,7 @@ async fn after_it_the_cancel_of_its_client_passes_and_fires_nothing() {
 }
 
 #[test]
-fn beside_a_hang_up_one_of_the_two_wins() {
+fn an_answer_and_a_simultaneous_disconnect_have_one_outcome() {
     for round in 0..1_000 {
         let (layer, log) = immediate();
         let (response, token) = exchange(&layer, Kind::Session.request(), &Script::stalled());
@@ -309,7 +309,7 @@ fn beside_a_hang_up_one_of_the_two_wins() {
 /// Starts a call with an event id, and disconnects its client.
 async fn cut(foreign: &Foreign) -> CallToken {
     let mut call = foreign.call(1).await;
-    foreign.says(NAMED);
+    foreign.send_event(NAMED);
     Foreign::frame(&mut call).await;
     drop(call);
     foreign.token()

@@ -62,7 +62,7 @@ fn owning(token: &CallToken) -> impl Fn() -> bool + use<> {
 }
 
 #[tokio::test]
-async fn a_clean_up_runs_once_after_a_hang_up() {
+async fn a_clean_up_runs_once_after_a_disconnect() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
@@ -74,7 +74,7 @@ async fn a_clean_up_runs_once_after_a_hang_up() {
 }
 
 #[tokio::test]
-async fn closures_that_return_futures_do_as_well() {
+async fn a_clean_up_may_be_a_closure_that_returns_a_future() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     let (tell, mut clean_up) = mpsc::unbounded_channel();
@@ -85,7 +85,7 @@ async fn closures_that_return_futures_do_as_well() {
 
 /// The closure does not run there either, although it may do work before it returns a future.
 #[tokio::test]
-async fn nothing_of_a_clean_up_runs_where_the_response_is_dropped() {
+async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
@@ -103,7 +103,7 @@ async fn nothing_of_a_clean_up_runs_where_the_response_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_panics_harms_no_other() {
+async fn a_clean_up_that_panics_affects_no_other() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Session);
     let mut first = telling(&token);
@@ -117,7 +117,7 @@ async fn a_clean_up_that_panics_harms_no_other() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_waits_holds_up_no_other() {
+async fn a_clean_up_that_waits_delays_no_other() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     token.on_cancel(async |_| std::future::pending().await);
@@ -127,7 +127,7 @@ async fn a_clean_up_that_waits_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_comes_after_the_cancel_runs_at_once() {
+async fn a_clean_up_that_is_added_after_the_cancel_runs_at_once() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
@@ -170,7 +170,7 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
 
 /// After the answer, the rest of the stream does not matter.
 #[tokio::test]
-async fn a_client_that_leaves_with_its_answer_causes_no_clean_up() {
+async fn a_disconnect_after_the_answer_causes_no_clean_up() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, _log) = immediate();
         let answered = Script::new([
@@ -215,7 +215,7 @@ async fn an_answer_in_one_piece_and_a_refusal_cause_no_clean_up() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_comes_after_the_end_never_runs() {
+async fn a_clean_up_that_is_added_after_the_end_never_runs() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let answered = Script::new([Step::data(ANSWER)]);
@@ -242,7 +242,7 @@ fn where_no_runtime_ever_was_clean_ups_are_dropped() {
 
 /// A value that a clean-up owns may panic in its destructor. The server that dropped the response must not be affected.
 #[tokio::test]
-async fn a_destructor_that_panics_gets_nowhere() {
+async fn a_panic_in_a_destructor_is_contained() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {

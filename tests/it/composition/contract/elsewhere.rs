@@ -119,7 +119,7 @@ async fn a_call_whose_body_another_task_has_read_is_cancelled_without_a_head() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_read_after_its_client_has_gone_leaves_nothing_behind() {
+async fn a_body_that_is_read_after_the_disconnect_leaves_no_state() {
     let (layer, log) = immediate();
     let (reader, mut bodies) = Reader::new();
     let reading = reader.clone();

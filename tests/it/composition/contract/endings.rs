@@ -88,7 +88,7 @@ fn a_request_whose_reader_stops_at_its_trailers_was_read() {
 // --- Possible answers ---
 
 #[test]
-fn a_client_that_leaves_after_what_may_have_been_the_answer_cancels_nothing() {
+fn a_disconnect_after_a_possible_answer_cancels_nothing() {
     let batch = r#"data: [{"jsonrpc":"2.0","id":7,"result":{}}]"#;
     let batch = || Script::whole(format!("{batch}\n\n")).end(End::Silent);
     let gzip = || Script::whole("\u{1f}?").end(End::Silent);
@@ -110,7 +110,7 @@ fn a_client_that_leaves_after_what_may_have_been_the_answer_cancels_nothing() {
 }
 
 #[test]
-fn an_encoded_stream_that_brought_nothing_yet_is_cancelled() {
+fn an_encoded_stream_without_data_yet_is_cancelled() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, log) = immediate();
         let (response, token) = respond(&layer, kind.request(), |_| {
@@ -187,7 +187,7 @@ fn a_call_whose_answer_is_being_written_is_in_flight_until_the_end_of_the_body()
 }
 
 #[test]
-fn a_client_that_leaves_before_the_answer_is_whole_cancels_its_call() {
+fn a_disconnect_before_the_answer_is_complete_cancels_the_call() {
     for kind in [Kind::Stateless, Kind::Session] {
         for length in [Length::Unsaid, Length::Exact] {
             for frames in 0..3 {
@@ -208,7 +208,7 @@ fn a_client_that_leaves_before_the_answer_is_whole_cancels_its_call() {
 }
 
 #[test]
-fn a_client_that_leaves_when_the_answer_may_be_whole_cancels_nothing() {
+fn a_disconnect_when_the_answer_may_be_complete_cancels_nothing() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, log) = immediate();
         let script = Script::new([Step::data(ANSWER), Step::data("\n")]).end(End::Silent);
@@ -223,7 +223,7 @@ fn a_client_that_leaves_when_the_answer_may_be_whole_cancels_nothing() {
 }
 
 #[test]
-fn a_call_that_is_cancelled_before_its_answer_has_begun_is_told_in_the_body() {
+fn a_call_that_is_cancelled_before_its_answer_begins_gets_the_error_in_the_body() {
     let (layer, log) = immediate();
     let script = Script::whole("  ").end(End::Silent);
     let (response, token) = json_answer(&layer, Kind::Stateless, script);

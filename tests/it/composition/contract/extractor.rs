@@ -24,7 +24,7 @@ fn report() -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_handler_that_extracts_the_token_sees_its_client_go() {
+async fn a_handler_that_extracts_the_token_detects_the_disconnect() {
     let (handed_out, mut tokens) = mpsc::unbounded_channel();
     let route = get(async move |token: CallToken| {
         handed_out.send(token).expect("the test listens");
@@ -59,7 +59,7 @@ async fn an_optional_token_is_none_only_on_a_route_without_the_layer() {
 }
 
 #[tokio::test]
-async fn a_route_without_the_layer_answers_500_and_says_why() {
+async fn a_route_without_the_layer_answers_500_with_the_reason() {
     let app: Router = Router::new().route("/report", get(async |_: CallToken| "done"));
     let response = app.oneshot(report()).await.expect("a router never fails");
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);

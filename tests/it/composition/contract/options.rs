@@ -69,7 +69,7 @@ fn in_any_order(
 }
 
 #[test]
-fn a_policy_that_says_nothing_leaves_what_the_layer_says() {
+fn a_policy_that_sets_nothing_keeps_the_options_of_the_layer() {
     let whole = |layer: CancelOnDisconnectLayer| {
         let layer = layer.grace(Grace::After(GRACE));
         layer.call_timeout(TIMEOUT)
@@ -82,7 +82,7 @@ fn a_policy_that_says_nothing_leaves_what_the_layer_says() {
 }
 
 #[test]
-fn a_policy_replaces_only_what_it_says() {
+fn a_policy_replaces_only_what_it_sets() {
     let grace = |layer: CancelOnDisconnectLayer| layer.grace(Grace::After(GRACE));
     let timeout = |layer: CancelOnDisconnectLayer| layer.call_timeout(TIMEOUT);
     let timeout_of_policy =
@@ -102,7 +102,7 @@ fn a_policy_replaces_only_what_it_says() {
 }
 
 #[test]
-fn what_a_policy_says_counts_more_than_the_layer() {
+fn a_policy_overrides_the_layer() {
     let never = |layer: CancelOnDisconnectLayer| layer.grace(Grace::Never).call_timeout(TIMEOUT);
     let of_policy = |layer: CancelOnDisconnectLayer| {
         layer.policy(|_| {
@@ -124,7 +124,7 @@ fn what_a_policy_says_counts_more_than_the_layer() {
 }
 
 #[test]
-fn a_policy_that_panics_leaves_what_the_layer_says() {
+fn a_policy_that_panics_keeps_the_options_of_the_layer() {
     let broken = |_: &CallInfo| -> Policy { panic!("a policy panics on purpose") };
     let whole = |layer: CancelOnDisconnectLayer| {
         let layer = layer.grace(Grace::After(GRACE));
@@ -152,7 +152,7 @@ fn is_broken(_: &CallInfo) -> bool {
 }
 
 #[test]
-fn a_call_is_exempt_if_any_of_several_closures_says_so() {
+fn a_call_is_exempt_if_any_of_several_closures_returns_true() {
     let hold = |layer: CancelOnDisconnectLayer| layer.exempt(is_hold);
     for layer in in_any_order(hold, |layer| layer.exempt(is_other)) {
         assert_eq!(meant_by(layer).grace, None);
@@ -166,7 +166,7 @@ fn a_call_is_exempt_if_any_of_several_closures_says_so() {
 }
 
 #[test]
-fn an_exempt_call_has_no_grace_whatever_is_said_of_it_and_keeps_its_time() {
+fn an_exempt_call_has_no_grace_and_keeps_its_timeout() {
     let policy = |layer: CancelOnDisconnectLayer| {
         layer.policy(|_| {
             let policy = Policy::new().grace(Grace::Immediate);

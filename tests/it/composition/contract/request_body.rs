@@ -76,7 +76,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_body_reaches_the_inner_service_frame_by_frame_as_it_came(
+    fn any_body_reaches_the_inner_service_unchanged_frame_by_frame(
         script in script(steps()),
         reading in prop::sample::select(vec![ToItsEnd, OneFrame, NotAtAll]),
         kind in prop::sample::select(Kind::ALL.to_vec()),
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn a_call_is_known_whatever_the_frames_it_came_in(
+    fn a_call_is_parsed_from_any_split_into_frames(
         (id, written) in id(),
         tool in "\\PC{0,20}",
         text in "\\PC{0,2000}",
@@ -202,7 +202,7 @@ enum Keep {
 }
 
 #[test]
-fn a_body_that_a_refusal_left_unread_is_nothing_to_report() {
+fn a_body_that_a_refusal_left_unread_is_not_reported() {
     for status in [
         StatusCode::UNAUTHORIZED,
         StatusCode::TOO_MANY_REQUESTS,
@@ -216,7 +216,7 @@ fn a_body_that_a_refusal_left_unread_is_nothing_to_report() {
 }
 
 #[test]
-fn a_body_that_nobody_had_read_when_the_client_left_is_nothing_to_report() {
+fn a_body_that_was_unread_at_the_disconnect_is_not_reported() {
     assert_eq!(events_of_unread(StatusCode::OK, Keep::ForEver), []);
 }
 
@@ -232,7 +232,7 @@ fn a_body_that_a_service_accepted_unread_is_unknown() {
 }
 
 #[test]
-fn a_body_that_says_in_its_last_frame_that_it_ends_is_known() {
+fn a_body_that_announces_its_end_with_its_last_frame_is_parsed() {
     let events = events_of(Script::whole(CALL).end(End::Said), OneFrame);
     assert!(matches!(
         events[..],

@@ -45,16 +45,16 @@ fn table() -> Vec<Row> {
     let data = || Step::data("data: 1\n\n");
     vec![
         row("one frame", Script::new([data()]), [PASSES, GONE, GONE]),
-        row("one frame, which says that it is the last", Script::new([data()]).end(End::Said), [PASSES, PASSES, GONE]),
+        row("one frame, announced as the last", Script::new([data()]).end(End::Said), [PASSES, PASSES, GONE]),
         row("one frame between bounds", Script::new([data()]).length(Length::Bounds), [PASSES, GONE, GONE]),
         row("data and trailers", Script::new([data(), Step::Trailers]), [PASSES, GONE, GONE]),
-        row("data and trailers, which say that they are the last", Script::new([data(), Step::Trailers]).end(End::Said), [PASSES, GONE, GONE]),
+        row("data and trailers, announced as the last", Script::new([data(), Step::Trailers]).end(End::Said), [PASSES, GONE, GONE]),
         row("trailers alone", Script::new([Step::Trailers]).end(End::Said), [PASSES, PASSES, GONE]),
         row("data and an error", Script::new([data(), Step::Error]), [BROKE, GONE, GONE]),
         row("an error at once", Script::new([Step::Error]), [BROKE, BROKE, GONE]),
         row("an error of a known length", Script::new([data(), Step::Error, data()]).length(Length::Exact), [BROKE, GONE, GONE]),
         row("empty", Script::new([]), [PASSES, PASSES, GONE]),
-        row("empty, and says so at once", Script::new([]).end(End::Said), [PASSES; 3]),
+        row("empty, announced at once", Script::new([]).end(End::Said), [PASSES; 3]),
         row("empty, of length zero", Script::stalled().length(Length::Exact), [PASSES; 3]),
         row("a known length, never asked again", Script::whole("answer").length(Length::Exact).end(End::Silent), [PASSES, PASSES, GONE]),
         row("a known length in pieces", Script::new([data(), Step::Wait, data()]).length(Length::Exact).end(End::Silent), [PASSES, GONE, GONE]),
@@ -62,7 +62,7 @@ fn table() -> Vec<Row> {
         row("an empty frame before the data", Script::new([Step::data(""), data()]).length(Length::Exact), [PASSES, GONE, GONE]),
         row("many frames", Script::new((0..1_000).map(|_| data())), [PASSES, GONE, GONE]),
         row("frames that have to be waited for", Script::new([Step::Wait, data(), Step::Wait, data(), Step::Wait]), [PASSES, GONE, GONE]),
-        row("a stream that goes on", Script::new([data()]).end(End::Silent), [GONE; 3]),
+        row("a stream that continues", Script::new([data()]).end(End::Silent), [GONE; 3]),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Exchanges that are dropped without a runtime or on another one than their own, and runtimes that stand still.
+//! Exchanges that are dropped without a runtime or on another one than their own, and runtimes that stall.
 
 use std::{convert::Infallible, future::pending, sync::mpsc as blocking, thread, time::Duration};
 
@@ -270,7 +270,7 @@ fn a_cancel_reaches_the_server_while_the_runtime_the_layer_met_first_is_not_driv
 
 /// The last `block_on` of the runtime drops the response.
 #[test]
-fn a_cancel_reaches_the_server_though_the_runtime_of_the_hang_up_is_not_driven_any_more() {
+fn a_cancel_reaches_the_server_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let (layer, _log) = immediate();
     let (service, mut replays) = with_replays();
     let service = layer.layer(service);
@@ -283,7 +283,7 @@ fn a_cancel_reaches_the_server_though_the_runtime_of_the_hang_up_is_not_driven_a
 }
 
 #[test]
-fn a_clean_up_runs_though_the_runtime_of_the_hang_up_is_not_driven_any_more() {
+fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let (layer, _log) = immediate();
     let first = paused();
     let second = paused();
@@ -297,7 +297,7 @@ fn a_clean_up_runs_though_the_runtime_of_the_hang_up_is_not_driven_any_more() {
 }
 
 #[test]
-fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
+fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
     let (layer, _log) = patient();
     let first = paused();
     let token = first.block_on(async {
@@ -311,7 +311,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
-        // The client may wait on the runtime that stands still, so the deadline is deferred, but only once.
+        // The client may wait on the runtime that stalls, so the deadline is deferred, but only once.
         let ended = begun.elapsed().as_secs();
         assert!((3600 + 5..3600 + 6).contains(&ended), "{ended} s");
     });
@@ -319,7 +319,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
 }
 
 #[test]
-fn a_grace_that_began_on_a_runtime_ends_in_time_whatever_the_layer_met_first() {
+fn a_grace_ends_in_time_on_its_runtime_whichever_runtime_registered_first() {
     let (layer, _log) = patient();
     let first = paused();
     meet(&first, &layer);
@@ -334,7 +334,7 @@ fn a_grace_that_began_on_a_runtime_ends_in_time_whatever_the_layer_met_first() {
 }
 
 #[test]
-fn a_call_times_out_though_its_runtime_is_not_driven_any_more() {
+fn a_call_times_out_though_its_runtime_is_no_longer_driven() {
     let layer = CancelOnDisconnectLayer::new().call_timeout(HOUR);
     let first = paused();
     let (response, token) = first.block_on(async {
@@ -352,7 +352,7 @@ fn a_call_times_out_though_its_runtime_is_not_driven_any_more() {
 }
 
 #[test]
-fn an_unread_stream_is_let_go_though_its_runtime_is_not_driven_any_more() {
+fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
     let layer = immediate().0.stall_timeout(HOUR);
     let first = paused();
     let (body, token) = first.block_on(async {
@@ -366,7 +366,7 @@ fn an_unread_stream_is_let_go_though_its_runtime_is_not_driven_any_more() {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         cancelled(&token, ClientDisconnected).await;
-        // The reader may be on the runtime that stands still, so its time is granted once more.
+        // The reader may be on the runtime that stalls, so its time is granted once more.
         let hours = begun.elapsed().as_secs() / 3600;
         assert!(hours <= 2, "{hours} h");
     });
@@ -374,7 +374,7 @@ fn an_unread_stream_is_let_go_though_its_runtime_is_not_driven_any_more() {
 }
 
 #[test]
-fn deadlines_are_kept_while_the_thread_of_the_first_runtime_computes() {
+fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
     let (layer, _log) = patient();
     let (computes, computing) = blocking::channel();
     let (end, ended) = blocking::channel::<()>();
@@ -403,7 +403,7 @@ fn deadlines_are_kept_while_the_thread_of_the_first_runtime_computes() {
 }
 
 #[test]
-fn a_runtime_that_shuts_down_leaves_its_cancels_to_another() {
+fn when_a_runtime_shuts_down_another_one_sends_its_cancels() {
     let (layer, log) = immediate();
     let (service, mut replays) = with_replays();
     let service = layer.layer(service);
@@ -421,7 +421,7 @@ fn a_runtime_that_shuts_down_leaves_its_cancels_to_another() {
 }
 
 #[test]
-fn a_runtime_that_shuts_down_leaves_its_clean_ups_to_another() {
+fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
     let (layer, _log) = immediate();
     let (first, second) = (paused(), paused());
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });

@@ -234,7 +234,7 @@ where
     seen
 }
 
-/// Polls a body until it is ready. Returns [`Seen::Pending`] if it would wait for ever.
+/// Polls a body until it is ready. Returns [`Seen::Pending`] if it would wait forever.
 fn poll<B>(body: &mut B) -> Seen
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,

@@ -52,7 +52,7 @@ fn a_snapshot_shows_its_call_and_never_the_session_id() {
         since, grace_left, ..
     } = call.state()
     else {
-        panic!("its client has gone: {call:?}");
+        panic!("its client has disconnected: {call:?}");
     };
     let times = json!({
         "since": since.as_secs_f64(),

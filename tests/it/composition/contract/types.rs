@@ -84,7 +84,7 @@ const _: fn() = || {
 };
 
 #[test]
-fn debug_of_what_knows_a_session_does_not_show_its_id() {
+fn debug_output_does_not_show_a_session_id() {
     use super::exchange::{Kind, exchange, immediate};
     use super::script::Script;
 

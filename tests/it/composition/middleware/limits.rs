@@ -44,7 +44,7 @@ async fn a_call_over_the_body_limit_is_refused_as_without_the_layer() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_hung_up_before_its_head_gives_its_permit_to_the_next() {
+async fn a_disconnect_before_the_head_releases_the_permit_for_the_next_call() {
     let builds: [fn(Router, CancelOnDisconnectLayer) -> Router; 2] = [
         |rmcp, cancel| rmcp.layer(ConcurrencyLimitLayer::new(1)).layer(cancel),
         |rmcp, cancel| rmcp.layer(cancel).layer(ConcurrencyLimitLayer::new(1)),
@@ -73,7 +73,7 @@ async fn a_call_that_is_hung_up_before_its_head_gives_its_permit_to_the_next() {
 }
 
 #[tokio::test]
-async fn a_layer_outside_of_a_refusal_keeps_nothing() {
+async fn a_refused_request_leaves_no_state_in_an_outer_layer() {
     for way in Way::ALL {
         let bench = Bench::new(way, |rmcp, cancel| {
             let refuse =

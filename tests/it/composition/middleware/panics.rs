@@ -45,7 +45,7 @@ async fn fall(bench: &Bench) -> (Mcp, Reply) {
     (mcp, reply)
 }
 
-async fn goes_on(mcp: &Mcp) {
+async fn assert_session_works(mcp: &Mcp) {
     let mut echo = mcp.call(2, "echo", json!({ "text": "again" })).await;
     assert_eq!(text(&whole_answer(&mut echo).await), "again");
 }
@@ -65,7 +65,7 @@ async fn a_panic_that_is_caught_outside_cancels_the_call() {
             Way::Wrapped | Way::LayerOnly => Outcome::Cancelled(ServicePanicked),
         };
         assert_eq!(bench.log.ends(&number(1)), [expected], "{way:?}");
-        goes_on(&mcp).await;
+        assert_session_works(&mcp).await;
         assert!(bench.layer.calls().is_empty(), "{way:?}");
         // The handler may not have started.
         if bench.witness.starts("a") > 0 {
@@ -83,5 +83,5 @@ async fn a_panic_that_is_caught_inside_cancels_the_call_if_it_was_bound() {
     let (mcp, reply) = fall(&bench).await;
     assert_eq!(reply.status, 500);
     assert_eq!(bench.log.cancelled(), [(number(1), ServicePanicked)]);
-    goes_on(&mcp).await;
+    assert_session_works(&mcp).await;
 }

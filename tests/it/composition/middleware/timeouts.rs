@@ -83,7 +83,7 @@ async fn silent(
 }
 
 #[tokio::test]
-async fn a_timeout_outside_that_fires_is_a_hang_up() {
+async fn a_timeout_outside_that_fires_is_a_disconnect() {
     for way in Way::ALL {
         let (bench, mut call) = timed_out(way, |rmcp, cancel| {
             rmcp.layer(from_fn(collected))
@@ -100,7 +100,7 @@ async fn a_timeout_outside_that_fires_is_a_hang_up() {
 }
 
 #[tokio::test]
-async fn a_timeout_outside_that_fires_is_a_hang_up_of_a_call_that_answers_with_json() {
+async fn a_timeout_outside_that_fires_is_a_disconnect_of_a_call_with_a_json_answer() {
     let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
         let rmcp = router(listening(witness).service(Mode::StatelessJson, bare()));
         let served = serve(rmcp.layer(cancel).layer(timeout())).await;
@@ -144,7 +144,7 @@ async fn a_call_whose_response_a_timeout_inside_gave_up_has_failed_if_it_was_not
 }
 
 #[tokio::test]
-async fn a_session_goes_on_after_a_timeout_inside() {
+async fn a_session_continues_after_a_timeout_inside() {
     let bench = Bench::new(Way::Wrapped, inside).await;
     let mcp = bench.client(&[]).await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
@@ -174,7 +174,7 @@ async fn a_body_that_times_out_inside_is_a_dropped_response() {
 }
 
 #[tokio::test]
-async fn a_body_that_times_out_outside_is_a_hang_up() {
+async fn a_body_that_times_out_outside_is_a_disconnect() {
     for way in Way::ALL {
         let (bench, mut call) = silent(way, |rmcp, cancel| {
             let limit = ResponseBodyTimeoutLayer::new(LIMIT);

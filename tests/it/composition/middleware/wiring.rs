@@ -112,7 +112,7 @@ impl Hyper {
 }
 
 #[tokio::test]
-async fn a_hung_up_call_is_cancelled_on_plain_hyper() {
+async fn a_disconnect_cancels_a_call_on_plain_hyper() {
     for way in Way::ALL {
         let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
             let tools = listening(witness);
@@ -131,7 +131,7 @@ async fn a_hung_up_call_is_cancelled_on_plain_hyper() {
 }
 
 #[tokio::test]
-async fn a_hung_up_call_is_cancelled_on_plain_hyper_with_a_service_builder() {
+async fn a_disconnect_cancels_a_call_on_plain_hyper_with_a_service_builder() {
     let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
         let rmcp = listening(witness).service(Mode::Session, bare());
         let service = ServiceBuilder::new()

@@ -19,7 +19,7 @@ use super::{
 use crate::support::within;
 
 #[tokio::test]
-async fn every_method_of_rmcps_trait_is_handed_on() {
+async fn every_method_of_rmcps_trait_is_forwarded() {
     let (handler, heard) = recorder();
     let mut wire = Wire::to(handler.clone());
     let mut expected = 0;
@@ -54,7 +54,7 @@ async fn every_method_of_rmcps_trait_is_handed_on() {
 }
 
 #[tokio::test]
-async fn what_a_method_returns_comes_back() {
+async fn what_a_method_returns_is_forwarded() {
     let (handler, _) = recorder();
     let mut wire = Wire::to(handler);
     for (method, params, name) in requests() {
@@ -66,7 +66,7 @@ async fn what_a_method_returns_comes_back() {
 }
 
 #[test]
-fn what_is_said_without_a_request_comes_back() {
+fn values_without_a_request_are_forwarded() {
     let (handler, _) = recorder();
     assert_eq!(handler.get_info().instructions.as_deref(), Some("recorded"));
     assert_eq!(handler.get_tool("any").expect("a tool").name, "any");

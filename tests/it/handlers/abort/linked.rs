@@ -27,7 +27,7 @@ const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnecte
 
 /// Revision 2026-07-28 requires this with a MUST.
 #[tokio::test]
-async fn a_stored_call_of_2026_07_28_is_told_of_its_cancel() {
+async fn the_token_of_a_stored_call_of_2026_07_28_fires() {
     let setup = stored(Server::StatelessSse)
         .abort_after(WINDOW)
         .start()
@@ -59,7 +59,7 @@ async fn without_abort_on_cancel_only_its_call_token_fires() {
 
 /// The second control.
 #[tokio::test]
-async fn bare_rmcp_tells_no_stored_call_of_its_cancel() {
+async fn bare_rmcp_fires_no_token_of_a_stored_call() {
     let setup = stored(Server::Bare).start().await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
 
@@ -72,7 +72,7 @@ async fn bare_rmcp_tells_no_stored_call_of_its_cancel() {
 
 /// Before 2026-07-28 a disconnect is no cancel. With a store the client may resume on any server.
 #[tokio::test]
-async fn a_stored_call_of_an_older_revision_runs_on() {
+async fn a_stored_call_of_an_older_revision_keeps_running() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
     let setup = plan.abort_after(Duration::ZERO).start().await;
     let mcp = setup.mcp().await;
@@ -93,7 +93,7 @@ async fn a_stored_call_of_an_older_revision_runs_on() {
 
 /// The control: bare rmcp lets the call run on too.
 #[tokio::test]
-async fn bare_rmcp_runs_on_with_a_stored_call_of_an_older_revision() {
+async fn bare_rmcp_keeps_running_a_stored_call_of_an_older_revision() {
     let plan = stored(Server::Bare).config(|config| config.with_legacy_session_mode(false));
     let setup = plan.start().await;
     let mcp = Mcp::stateless(setup.served.addr, PATH);
@@ -152,7 +152,7 @@ async fn no_grace_that_the_user_set_holds_for_stored_calls() {
 }
 
 #[tokio::test]
-async fn a_handler_is_told_although_the_server_refused_the_cancel() {
+async fn the_token_of_a_handler_fires_although_the_server_refused_the_cancel() {
     let plan = Plan::of(Server::LayerOnly).inside(refusing_replays);
     let setup = plan.abort_after(WINDOW).start().await;
     let mcp = setup.mcp().await;
@@ -168,7 +168,7 @@ async fn a_handler_is_told_although_the_server_refused_the_cancel() {
 
 /// The control.
 #[tokio::test]
-async fn alone_rmcp_does_not_tell_a_handler_when_the_server_refused_the_cancel() {
+async fn bare_rmcp_fires_no_token_if_the_server_refused_the_cancel() {
     let setup = Plan::of(Server::LayerOnly)
         .inside(refusing_replays)
         .start()
@@ -183,7 +183,7 @@ async fn alone_rmcp_does_not_tell_a_handler_when_the_server_refused_the_cancel()
     assert!(setup.witness.is_running("a"));
 }
 
-/// rmcp lets a subscription whose events are stored listen for ever.
+/// rmcp lets a subscription whose events are stored listen forever.
 #[tokio::test]
 async fn a_stored_subscription_ends_with_its_stream() {
     let (ended, mut ends) = mpsc::unbounded_channel();

@@ -67,7 +67,7 @@ async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
 }
 
 #[tokio::test]
-async fn a_panic_is_said_as_an_error() {
+async fn a_panic_is_logged_as_an_error() {
     let (lines, _guard) = Lines::watch();
     let setup = Plan::of(Server::StatelessSse).abort_after(Duration::ZERO);
     let setup = setup.start().await;
@@ -82,7 +82,7 @@ async fn a_panic_is_said_as_an_error() {
 }
 
 #[tokio::test]
-async fn nothing_is_said_of_a_handler_that_ends_by_itself() {
+async fn nothing_is_logged_about_a_handler_that_ends_by_itself() {
     let (lines, _guard) = Lines::watch();
     let plan = Plan::of(Server::Wrapped).abort_after(Duration::from_secs(3_600));
     let setup = plan.start().await;

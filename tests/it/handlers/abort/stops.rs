@@ -28,7 +28,7 @@ const REQUEST_CANCELLED: i64 = -32_800;
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly, sse = StatelessSse, json = StatelessJson] {
     a_handler_that_ignores_its_token_is_dropped,
     a_handler_that_heeds_its_token_ends_by_itself,
-    a_handler_that_completes_is_left_alone,
+    a_handler_that_completes_is_not_affected,
     a_panic_is_an_error_for_its_client_alone,
 });
 
@@ -54,7 +54,7 @@ async fn a_handler_that_heeds_its_token_ends_by_itself(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_handler_that_completes_is_left_alone(server: Server) {
+async fn a_handler_that_completes_is_not_affected(server: Server) {
     let plan = Plan::of(server).abort_after(Duration::ZERO);
     let setup = plan.start().await;
     let mcp = setup.mcp().await;
@@ -79,7 +79,7 @@ async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
 
 /// The control for all these tests.
 #[tokio::test]
-async fn alone_rmcp_leaves_a_stubborn_handler_running() {
+async fn bare_rmcp_lets_a_stubborn_handler_run() {
     let clock = StoppedClock::stop();
     let setup = Server::Wrapped.start().await;
     let mcp = setup.mcp().await;
@@ -93,7 +93,7 @@ async fn alone_rmcp_leaves_a_stubborn_handler_running() {
 }
 
 #[tokio::test]
-async fn the_window_is_a_second_unless_it_is_set() {
+async fn the_abort_grace_is_a_second_unless_it_is_set() {
     let clock = StoppedClock::stop();
     for (window, expected) in [(None, 1_000), (Some(Duration::from_millis(200)), 200)] {
         let witness = Witness::new();
@@ -123,7 +123,7 @@ async fn the_window_is_a_second_unless_it_is_set() {
 
 /// Checks for each method whether it may be stopped.
 #[tokio::test]
-async fn only_what_changes_nothing_is_stopped() {
+async fn only_requests_without_side_effects_are_stopped() {
     let mut dropped = BTreeSet::new();
     let mut running = BTreeSet::new();
     for (method, params, name) in requests() {
@@ -178,7 +178,7 @@ async fn only_what_changes_nothing_is_stopped() {
 
 /// rmcp does not know that a call of 2026-07-28 with stored events is cancelled.
 #[tokio::test]
-async fn a_stopped_call_is_answered_where_anybody_is_left_to_get_it() {
+async fn a_stopped_call_is_answered_if_a_client_can_receive_the_answer() {
     let handler = Scripted::new(|context| async move {
         report(&context, "a", 1).await;
         std::future::pending().await
@@ -190,7 +190,7 @@ async fn a_stopped_call_is_answered_where_anybody_is_left_to_get_it() {
 }
 
 #[tokio::test]
-async fn a_destructor_that_panics_does_not_take_the_answer_with_it() {
+async fn a_panic_in_a_destructor_does_not_lose_the_answer() {
     let handler = Scripted::new(|context| async move {
         let _bomb = Bomb;
         report(&context, "a", 1).await;

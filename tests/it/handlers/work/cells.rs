@@ -28,10 +28,10 @@ mod processes {
     use super::{super::ways::for_ways, Way};
 
     for_ways! {
-        a_child_process_that_a_handler_awaits_is_gone,
+        a_child_process_that_a_handler_awaits_is_killed,
     }
 
-    async fn a_child_process_that_a_handler_awaits_is_gone(way: Way) {
+    async fn a_child_process_that_a_handler_awaits_is_killed(way: Way) {
         super::child::is_gone(way).await;
     }
 }
@@ -179,5 +179,5 @@ async fn call_behind(
     let mut params = CallToolRequestParams::new("hold");
     params.arguments = arguments(label).as_object().cloned();
     let answer = client.peer().call_tool(params).await;
-    panic!("nobody lets it answer: {answer:?}");
+    panic!("it is never released: {answer:?}");
 }

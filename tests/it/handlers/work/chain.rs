@@ -25,7 +25,7 @@ const AT_ONCE: usize = 10;
 type Client = Arc<RunningService<RoleClient, ()>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_hang_ups_stop_a_hundred_chains() {
+async fn a_hundred_disconnects_stop_a_hundred_chains() {
     let worker = start(None).await;
     let middle = start(Some(client_of(&worker).await)).await;
     let front = start(Some(client_of(&middle).await)).await;
@@ -98,7 +98,7 @@ async fn call_next(
     let sent = next.peer().send_cancellable_request(request, options);
     let mut request = sent.await.expect("the next server is there");
     tokio::select! {
-        answer = &mut request.rx => panic!("nobody lets it answer: {answer:?}"),
+        answer = &mut request.rx => panic!("it is never released: {answer:?}"),
         () = context.ct.cancelled() => {
             let reason = CallToken::of(context).and_then(|call| call.reason());
             let cancelled = request.cancel(reason.map(|reason| reason.to_string()));

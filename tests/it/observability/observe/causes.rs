@@ -36,13 +36,13 @@ const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    an_end_tells_how_long_the_call_had_no_client_and_why,
-    a_resume_tells_how_long_the_call_had_no_client,
-    a_client_that_is_back_before_it_was_missed_was_never_away,
-    a_stream_that_the_server_ends_is_told_from_a_hang_up,
-    a_client_that_does_not_read_is_told_from_a_hang_up,
-    a_client_that_does_not_read_its_resumed_stream_is_told_from_a_hang_up,
-    an_inner_service_that_lets_go_is_told_from_a_hang_up,
+    an_end_has_the_length_and_the_cause_of_its_detachment,
+    a_resume_has_the_length_of_its_detachment,
+    a_client_that_resumes_before_its_disconnect_is_detected_was_never_detached,
+    a_stream_that_the_server_ends_is_distinguished_from_a_disconnect,
+    a_client_that_does_not_read_is_distinguished_from_a_disconnect,
+    a_client_that_does_not_read_its_resumed_stream_is_distinguished_from_a_disconnect,
+    an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconnect,
 });
 
 for_servers!([
@@ -54,7 +54,7 @@ for_servers!([
     a_call_that_is_cancelled_at_once_was_detached_for_no_time,
 });
 
-async fn an_end_tells_how_long_the_call_had_no_client_and_why(server: Server) {
+async fn an_end_has_the_length_and_the_cause_of_its_detachment(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
     let mcp = setup.mcp().await;
@@ -70,7 +70,7 @@ async fn an_end_tells_how_long_the_call_had_no_client_and_why(server: Server) {
     assert_eq!(causes.all(), expected);
 }
 
-async fn a_resume_tells_how_long_the_call_had_no_client(server: Server) {
+async fn a_resume_has_the_length_of_its_detachment(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
     let mcp = setup.mcp().await;
@@ -91,7 +91,9 @@ async fn a_resume_tells_how_long_the_call_had_no_client(server: Server) {
 }
 
 /// The old connection is dead. Its stream is not read, so the server has not noticed yet.
-async fn a_client_that_is_back_before_it_was_missed_was_never_away(server: Server) {
+async fn a_client_that_resumes_before_its_disconnect_is_detected_was_never_detached(
+    server: Server,
+) {
     let plan = Plan::of(server).grace(Grace::After(GRACE)).inside(stalled);
     let (setup, causes) = watched(plan).await;
     let mcp = setup.mcp().await;
@@ -110,7 +112,7 @@ async fn a_client_that_is_back_before_it_was_missed_was_never_away(server: Serve
     );
 }
 
-async fn a_stream_that_the_server_ends_is_told_from_a_hang_up(server: Server) {
+async fn a_stream_that_the_server_ends_is_distinguished_from_a_disconnect(server: Server) {
     let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -140,7 +142,7 @@ async fn a_call_that_is_cancelled_at_once_was_detached_for_no_time(server: Serve
     assert_eq!(causes.all(), expected);
 }
 
-async fn a_client_that_does_not_read_is_told_from_a_hang_up(server: Server) {
+async fn a_client_that_does_not_read_is_distinguished_from_a_disconnect(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(impatient(server)).await;
     let mcp = setup.mcp().await;
@@ -154,7 +156,9 @@ async fn a_client_that_does_not_read_is_told_from_a_hang_up(server: Server) {
     drop(unread);
 }
 
-async fn a_client_that_does_not_read_its_resumed_stream_is_told_from_a_hang_up(server: Server) {
+async fn a_client_that_does_not_read_its_resumed_stream_is_distinguished_from_a_disconnect(
+    server: Server,
+) {
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(impatient(server)).await;
     let mcp = setup.mcp().await;
@@ -173,7 +177,7 @@ async fn a_client_that_does_not_read_its_resumed_stream_is_told_from_a_hang_up(s
     drop(unread);
 }
 
-async fn an_inner_service_that_lets_go_is_told_from_a_hang_up(server: Server) {
+async fn an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconnect(server: Server) {
     let forgetful = |router: axum::Router| {
         router.layer(from_fn(async |request: Request, next: Next| {
             let is_call = request.headers().contains_key(EXCHANGE);
@@ -199,7 +203,7 @@ async fn an_inner_service_that_lets_go_is_told_from_a_hang_up(server: Server) {
 
 /// Behind the layer alone, the end of a call cannot be observed if its client does not resume.
 #[tokio::test]
-async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
+async fn a_call_that_is_untracked_and_keeps_running_ends_as_unknown() {
     const HOUR: Duration = Duration::from_secs(60 * 60);
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;

@@ -8,8 +8,8 @@ use crate::setup::{Lines, Plan, Server, StoppedClock, for_servers};
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     the_life_of_an_orphan_is_logged_step_by_step,
-    the_life_of_a_call_that_is_hung_up_without_a_grace_is_logged,
-    the_life_of_a_call_whose_client_comes_back_is_logged,
+    the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
+    the_life_of_a_call_whose_client_resumes_is_logged,
     a_cancel_by_the_client_is_logged_as_one,
     a_cancel_is_never_an_error,
 });
@@ -33,7 +33,7 @@ async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
     );
 }
 
-async fn the_life_of_a_call_that_is_hung_up_without_a_grace_is_logged(server: Server) {
+async fn the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = server.start().await;
@@ -56,7 +56,7 @@ async fn the_life_of_a_call_that_is_hung_up_without_a_grace_is_logged(server: Se
     assert!(cancelled.ends_with(end), "{cancelled}");
 }
 
-async fn the_life_of_a_call_whose_client_comes_back_is_logged(server: Server) {
+async fn the_life_of_a_call_whose_client_resumes_is_logged(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;

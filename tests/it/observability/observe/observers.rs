@@ -24,7 +24,7 @@ fn broken(_: &Event<'_>) {
 }
 
 #[tokio::test]
-async fn every_observer_sees_everything_though_others_break() {
+async fn every_observer_receives_all_events_although_others_panic() {
     let (first, last) = (Count::default(), Count::default());
     let observers = (first.clone(), last.clone());
     let plan = Plan::of(Server::Wrapped).layer(|layer| {
@@ -44,7 +44,7 @@ async fn every_observer_sees_everything_though_others_break() {
 }
 
 #[tokio::test]
-async fn observers_that_all_break_harm_no_call() {
+async fn observers_that_all_panic_affect_no_call() {
     let plan = Plan::of(Server::Wrapped).layer(|layer| layer.observe(broken).observe(broken));
     let setup = plan.start().await;
     let mcp = setup.mcp().await;

@@ -69,7 +69,7 @@ async fn sessions_are_shown_by_a_short_hash_that_joins_their_lines() {
 }
 
 #[tokio::test]
-async fn sessions_may_be_shown_as_they_are() {
+async fn session_ids_may_be_shown_in_plain_text() {
     let plan = Plan::of(Server::LayerOnly);
     let plan = plan.layer(|layer| layer.log_session_ids(SessionIds::Verbatim));
     for (lines, id) in logged(plan).await {
@@ -78,7 +78,7 @@ async fn sessions_may_be_shown_as_they_are() {
 }
 
 #[tokio::test]
-async fn sessions_may_be_left_out() {
+async fn sessions_may_be_omitted() {
     let plan = Plan::of(Server::Wrapped);
     let plan = plan.layer(|layer| layer.log_session_ids(SessionIds::Omitted));
     for (lines, id) in logged(plan).await {

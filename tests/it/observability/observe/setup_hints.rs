@@ -43,7 +43,7 @@ async fn assert_works(plan: Plan) -> Setup {
 }
 
 #[tokio::test]
-async fn what_is_set_up_as_documented_says_nothing() {
+async fn a_documented_set_up_emits_no_hint() {
     let lines = Lines::up_to(Level::INFO);
     for server in [
         Server::Wrapped,
@@ -60,7 +60,7 @@ async fn what_is_set_up_as_documented_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_layer_inside_another_says_that_its_options_have_no_effect() {
+async fn a_layer_inside_another_hints_that_its_options_have_no_effect() {
     let lines = Lines::up_to(Level::INFO);
     let inside = |layer: CancelOnDisconnectLayer| {
         Plan::of(Server::Wrapped).inside(move |router| router.layer(layer))
@@ -76,7 +76,7 @@ async fn a_layer_inside_another_says_that_its_options_have_no_effect() {
 }
 
 #[tokio::test]
-async fn a_session_manager_without_a_layer_says_that_nobody_sees_hang_ups() {
+async fn a_session_manager_without_a_layer_hints_that_disconnects_are_not_detected() {
     let lines = Lines::up_to(Level::INFO);
     for servers in 1..=2 {
         let config = Mode::Session.config();
@@ -90,7 +90,7 @@ async fn a_session_manager_without_a_layer_says_that_nobody_sees_hang_ups() {
 }
 
 #[tokio::test]
-async fn a_session_manager_behind_two_layers_says_which_of_them_it_does_not_serve() {
+async fn a_session_manager_behind_two_layers_hints_which_of_them_it_does_not_serve() {
     let lines = Lines::up_to(Level::INFO);
     let app = two_routes(
         &CancelOnDisconnectLayer::new(),
@@ -101,7 +101,7 @@ async fn a_session_manager_behind_two_layers_says_which_of_them_it_does_not_serv
 }
 
 #[tokio::test]
-async fn rmcps_own_sessions_behind_the_layer_are_noticed() {
+async fn rmcps_own_sessions_behind_the_layer_emit_a_hint() {
     let lines = Lines::up_to(Level::INFO);
     for servers in 1..=2 {
         assert_works(Plan::of(Server::LayerOnly)).await;
@@ -110,14 +110,14 @@ async fn rmcps_own_sessions_behind_the_layer_are_noticed() {
 }
 
 #[tokio::test]
-async fn event_ids_that_are_not_rmcps_say_nothing_of_the_session_manager() {
+async fn event_ids_that_are_not_rmcps_emit_no_hint_about_the_session_manager() {
     let lines = Lines::up_to(Level::INFO);
     assert_works(Plan::of(Server::LayerOnly).stored()).await;
     assert_said(&lines, &[]);
 }
 
 #[tokio::test]
-async fn what_a_policy_or_a_store_changes_is_said_once_for_each_layer() {
+async fn the_effects_of_a_policy_or_a_store_are_hinted_once_for_each_layer() {
     let lines = Lines::up_to(Level::INFO);
     let superseding = || {
         let plan = Plan::of(Server::LayerOnly).stored();
@@ -139,7 +139,7 @@ async fn what_a_policy_or_a_store_changes_is_said_once_for_each_layer() {
 }
 
 #[tokio::test]
-async fn the_first_call_that_waits_for_its_client_says_what_happens_next_and_what_changes_it() {
+async fn the_first_call_that_waits_for_its_client_hints_at_the_grace_and_how_to_change_it() {
     let lines = Lines::up_to(Level::INFO);
     for servers in 1..=2 {
         let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
@@ -164,7 +164,7 @@ async fn the_first_call_that_waits_for_its_client_says_what_happens_next_and_wha
 
 /// The call restores its session, which no session manager has when the body is read.
 #[tokio::test]
-async fn the_first_call_of_a_restored_session_does_not_say_that_supersede_has_no_effect() {
+async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_no_effect() {
     let store = Arc::new(SavedSessions::default());
     let plan = || {
         let store = store.clone();
@@ -186,7 +186,7 @@ async fn the_first_call_of_a_restored_session_does_not_say_that_supersede_has_no
 
 /// The client polls, and was connected all the time.
 #[tokio::test]
-async fn a_stream_that_the_server_ends_says_nothing_of_a_client_that_went_away() {
+async fn a_stream_that_the_server_ends_emits_no_hint_about_a_disconnect() {
     let lines = Lines::up_to(Level::INFO);
     let setup = Plan::of(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;

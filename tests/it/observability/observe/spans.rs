@@ -25,7 +25,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_cancel_on_the_timers_task_belongs_to_the_request,
     a_cancel_in_a_destructor_belongs_to_the_request,
     a_resume_belongs_to_the_request_of_the_call,
-    the_span_closes_with_the_call_though_its_token_is_kept,
+    the_span_closes_with_the_call_even_if_its_token_is_kept,
     the_span_of_a_call_that_is_cancelled_closes_as_well,
 });
 
@@ -71,7 +71,7 @@ async fn a_resume_belongs_to_the_request_of_the_call(server: Server) {
     assert_one_span(&lines, 4);
 }
 
-async fn the_span_closes_with_the_call_though_its_token_is_kept(server: Server) {
+async fn the_span_closes_with_the_call_even_if_its_token_is_kept(server: Server) {
     let lines = Lines::all();
     let setup = traced(Plan::of(server)).start().await;
     let mcp = setup.mcp().await;
@@ -122,7 +122,7 @@ async fn a_cancel_that_fails_belongs_to_the_request() {
 }
 
 #[tokio::test]
-async fn without_a_span_events_are_logged_all_the_same() {
+async fn without_a_span_events_are_still_logged() {
     let lines = Lines::all();
     let setup = Server::Wrapped.start().await;
     let mcp = setup.mcp().await;

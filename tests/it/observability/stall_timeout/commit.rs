@@ -73,7 +73,7 @@ async fn a_silent_call_is_answered_with_a_stream_and_probed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn its_probes_come_as_often_as_all_others() {
+async fn its_probes_have_the_usual_interval() {
     let layer = committing().0.keep_alive(3 * SECOND);
     let (mut body, _asked) = committed(&layer, call()).await;
     let begun = Instant::now();
@@ -156,7 +156,7 @@ async fn an_error_status_with_a_json_rpc_error_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_another_request_is_not_taken_over() {
+async fn an_error_of_another_request_is_not_used() {
     let (mut body, asked) = committed(&committing().0, call()).await;
     let said = r#"{"jsonrpc":"2.0","id":8,"error":{"code":-32602,"message":"no"}}"#;
     asked.answer(status(400, "application/json", said));
@@ -178,7 +178,7 @@ async fn a_failing_service_becomes_an_error_of_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_an_event_becomes_an_error_of_the_call() {
+async fn an_answer_that_cannot_be_an_event_becomes_an_error_of_the_call() {
     let gzip = |mut response: Response<Body>| {
         let gzip = header::HeaderValue::from_static("gzip");
         response
@@ -225,7 +225,7 @@ async fn an_answer_that_is_encoded_as_identity_becomes_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_after_the_head_cancels_its_call() {
+async fn a_disconnect_after_the_head_cancels_the_call() {
     let (layer, log) = committing();
     let (body, mut asked) = committed(&layer, call()).await;
     drop(body);
@@ -239,7 +239,7 @@ async fn a_client_that_leaves_after_the_head_cancels_its_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_times_out_after_its_head_tells_its_client() {
+async fn a_call_that_times_out_after_its_head_sends_the_error_to_its_client() {
     let layer = committing().0.call_timeout(20 * SECOND);
     let (mut body, mut asked) = committed(&layer, call()).await;
     let text = rest(&mut body).await;
@@ -250,7 +250,7 @@ async fn a_call_that_times_out_after_its_head_tells_its_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_in_time_is_left_as_it_is() {
+async fn an_answer_in_time_is_unchanged() {
     let (client, mut server) = between(&committing().0);
     let (response, ()) = tokio::join!(client.send(call()), async {
         let asked = server.asked().await;
@@ -262,7 +262,7 @@ async fn an_answer_in_time_is_left_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_single_call_of_a_client_that_takes_events_is_answered_early() {
+async fn only_a_single_call_of_a_client_that_accepts_events_is_answered_early() {
     let accept = |value: &'static str| {
         let mut request = call();
         let value = header::HeaderValue::from_static(value);
@@ -309,7 +309,7 @@ async fn only_a_single_call_of_a_client_that_takes_events_is_answered_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_inner_service_is_not_asked_to_encode_what_may_become_an_event() {
+async fn a_call_whose_answer_may_become_an_event_is_forwarded_without_accept_encoding() {
     for (request, passes) in [
         (call(), false),
         (
@@ -357,7 +357,7 @@ async fn a_request_that_is_uploaded_slowly_keeps_the_status_of_its_refusal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_call_that_was_uploaded_slowly_is_answered_with_a_stream_all_the_same() {
+async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream() {
     let (layer, _log) = committing();
     let (client, mut server) = between(&layer);
     let (upload, body) = Feed::new();
@@ -388,7 +388,7 @@ async fn a_byte_order_mark_is_no_part_of_the_event() {
     assert_eq!(message(&mut body).await, expected);
 }
 
-/// A client ignores an event without data, and would wait for ever.
+/// A client ignores an event without data, and would wait forever.
 #[tokio::test(start_paused = true)]
 async fn an_answer_without_a_text_is_an_error() {
     for text in ["", " \n"] {

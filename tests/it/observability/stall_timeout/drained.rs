@@ -101,7 +101,7 @@ async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_stays_open_after_an_answer_of_after_the_drain_ends_as_well() {
+async fn a_stream_that_stays_open_after_an_answer_that_follows_the_drain_ends_as_well() {
     let (layer, _log) = patient();
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, task()).await;
@@ -130,7 +130,7 @@ async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_goes_on() {
+async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_continues() {
     let (layer, log) = patient();
     let (client, mut server) = between(&layer);
     let (mut body, feed, token) = open(&client, &mut server, task()).await;
@@ -162,7 +162,7 @@ async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
 
 /// hyper does not poll the stream again until it is woken.
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_nobody_polls_again_is_woken_by_the_drain() {
+async fn a_stream_that_is_not_polled_again_is_woken_by_the_drain() {
     let (layer, _log) = patient();
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
@@ -346,7 +346,7 @@ async fn a_drain_that_is_dropped_while_it_waits_has_ended_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_take_its_cancels_holds_a_drain_up_for_a_second() {
+async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second() {
     let (layer, log) = patient();
     let (client, mut server) = between(&layer);
     let (mut body, _feed, _) = open(&client, &mut server, in_session(call())).await;
@@ -364,7 +364,7 @@ async fn a_server_that_does_not_take_its_cancels_holds_a_drain_up_for_a_second()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_that_is_dropped_in_the_end_has_told_the_servers_all_the_same() {
+async fn a_drain_that_is_dropped_at_its_end_has_still_notified_the_servers() {
     let (layer, log) = patient();
     let (client, mut server) = between(&layer);
     let (_body, _feed, _) = open(&client, &mut server, in_session(call())).await;

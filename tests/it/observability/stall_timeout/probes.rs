@@ -33,7 +33,7 @@ async fn a_quiet_stream_is_probed_at_every_interval() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn traffic_puts_the_next_probe_off() {
+async fn traffic_postpones_the_next_probe() {
     let (mut response, feed) = stream(&probing()).await;
     let body = response.body_mut();
     for _ in 0..3 {
@@ -58,7 +58,7 @@ async fn a_comment_of_the_server_counts_as_traffic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_probe_goes_into_an_event() {
+async fn no_probe_is_sent_inside_an_event() {
     let (mut response, feed) = stream(&probing()).await;
     let body = response.body_mut();
     for half in ["data: 1", "\n", "id: 1\n"] {
@@ -72,7 +72,7 @@ async fn no_probe_goes_into_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_byte_order_mark_after_a_probe_goes() {
+async fn a_byte_order_mark_after_a_probe_is_removed() {
     let (mut response, feed) = stream(&probing()).await;
     let body = response.body_mut();
     assert_eq!(frame(body).await.as_deref(), Some(PROBE));
@@ -81,7 +81,7 @@ async fn a_byte_order_mark_after_a_probe_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_option_nothing_is_put_in() {
+async fn without_the_option_nothing_is_injected() {
     let (mut response, _feed) = stream(&immediate().0).await;
     assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
     assert_eq!(response.headers().len(), 1);

@@ -31,7 +31,7 @@ async fn unread(layer: &CancelOnDisconnectLayer) -> (ResponseBody<Body>, Feed, C
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_on_is_taken_for_gone() {
+async fn a_client_that_stops_reading_counts_as_disconnected() {
     let (mut body, feed, token) = unread(&impatient()).await;
     sleep(LIMIT - SECOND).await;
     assert!(!token.is_cancelled() && !feed.is_dropped());
@@ -82,7 +82,7 @@ async fn a_client_that_takes_a_large_event_slowly_is_not_stalled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_stops_in_a_large_event_is_taken_for_gone() {
+async fn a_client_that_stops_within_a_large_event_counts_as_disconnected() {
     let (mut body, feed, token) = unread(&impatient()).await;
     feed.write(format!("data: {}\n\n", "x".repeat(1024 * 1024)));
     frame(&mut body).await.expect("a piece");
@@ -100,7 +100,7 @@ async fn a_large_event_without_the_option_is_passed_on_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_cancelled_within_a_large_event_ends_behind_it() {
+async fn a_call_that_is_cancelled_within_a_large_event_ends_after_it() {
     let layer = impatient();
     let (mut body, feed, _token) = unread(&layer).await;
     let large = format!("data: {}\n\n", "x".repeat(100_000));
@@ -139,14 +139,14 @@ async fn the_least_timeout_does_not_end_a_quiet_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_option_a_stream_may_be_left_unread() {
+async fn without_the_option_a_stream_may_stay_unread() {
     let (_body, feed, token) = unread(&immediate().0).await;
     sleep(1_000 * LIMIT).await;
     assert!(!token.is_cancelled() && !feed.is_dropped());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_was_starved_gives_the_client_more_time() {
+async fn a_runtime_that_stalled_gives_the_client_more_time() {
     let (mut body, feed, token) = unread(&impatient()).await;
     // In one step, as a blocked worker sees it.
     tokio::time::advance(3 * LIMIT).await;
@@ -159,7 +159,7 @@ async fn a_runtime_that_was_starved_gives_the_client_more_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_stood_still_for_a_moment_gives_the_client_as_long() {
+async fn a_runtime_that_stalled_for_a_moment_gives_the_client_as_long() {
     let late = LIMIT + 3 * SECOND / 10;
     let (mut body, feed, token) = unread(&impatient()).await;
     tokio::time::advance(late).await;
@@ -188,7 +188,7 @@ async fn a_stream_that_is_read_to_its_end_is_not_stalled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standalone_stream_that_is_not_read_is_let_go_and_that_is_logged() {
+async fn a_standalone_stream_that_is_not_read_is_closed_and_that_is_logged() {
     let lines = Lines::all();
     let (client, mut server) = between(&impatient());
     let get = Request::get("/mcp").body(Body::empty()).expect("a request");

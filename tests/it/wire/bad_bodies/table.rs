@@ -242,8 +242,8 @@ pub(super) fn table() -> Vec<Row> {
         Row::new("a call as JSON and as text", echo("87", "x")).content_types(&["application/json", "text/plain"]),
         Row::new("a call as JSON of a charset", echo("86", "x")).content_types(&["Application/JSON; charset=utf-8"]),
         Row::new("a compressed call", GZIP).content_encoding("gzip"),
-        Row::new("a compressed call that does not say so", GZIP),
-        Row::new("a call that says it is compressed", echo("85", "x")).content_encoding("gzip"),
+        Row::new("a compressed call without a Content-Encoding", GZIP),
+        Row::new("a plain call with a Content-Encoding", echo("85", "x")).content_encoding("gzip"),
         // Chunks.
         Row::new("a call in chunks of one byte", echo("84", "x")).chunked([1; 60]),
         Row::new("a call in chunks that cut its id", echo("8333", "x")).chunked([r#"{"jsonrpc":"2.0","id":83"#.len(), 1]),

@@ -84,7 +84,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         let later = generations.get(turn + 1..).unwrap_or_default();
         // A later stream takes over, unless its client had disconnected again.
         let takes_over = |later: &&&Stream| {
-            let gone = later.gone_from(0).unwrap_or(Micros::MAX);
+            let gone = later.disconnected_from(0).unwrap_or(Micros::MAX);
             later.opened > ended || gone > ended.saturating_sub(RACE)
         };
         let next = later.iter().find(takes_over);
@@ -102,7 +102,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         match end {
             End::Answered if late && !call.setup.wrapped => {}
             // The head was not sent when the handler answered. Only the session manager retains answers.
-            End::Answered if !late && !call.setup.wrapped && !stream.is_there_at(ended) => {}
+            End::Answered if !late && !call.setup.wrapped && !stream.is_connected_at(ended) => {}
             End::Answered if late && stream.opened > ended + REMEMBERED => {}
             // The client was asked to resume.
             End::Answered if !late && call.was_polled(stream, ended) => {}
@@ -116,7 +116,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
                     && !stream
                         .error
                         .as_ref()
-                        .is_some_and(|&(_, _, code)| call.is_told_by(code)) =>
+                        .is_some_and(|&(_, _, code)| call.has_error(code)) =>
             {
                 return Some(Misdelivery::NotTold);
             }
@@ -143,7 +143,7 @@ pub(super) fn strays(history: &History) -> usize {
 impl CallHistory {
     /// Returns `true` if this error explains the end. On a stalled machine a call may time out before it becomes an
     /// orphan.
-    fn is_told_by(&self, code: i64) -> bool {
+    fn has_error(&self, code: i64) -> bool {
         code == CANCELLED || code == TIMED_OUT && self.setup.call_timeout.is_some()
     }
 
@@ -190,13 +190,13 @@ impl Stream {
             return false;
         };
         generations.iter().any(|other| {
-            let gone = other.gone_by().unwrap_or(Micros::MAX);
+            let gone = other.disconnected_by().unwrap_or(Micros::MAX);
             other.number != self.number && other.opened < over && gone > over.saturating_sub(RACE)
         })
     }
 
     /// Returns `true` if its head had arrived and the server had not ended it.
-    fn is_there_at(&self, at: Micros) -> bool {
+    fn is_connected_at(&self, at: Micros) -> bool {
         self.head
             .is_some_and(|(head, status)| status == 200 && head < at)
             && self.over.is_none_or(|over| over > at)

@@ -237,7 +237,7 @@ impl History {
     fn call(&mut self, call: &Call, act: impl FnOnce(&mut CallHistory)) {
         match self.calls.get_mut(call) {
             Some(call) => act(call),
-            None => self.unexplained.push(format!("nobody asked for {call}")),
+            None => self.unexplained.push(format!("no client made {call}")),
         }
     }
 
@@ -329,7 +329,7 @@ impl Stream {
     }
 
     /// The earliest time at which its client may have disconnected, or the server may have ended the stream.
-    pub(super) fn gone_from(&self, slack: Micros) -> Option<Micros> {
+    pub(super) fn disconnected_from(&self, slack: Micros) -> Option<Micros> {
         let leaving = self.leaving.map(|(at, _)| at);
         let over = self
             .over
@@ -338,7 +338,7 @@ impl Stream {
     }
 
     /// The time by which its client had certainly disconnected.
-    pub(super) fn gone_by(&self) -> Option<Micros> {
+    pub(super) fn disconnected_by(&self) -> Option<Micros> {
         self.left.into_iter().chain(self.over).min()
     }
 }

@@ -143,7 +143,7 @@ impl Bounds {
             let accepted = stream.head.map_or(stream.opened, |(at, _)| at);
             (
                 stream.opened,
-                stream.there_to(stream.gone_from(slack)),
+                stream.connected_until(stream.disconnected_from(slack)),
                 accepted,
             )
         });
@@ -160,9 +160,13 @@ impl Bounds {
                 None => self.allow(deadline, Micros::MAX),
             }
         }
-        let perhaps = generations
-            .iter()
-            .map(|stream| (stream.opened, stream.there_to(stream.gone_by()), 0));
+        let perhaps = generations.iter().map(|stream| {
+            (
+                stream.opened,
+                stream.connected_until(stream.disconnected_by()),
+                0,
+            )
+        });
         for (by, next) in gaps(perhaps) {
             let deadline = by + call.grace();
             let must_by = self.with_margin(deadline, call, history);
@@ -270,15 +274,15 @@ fn gaps(
     let mut streams: Vec<_> = streams.collect();
     streams.sort_unstable();
     let mut gaps = Vec::new();
-    let mut there_to = None;
+    let mut connected_until = None;
     for (opened, to, accepted) in streams {
-        if let Some(from) = there_to.filter(|from| *from < opened) {
+        if let Some(from) = connected_until.filter(|from| *from < opened) {
             gaps.push((from, Some((opened, accepted))));
         }
-        there_to = there_to.max(Some(to));
+        connected_until = connected_until.max(Some(to));
     }
     gaps.extend(
-        there_to
+        connected_until
             .filter(|to| *to < Micros::MAX)
             .map(|from| (from, None)),
     );
@@ -287,7 +291,7 @@ fn gaps(
 
 impl Stream {
     /// The time until which its client was connected. A client with the answer does not count as disconnected.
-    fn there_to(&self, gone: Option<Micros>) -> Micros {
+    fn connected_until(&self, gone: Option<Micros>) -> Micros {
         let gone = gone.filter(|_| self.answer.is_none());
         gone.unwrap_or(Micros::MAX)
     }
@@ -297,9 +301,9 @@ impl Stream {
 fn was_accepted(stream: &Stream) -> bool {
     stream.head.is_some_and(|(_, status)| status == 200)
         || stream
-            .gone_from(0)
+            .disconnected_from(0)
             .is_some_and(|gone| gone > stream.opened + SECOND)
-        || stream.gone_from(0).is_none()
+        || stream.disconnected_from(0).is_none()
 }
 
 pub(super) fn micros(duration: std::time::Duration) -> Micros {

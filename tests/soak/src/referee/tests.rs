@@ -170,7 +170,7 @@ fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
 }
 
 #[test]
-fn a_stall_of_the_machine_excuses_no_more_than_its_own_length_and_one_more_look() {
+fn a_stall_of_the_machine_excuses_no_more_than_its_length_and_one_more_check() {
     let left = |stalled: u64| {
         let stall = Fact::Stalled { millis: 700 };
         let story = Story::on("wrapped").leaves(1_000, 1).then(3_700, stall);
@@ -181,7 +181,7 @@ fn a_stall_of_the_machine_excuses_no_more_than_its_own_length_and_one_more_look(
 }
 
 #[test]
-fn every_stall_excuses_one_more_look_at_the_end_of_a_grace_and_at_nothing_else() {
+fn every_stall_excuses_one_more_check_at_the_end_of_a_grace_and_nothing_else() {
     let with_stalls = |story: Story| {
         let stall =
             |story: Story, n: u64| story.then(3_100 + 200 * n, Fact::Stalled { millis: 60 });
@@ -199,7 +199,7 @@ fn every_stall_excuses_one_more_look_at_the_end_of_a_grace_and_at_nothing_else()
 }
 
 #[test]
-fn a_client_that_is_back_in_time_keeps_its_call() {
+fn a_client_that_resumes_in_time_keeps_its_call() {
     let back = || Story::on("wrapped").leaves(1_000, 1).resumes(2_000, "0/0");
     let report = back().answered().gets_answer_of(2, CALL).judged();
     assert_eq!(class(&report), Class::MustComplete);
@@ -211,7 +211,7 @@ fn a_client_that_is_back_in_time_keeps_its_call() {
 }
 
 #[test]
-fn a_client_that_leaves_one_of_two_streams_keeps_its_call() {
+fn a_client_that_disconnects_from_one_of_two_streams_keeps_its_call() {
     for leaves in [1, 2] {
         let two = || {
             Story::on("wrapped")
@@ -264,7 +264,7 @@ fn a_stream_that_another_replaced_need_not_have_the_answer() {
 }
 
 #[test]
-fn who_is_there_when_the_server_ends_the_call_must_be_told() {
+fn a_connected_client_must_get_the_error_when_the_server_ends_its_call() {
     let ended = || {
         Story::on("paths")
             .resumes(1_000, "0/0")
@@ -281,7 +281,7 @@ fn who_is_there_when_the_server_ends_the_call_must_be_told() {
     );
     let polls = Fact::Polling { call: CALL.into() };
     let polled = ended().then(3_990, polls).over(3_995, 2).judged();
-    assert_eq!(misdelivered(&polled), [], "the server had it come back");
+    assert_eq!(misdelivered(&polled), [], "the server made it poll");
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),
@@ -291,7 +291,7 @@ fn who_is_there_when_the_server_ends_the_call_must_be_told() {
 }
 
 #[test]
-fn a_wrong_event_id_is_no_way_back() {
+fn a_wrong_event_id_does_not_resume() {
     let report = Story::on("wrapped")
         .leaves(1_000, 1)
         .resumes(2_000, "7/7")
@@ -310,7 +310,7 @@ fn a_resume_on_the_edge_of_the_grace_decides_nothing() {
 }
 
 #[test]
-fn a_server_that_stands_still_need_not_hear_of_a_resume() {
+fn a_server_that_is_suspended_need_not_receive_a_resume() {
     let back = || Story::on("wrapped").leaves(1_000, 1).resumes(2_000, "0/0");
     let stalled = |millis| back().then(2_950, Fact::Stalled { millis });
     assert_eq!(wrong(&stalled(900).cancelled(3_300).judged()), []);
@@ -319,7 +319,7 @@ fn a_server_that_stands_still_need_not_hear_of_a_resume() {
 }
 
 #[test]
-fn somebody_elses_answer_is_wrong_on_any_stream() {
+fn an_answer_of_another_client_is_wrong_on_any_stream() {
     let report = Story::on("wrapped")
         .answered()
         .gets_answer_of(1, "d~1~0~heeds")
@@ -334,13 +334,13 @@ fn somebody_elses_answer_is_wrong_on_any_stream() {
 }
 
 #[test]
-fn an_answer_that_its_client_waits_for_must_come() {
+fn an_answer_that_its_client_waits_for_must_arrive() {
     let report = Story::on("layer").answered().judged();
     assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);
 }
 
 #[test]
-fn whoever_comes_too_late_must_be_told() {
+fn a_client_that_resumes_too_late_must_get_the_error() {
     let late = || {
         Story::on("layer")
             .leaves(1_000, 1)
@@ -357,7 +357,7 @@ fn whoever_comes_too_late_must_be_told() {
 }
 
 #[test]
-fn what_is_left_at_rest_is_a_leak() {
+fn state_that_remains_at_rest_is_a_leak() {
     let gauge = |calls| {
         Fact::Gauge(Gauge {
             calls,

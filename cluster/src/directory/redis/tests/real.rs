@@ -8,7 +8,7 @@ use super::{super::*, at, server::Server};
 use crate::{
     answers::Answers,
     directory::{
-        KEPT_ANSWER, Limited,
+        ANSWER_TTL, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
     ids::Epoch,
@@ -112,7 +112,7 @@ async fn a_redis_directory_fulfils_the_contract() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
+async fn keys_expire_in_time_and_contain_no_session_id() {
     let server = Server::start().await;
     let directory = directory(&server);
     let (me, secret) = (instance(1), SessionHash::of("secret"));
@@ -129,7 +129,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
             me.incarnation,
             CallNumber::new(7),
             Bytes::from_static(b"{}"),
-            KEPT_ANSWER,
+            ANSWER_TTL,
         )
         .await
         .unwrap();
@@ -148,7 +148,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_TTL, RECORD_TTL]) {
+    for (key, most) in keys.iter().zip([ANSWER_TTL, LEASES_TTL, RECORD_TTL]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -259,7 +259,7 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
+async fn the_scripts_are_loaded_again_after_a_redis_has_lost_them() {
     let server = Server::start().await;
     let directory = directory(&server);
     let (one, two) = (instance(1), instance(2));
@@ -300,7 +300,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
         .await;
     let error = directory.look(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds what no instance wrote: mcp:s:{} is not a record of a session",
+        "the directory holds a value that no instance wrote: mcp:s:{} is not a record of a session",
         text.session
     );
     assert_eq!(error.to_string(), expected);
@@ -351,14 +351,14 @@ async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
 /// Issue 29, 4.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
+async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 1).await;
     let (session, generation, directory) =
         (session("a").session, one.me.incarnation, &one.directory);
     let keep = async |call, answer: Bytes| {
         let call = CallNumber::new(call);
-        let kept = directory.keep_answer(session, generation, call, answer, KEPT_ANSWER);
+        let kept = directory.keep_answer(session, generation, call, answer, ANSWER_TTL);
         kept.await
     };
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
@@ -399,7 +399,7 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
+async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10_000).await;
     let before = one.heartbeat.consistent_since();
@@ -412,14 +412,14 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
             .is_some_and(|since| Some(since) != before)
     })
     .await;
-    println!("consistent {:?} after it came back empty", begun.elapsed());
+    println!("consistent {:?} after it restarted empty", begun.elapsed());
     let known: usize = server.ask("DBSIZE").await;
     assert_eq!(known, 10_001);
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn an_instance_that_leaves_releases_its_lease_at_once() {
+async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     let server = Server::start().await;
     let mut one = Living::start(&server, 1, 1).await;
     one.heartbeat.stop();

@@ -26,7 +26,7 @@ fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_a
 }
 
 #[test]
-fn a_stop_that_the_lease_outlived_is_none() {
+fn a_suspension_shorter_than_the_lease_is_no_lapse() {
     let (mut health, now) = after(LEASE_TTL - SECOND / 2);
     assert_eq!(health.lapse(now), Some(Lapse::by_stall(now)));
     answer_heartbeat(&mut health, now, "run", true);
@@ -34,7 +34,7 @@ fn a_stop_that_the_lease_outlived_is_none() {
 }
 
 #[test]
-fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
+fn after_a_suspension_sessions_are_verified_until_they_have_taken_new_epochs() {
     for run in ["run", "another run"] {
         let (mut health, stopped) = after(2 * LEASE_TTL);
         answer_heartbeat(&mut health, stopped, run, false);
@@ -52,7 +52,7 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
 
 /// The directory is slow, and there are many sessions.
 #[test]
-fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
+fn after_a_suspension_sessions_are_verified_until_the_last_one_has_taken_its_epoch() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
     health.on_heartbeat_begun(stopped);
     health.on_lease_missing();
@@ -74,7 +74,7 @@ fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch
 
 /// A snapshot may contain the lease.
 #[test]
-fn after_a_stop_a_lease_in_another_run_proves_nothing() {
+fn after_a_suspension_a_lease_in_another_run_proves_nothing() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
     answer_heartbeat(&mut health, stopped, "another run", true);
     assert_eq!(health.lapse(stopped), Some(Lapse::by_stall(stopped)));

@@ -225,7 +225,7 @@ impl Worker {
         }
     }
 
-    #[tool(description = "Works until it is told to finish, or is cancelled")]
+    #[tool(description = "Works until it is released or cancelled")]
     async fn work(
         &self,
         Parameters(Job { cell, bytes }): Parameters<Job>,

@@ -102,7 +102,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         let limit = Duration::from_secs_f64(seconds) + STORY;
         timeout(limit, all)
             .await
-            .map_err(|_| "some clients do not come to an end")?;
+            .map_err(|_| "some clients do not end")?;
         // All clients have closed. Sessions that were left open expire within this time.
         sleep(KEPT + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);

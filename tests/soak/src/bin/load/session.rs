@@ -68,7 +68,9 @@ impl Session {
     pub(crate) fn path(&self) -> String {
         let mut paths = self.setup.paths();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % paths.len();
-        paths.nth(turn).expect("there are so many")
+        paths
+            .nth(turn)
+            .expect("the index is below the number of paths")
     }
 
     pub(crate) fn next_id(&self) -> u64 {

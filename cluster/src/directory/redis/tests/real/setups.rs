@@ -76,7 +76,7 @@ impl Group {
             one.me.incarnation,
             call,
             Bytes::from_static(b"{}"),
-            KEPT_ANSWER,
+            ANSWER_TTL,
         );
         kept.await.unwrap();
     }
@@ -165,7 +165,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
             .advertise("10.0.0.7:9000")
             .connect()
     };
-    assert!(connect().await.is_ok(), "it is away");
+    assert!(connect().await.is_ok(), "it is unreachable");
     server.start_again().await;
     eventually("it is logged", async || warnings.with("Redis Cluster") > 0).await;
     sleep(3 * SECOND).await;
@@ -179,7 +179,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_evicts_is_warned_of_once() {
+async fn a_redis_that_evicts_is_logged_once() {
     let warned = "maxmemory-policy allkeys-lru";
     let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let mut server = Server::start_with(&options).await;
@@ -289,7 +289,7 @@ mod tls {
         let url = format!("rediss://127.0.0.1:{}", server.port());
         let member = Cluster::redis(url).tls_root_certificate(pem);
         let member = member.advertise("10.0.0.7:9000").connect().await;
-        assert!(member.is_ok(), "as one whose directory is away");
+        assert!(member.is_ok(), "as one whose directory is unreachable");
         assert!(warnings.with("certificate") > 0);
         let strange = Limited::new(RedisDirectory::new(&address(&server, &other)).unwrap());
         strange.leases().await.unwrap_err();
