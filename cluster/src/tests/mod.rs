@@ -7,6 +7,7 @@
 
 mod compositions;
 mod concurrent_claims;
+mod delayed_requests;
 mod failed_instance;
 mod fake_owner;
 mod faults;
@@ -17,11 +18,10 @@ mod node;
 mod orphans;
 mod permits;
 mod races;
-mod reader;
-mod reader_more;
 mod reclaim;
 mod refused_clients;
 mod relays;
+mod reports;
 mod resumes;
 mod services;
 mod shutdown;

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::{
     client::{Client, OLD, initialize, post, send},
-    server::{gone, process_exists, scripted, serve},
+    server::{process_exists, scripted, serve, until_exited},
 };
 
 const UNUSED: Duration = Duration::from_millis(600);

@@ -1,164 +1,31 @@
-//! What a reader found: failovers, starts, layers.
+//! Requests that a layer or the directory delays: meanwhile their session is closed, restored, claimed, or leaves.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, time::Duration};
 
 use axum::{
     Router,
     extract::Request,
     middleware::{Next, from_fn},
+    response::IntoResponse as _,
 };
-use mcp_cancel_on_disconnect::Grace;
-use tokio::time::{Instant, sleep};
-
-use axum::response::IntoResponse as _;
 use futures_util::FutureExt as _;
 use serde_json::json;
 use test_support::within;
+use tokio::time::sleep;
 use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, pass},
+    reports::{GRACE, owner},
     steps::{close_session, directory, post, run_other_tasks, status},
 };
-use crate::{
-    cluster::Options,
-    directory::{
-        MemoryDirectory,
-        faulty::{Fault, Faulty, Gate, Work},
-    },
-    relay::filter::PeersFilter,
+use crate::directory::{
+    MemoryDirectory,
+    faulty::{Fault, Faulty, Gate, Work},
 };
 
-const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-
-#[derive(Debug, Clone)]
-struct SlowLink(Arc<AtomicBool>, Duration);
-
-impl Gate for SlowLink {
-    fn pass(&self, _what: &'static str, work: Work) -> Work {
-        if !self.0.load(SeqCst) {
-            return work;
-        }
-        let time = self.1;
-        let late = tokio::spawn(async move {
-            sleep(time).await;
-            work.await
-        });
-        Box::pin(async move { late.await.unwrap() })
-    }
-}
-
-fn owner() -> Setup {
-    Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    }
-}
-
-fn without_a_route() -> Setup {
-    Setup {
-        filter: PeersFilter::new(|_| false),
-        ..Setup::default()
-    }
-}
-
-async fn until(begun: Instant, at: Duration) {
-    while begun.elapsed() < at {
-        pass(50 * MS).await;
-    }
-}
-
-/// B starts 900 ms before the end of the grace, and turns the client away 400 ms later. It reports that at once. Then the primary fails, and
-/// its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
-#[tokio::test]
-async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_failover() {
-    let mut cancelled = Vec::new();
-    for (is_lost, phase) in [false, true]
-        .into_iter()
-        .flat_map(|it| (0..20).map(move |phase| (it, phase)))
-    {
-        let directory = Faulty::new(MemoryDirectory::default());
-        let a = owner().start(&directory).await;
-        a.until_settled().await;
-        pass(10 * SECOND + phase * 100 * MS).await;
-        let mcp = a.session().await;
-        pass(SECOND).await;
-        let named = a.detach(&mcp, 1, "a").await;
-        let begun = Instant::now();
-        until(begun, GRACE - 1_000 * MS).await;
-        let replica = directory.memory.take_snapshot();
-        until(begun, GRACE - 900 * MS).await;
-        let b = without_a_route().start(&directory).await;
-        until(begun, GRACE - 500 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
-        pass(100 * MS).await;
-        assert_eq!(resumed.head().await.status, 503);
-        until(begun, GRACE - 50 * MS).await;
-        let leases = crate::directory::Directory::leases(&directory.memory)
-            .await
-            .unwrap();
-        assert!(
-            leases.of(b.me.incarnation).is_some() && leases.turned_away.is_some(),
-            "control"
-        );
-        if is_lost {
-            directory.memory.load_snapshot(&replica);
-        }
-        until(begun, GRACE + 5 * SECOND).await;
-        if !a.witness.is_running("a") {
-            cancelled.push((is_lost, phase));
-        }
-    }
-    assert_eq!(cancelled, []);
-}
-
-/// B starts 500 ms before the end of the grace. Its requests to the directory take 450 ms. The client arrives 100 ms before the end of its
-/// grace.
-#[tokio::test]
-async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call() {
-    let mut cancelled = Vec::new();
-    for (is_new, phase) in [false, true]
-        .into_iter()
-        .flat_map(|is_new| (0..20).map(move |phase| (is_new, phase)))
-    {
-        let directory = Faulty::new(MemoryDirectory::default());
-        let of_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));
-        let a = owner().start(&directory).await;
-        a.until_settled().await;
-        let mut b = None;
-        if !is_new {
-            b = Some(without_a_route().start(&of_b).await);
-            pass(10 * SECOND).await;
-        }
-        let mcp = a.session().await;
-        pass(SECOND + phase * 100 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
-        let begun = Instant::now();
-        until(begun, GRACE - 500 * MS).await;
-        if is_new {
-            b = Some(without_a_route().start(&of_b).await);
-        }
-        let b = b.unwrap();
-        until(begun, GRACE - 100 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
-        pass(1_500 * MS).await;
-        assert_eq!(resumed.head().await.status, 503);
-        pass(6 * SECOND).await;
-        if !a.witness.is_running("a") {
-            cancelled.push((is_new, phase));
-        }
-    }
-    assert_eq!(cancelled, []);
-}
 
 /// A layer between the cluster's and the library's takes 8 s for a resume, for example to ask who the client is.
 fn slow(app: Router) -> Router {
@@ -199,48 +66,6 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
         seen.push((through_b, status, a.witness.is_running("a")));
     }
     assert_eq!(seen, [(true, 200, true), (false, 200, true)]);
-}
-
-async fn until_heartbeat(link: &Faulty) {
-    let before = link.asked("heartbeat");
-    while link.asked("heartbeat") == before {
-        pass(10 * MS).await;
-    }
-}
-
-/// The clock of the directory is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
-/// directory. B cannot reach A.
-#[tokio::test]
-async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_the_clock() {
-    for step in [0, 900] {
-        let memory = MemoryDirectory::default();
-        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let setup = Setup {
-            options: Options {
-                requires_lease: true,
-                ..Options::default()
-            },
-            ..Setup::default()
-        };
-        let a = setup.start(&of_a).await;
-        let b = without_a_route().start(&of_b).await;
-        a.until_settled().await;
-        b.until_settled().await;
-        let mcp = a.session().await;
-        let at_b = b.client_of(&mcp);
-        pass(4 * SECOND).await;
-        until_heartbeat(&of_a).await;
-        pass(500 * MS).await;
-        memory.step_clock(step * MS);
-        until_heartbeat(&of_a).await;
-        let begun = Instant::now();
-        of_a.set(Fault::Fails);
-        until(begun, 5_200 * MS).await;
-        let of_other = status(&at_b, 1).await;
-        let of_owner = status(&mcp, 2).await;
-        assert!(begun.elapsed() < 5_450 * MS);
-        assert_eq!((step, of_other, of_owner), (step, 503, 200));
-    }
 }
 
 /// The client cancels the call over a connection that it still has to the instance that shuts down.
