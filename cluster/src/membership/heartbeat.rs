@@ -199,15 +199,11 @@ impl Heartbeat {
         // Sessions that were opened last must be in the directory, so that other instances can claim them.
         let _not_written = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
         // This status carries when this instance last turned a client away. A lease that expires counts as such a report.
-        let last = self.directory.heartbeat(self.me, &self.status()).await;
+        let reported = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::directory_consistent(false);
-        let released = match last {
-            Ok(_) => self.directory.release_lease(self.me).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = released {
-            log(|| tracing::debug!(%error, "the lease is not released, it will expire"));
+        if reported.is_err() || self.directory.release_lease(self.me).await.is_err() {
+            log(|| tracing::debug!("the lease is not released, it will expire"));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Requests that a layer or the directory delays: meanwhile their session is closed, restored, claimed, or leaves.
+//! Requests that a layer or the directory delays: meanwhile their session is closed, restored or claimed.
 
 use std::{convert::Infallible, time::Duration};
 
