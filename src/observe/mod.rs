@@ -20,7 +20,7 @@ mod snapshot;
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 #[cfg(feature = "rmcp")]
-pub use self::session::SessionEvent;
+pub use self::session::{SessionEnd, SessionEvent};
 pub(crate) use self::{
     event::{Event, Observer},
     log::{HandlerEnd, log_evicted, log_limit},
