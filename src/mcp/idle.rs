@@ -33,7 +33,10 @@ enum IdleState {
         /// The client has disconnected from an untracked call, which may still run. Never reset.
         has_unobserved_call: bool,
     },
-    Closed,
+    Closed {
+        /// It was closed by the lost timeout.
+        is_lost: bool,
+    },
 }
 
 /// How a client stops reading a stream.
@@ -144,13 +147,19 @@ impl IdleTracker {
         let mut state = self.state();
         let left = state.time_left(now, timeouts);
         if left.is_none() {
-            *state = IdleState::Closed;
+            let is_lost = state.is_lost() && timeouts.lost_is_shorter();
+            *state = IdleState::Closed { is_lost };
         }
         left
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        matches!(*self.state(), IdleState::Closed)
+        matches!(*self.state(), IdleState::Closed { .. })
+    }
+
+    /// Returns `true` if the client is lost, or the session was closed because it was.
+    pub(super) fn is_lost(&self) -> bool {
+        self.state().is_lost()
     }
 
     fn state(&self) -> MutexGuard<'_, IdleState> {
@@ -171,7 +180,7 @@ impl IdleState {
                 *last_use = now.max(*last_use);
                 true
             }
-            Self::Closed => false,
+            Self::Closed { .. } => false,
         }
     }
 
@@ -196,6 +205,12 @@ impl IdleState {
         }
     }
 
+    fn is_lost(&self) -> bool {
+        match self {
+            Self::Open { is_lost, .. } | Self::Closed { is_lost } => *is_lost,
+        }
+    }
+
     /// Returns `true` if the client is lost, and nothing else uses the session.
     fn is_abandoned(&self) -> bool {
         matches!(
@@ -214,6 +229,11 @@ impl IdleState {
 impl IdleTimeouts {
     pub(super) fn shortest(self) -> Option<Duration> {
         [self.idle, self.lost].into_iter().flatten().min()
+    }
+
+    fn lost_is_shorter(self) -> bool {
+        self.lost
+            .is_some_and(|lost| self.idle.is_none_or(|idle| lost < idle))
     }
 
     /// Returns the timeout of a session without uses.

@@ -317,7 +317,7 @@ impl<M: SessionManager> ManagerInner<M> {
         let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
         match session {
             Some(session) if is_open => self.sessions.restore(session),
-            Some(session) => session.notify_closed(),
+            Some(session) => session.notify_closed(session.end_reason()),
             None => {}
         }
         closed
@@ -333,9 +333,12 @@ impl<M: SessionManager> ManagerInner<M> {
         let close = async {
             let id = session.id();
             self.end_calls(id).await;
-            if let Err(error) = self.manager.close_session(id).await {
-                let error = redact_session(&error, id);
-                warn!(target: "mcp_cancel_on_disconnect", error, "idle session not closed");
+            match self.manager.close_session(id).await {
+                Ok(()) => session.log_closed(),
+                Err(error) => {
+                    let error = redact_session(&error, id);
+                    warn!(target: "mcp_cancel_on_disconnect", error, "idle session not closed");
+                }
             }
         };
         // The inner manager may panic, and other requests await this future.

@@ -13,6 +13,7 @@ use futures_util::{
 };
 use rmcp::{model::ServerJsonRpcMessage, transport::streamable_http_server::session::SessionId};
 use tokio::{sync::watch, time::Instant};
+use tracing::info;
 
 use super::{
     answers,
@@ -28,7 +29,7 @@ use crate::{
     catch_panic::catch_panic,
     exchange::Exchange,
     lock::lock,
-    observe::SessionEvent,
+    observe::{SessionEnd, SessionEvent},
     shards::Shards,
     timer::{
         LatenessTracker, OnDeadline, Rearm, STALL_THRESHOLD, Timeliness, Timer, TimerHandle,
@@ -73,7 +74,7 @@ enum Notified {
     Nothing,
     Opened,
     /// The session has closed. If it closes before its opening is reported, `notify_opened` reports both events.
-    Closed,
+    Closed(SessionEnd),
 }
 
 /// A pending cancel of a session.
@@ -103,7 +104,7 @@ impl Sessions {
         let former = self.write(&id).insert(id.clone(), session);
         // Reported without the lock.
         if let Some(former) = former {
-            former.notify_closed();
+            former.notify_closed(SessionEnd::Replaced);
         }
     }
 
@@ -154,7 +155,7 @@ impl Sessions {
             is_it.then(|| sessions.remove(&session.id)).flatten()
         };
         if let Some(session) = removed {
-            session.notify_closed();
+            session.notify_closed(session.end_reason());
         }
     }
 
@@ -216,16 +217,16 @@ impl Session {
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });
-        if self.replace_notified(Notified::Opened) == Notified::Closed {
-            self.notify(&SessionEvent::Closed { session });
+        if let Notified::Closed(why) = self.replace_notified(Notified::Opened) {
+            self.notify(&SessionEvent::Closed { session, why });
         }
     }
 
     /// Reports that the session has closed. No request finds it any more.
-    pub(super) fn notify_closed(&self) {
-        if self.replace_notified(Notified::Closed) == Notified::Opened {
+    pub(super) fn notify_closed(&self, why: SessionEnd) {
+        if self.replace_notified(Notified::Closed(why)) == Notified::Opened {
             let session = &self.id;
-            self.notify(&SessionEvent::Closed { session });
+            self.notify(&SessionEvent::Closed { session, why });
         }
     }
 
@@ -294,6 +295,20 @@ impl Session {
     /// Returns `true` if the session was closed for being idle.
     pub(super) fn is_closed(&self) -> bool {
         self.idle.is_closed()
+    }
+
+    /// Returns why the session ends. rmcp also ends a session that was closed for being idle.
+    pub(super) fn end_reason(&self) -> SessionEnd {
+        match (self.is_closed(), self.idle.is_lost()) {
+            (false, _) => SessionEnd::Ended,
+            (true, false) => SessionEnd::Idle,
+            (true, true) => SessionEnd::Lost,
+        }
+    }
+
+    pub(super) fn log_closed(&self) {
+        let why = self.end_reason();
+        info!(target: "mcp_cancel_on_disconnect", %why, "session closed");
     }
 
     /// Runs the future of `close` to completion once.

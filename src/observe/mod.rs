@@ -20,7 +20,7 @@ mod snapshot;
 mod tool_names;
 
 #[cfg(feature = "rmcp")]
-pub use self::session::SessionEvent;
+pub use self::session::{SessionEnd, SessionEvent};
 pub(crate) use self::{
     event::{Event, Observer},
     log::{HandlerEnd, log_evicted, log_limit},

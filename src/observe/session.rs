@@ -1,5 +1,7 @@
 //! Events of sessions.
 
+use std::fmt;
+
 /// An event of a session, for the listeners of
 /// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session).
 ///
@@ -38,5 +40,55 @@ pub enum SessionEvent<'a> {
     Closed {
         /// The id of the session.
         session: &'a str,
+        /// Why it was closed.
+        why: SessionEnd,
     },
+}
+
+/// Why a session was closed.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::sync::mpsc;
+/// use mcp_cancel_on_disconnect::{
+///     CancellableSessionManager,
+///     observe::{SessionEnd, SessionEvent},
+/// };
+/// use rmcp::transport::streamable_http_server::SessionManager;
+///
+/// let (sender, ends) = mpsc::channel();
+/// let sessions = CancellableSessionManager::default().on_session(move |event| {
+///     if let SessionEvent::Closed { why, .. } = event {
+///         let _sent = sender.send(*why);
+///     }
+/// });
+/// let (id, _transport) = sessions.create_session().await.unwrap();
+/// sessions.close_session(&id).await.unwrap();
+/// assert_eq!(ends.recv(), Ok(SessionEnd::Ended));
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SessionEnd {
+    /// Its client or the server has ended it.
+    Ended,
+    /// It was idle for the [`idle_timeout`](crate::CancellableSessionManager::idle_timeout).
+    Idle,
+    /// Its client has disconnected, and the [`lost_timeout`](crate::CancellableSessionManager::lost_timeout) is over.
+    Lost,
+    /// Another session was created or restored under its id.
+    Replaced,
+}
+
+/// A label, such as `idle`.
+impl fmt::Display for SessionEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ended => "ended",
+            Self::Idle => "idle",
+            Self::Lost => "lost",
+            Self::Replaced => "replaced",
+        })
+    }
 }

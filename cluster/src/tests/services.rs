@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use axum::Router;
 use http::Request;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancellableSessionManager,
+    observe::{SessionEnd, SessionEvent},
+};
 use serde_json::json;
 use test_support::{Mcp, Mode, Tools, Witness, serve};
 use tokio::net::TcpStream;
@@ -101,6 +104,39 @@ async fn a_delete_at_another_service_ends_the_session() {
         (answered, later, witness.is_running("a")),
         (404, 404, false)
     );
+}
+
+/// The client may still return. The record costs little, and expires.
+#[tokio::test]
+async fn a_lost_session_stays_in_the_directory_and_is_restored_for_its_client() {
+    let directory = MemoryDirectory::default();
+    let member = Cluster::in_memory(&directory).advertise("127.0.0.1:9");
+    let cluster = member.connect().await.unwrap();
+    let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    let manager = CancellableSessionManager::default()
+        .lost_timeout(Duration::from_millis(100))
+        .on_session(move |event| {
+            if let SessionEvent::Closed { why, .. } = event {
+                let _gone = sender.send(*why);
+            }
+        });
+    let mut config = Mode::Session.config();
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let mcp = Tools::new(&Witness::new()).service_with(config, Arc::new(cluster.sessions(manager)));
+    let router = Router::new()
+        .nest_service("/mcp", mcp)
+        .layer(cluster.protect(CancelOnDisconnectLayer::new()))
+        .layer(cluster.layer());
+    let served = serve(router).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+    let mcp = Mcp::session(served.addr, "/mcp").await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    standalone.fin();
+    assert_eq!(ends.recv().await, Some(SessionEnd::Lost));
+
+    assert!(owner_of(&directory, hash(&mcp)).await.is_some());
+    assert_eq!(status(&mcp, 1).await, 200);
 }
 
 /// rmcp accepts the DELETE of a session that does not exist.

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace, Limits};
+use mcp_cancel_on_disconnect::{
+    CancellableSessionManager, Grace, Limits,
+    observe::{SessionEnd, SessionEvent},
+};
 use rmcp::transport::streamable_http_server::session::{
     EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
     local::{LocalSessionManager, SessionConfig},
@@ -364,4 +367,37 @@ async fn a_client_that_left_an_ignored_standalone_stream_is_lost() {
     pass(&setup, &clock, SOME_TIME).await;
 
     closed(&setup, &mcp).await;
+}
+
+#[tokio::test]
+async fn observers_are_notified_why_a_session_was_closed() {
+    let clock = StoppedClock::stop();
+    let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    let wrap = move |_| {
+        let sessions = CancellableSessionManager::local(SessionConfig::default());
+        sessions.lost_timeout(LOST).on_session(move |event| {
+            if let SessionEvent::Closed { session, why, .. } = event {
+                let _gone = sender.send(((*session).to_owned(), *why));
+            }
+        })
+    };
+    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
+    let (deleted, lost, idle) = (setup.mcp().await, setup.mcp().await, setup.mcp().await);
+    let mut standalone = lost.listen().await;
+    standalone.head().await;
+    let mut found = async |mcp: &Mcp| loop {
+        let end = within("the end of the session", ends.recv()).await;
+        let (session, why) = end.expect("the observer exists");
+        if Some(&*session) == mcp.session_id() {
+            return why;
+        }
+    };
+
+    assert_eq!(deleted.delete().await, 202);
+    assert_eq!(found(&deleted).await, SessionEnd::Ended);
+    standalone.fin();
+    pass(&setup, &clock, LOST + SOME_TIME).await;
+    assert_eq!(found(&lost).await, SessionEnd::Lost);
+    clock.advance(IDLE).await;
+    assert_eq!(found(&idle).await, SessionEnd::Idle);
 }
