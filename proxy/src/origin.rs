@@ -14,14 +14,18 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// What the server learns about the connection of a client, as an extension of its requests.
+/// What the server learns about the connection of a client, as an extension of its requests. Clones share it.
 ///
 /// The headers are sent by `forward`, and are no part of the request before. Otherwise the address of a client would be one of its
 /// credentials in the event store, and a client that changes its network would have others.
 #[derive(Debug, Clone)]
-pub(crate) struct ClientConnection {
+pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
+
+/// The connection of a client.
+#[derive(Debug)]
+pub(crate) struct Connection {
     /// The headers to send instead of those that the request has.
-    pub(crate) headers: Arc<HeaderMap>,
+    pub(crate) headers: HeaderMap,
     /// The origin that clients use, if it is known.
     pub(crate) public: Option<Origin>,
 }

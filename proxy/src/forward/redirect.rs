@@ -173,6 +173,22 @@ mod tests {
         }
     }
 
+    /// uvicorn takes the scheme from `X-Forwarded-Proto`, which the proxy sends, and the host from `Host`: `http://up/mcp` redirects
+    /// to `https://up/mcp/`.
+    #[test]
+    fn a_server_on_the_default_port_that_believes_the_public_scheme_redirects_to_itself() {
+        let public = Origin::of(&Uri::from_static("https://mcp.example.com")).unwrap();
+        let requested = Uri::from_static("http://up/mcp");
+        let response = Response::builder()
+            .status(307)
+            .header(header::LOCATION, "https://up/mcp/");
+        let (head, ()) = response.body(()).unwrap().into_parts();
+        let path = Redirect::of(&head)
+            .unwrap()
+            .at_origin(&requested, Some(&public));
+        assert_eq!(path.unwrap(), "/mcp/");
+    }
+
     #[test]
     fn a_redirect_to_another_or_an_ambiguous_origin_is_none() {
         for location in [
