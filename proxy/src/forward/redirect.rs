@@ -23,7 +23,7 @@ impl<'a> Redirect<'a> {
     /// Returns the target as a path at the origin of `requested`.
     ///
     /// `requested` is the URI that was sent to the server, and `public` the origin that clients use, if that is known. Returns `None`
-    /// if the target has another origin, or an ambiguous one.
+    /// if the target has another origin, or an ambiguous one, or would lead here again.
     pub(super) fn at_origin(
         self,
         requested: &Uri,
@@ -56,7 +56,10 @@ impl<'a> Redirect<'a> {
 /// Returns the path of an absolute URI, if its origin names the server of `requested`.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
-    let is_server = Origin::of(&uri)?.names(&Origin::of(requested)?, public);
+    let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
+    // A server that only wants another scheme or host for the same path would never get it.
+    let is_loop = !target.is(&server) && uri.path() == requested.path();
+    let is_server = target.names(&server, public) && !is_loop;
     let path = uri.into_parts().path_and_query;
     is_server.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
@@ -187,6 +190,17 @@ mod tests {
             .unwrap()
             .at_origin(&requested, Some(&public));
         assert_eq!(path.unwrap(), "/mcp/");
+    }
+
+    #[test]
+    fn a_redirect_to_the_same_path_with_the_public_scheme_would_never_end() {
+        let led = |location| led_before(Some("https://mcp.example.com"), location);
+        for location in [
+            "https://up:9000/a/mcp?key=1",
+            "https://mcp.example.com/a/mcp",
+        ] {
+            assert_eq!(led(location), None, "{location}");
+        }
     }
 
     #[test]
