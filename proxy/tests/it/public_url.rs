@@ -414,3 +414,16 @@ async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_withou
     assert_eq!(client.head().await.status, 200);
     assert!(!upstream.has_more().await, "no ping");
 }
+
+/// nginx, HAProxy, Caddy, Envoy and Traefik set `X-Forwarded-For`, and pass on the `Forwarded` of a client.
+#[tokio::test]
+async fn a_client_behind_a_trusted_proxy_cannot_claim_another_address() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    let request = session_call("1")
+        .header("x-forwarded-for", "192.0.2.1")
+        .header("forwarded", "for=6.6.6.6;host=evil.example");
+    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    assert!(seen[3].starts_with("for=192.0.2.1;"), "{}", seen[3]);
+    assert!(!seen[3].contains("6.6.6.6"), "{}", seen[3]);
+}
