@@ -163,7 +163,8 @@ fn received(request: &Request<Body>) -> Option<Origin> {
 fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let before = list(headers, &FOR);
     let elements = list(headers, &header::FORWARDED);
-    let forwarded = if elements.is_empty() {
+    // Most proxies set X-Forwarded-For, and pass on the Forwarded of a client.
+    let forwarded = if elements.is_empty() || !before.is_empty() {
         let clients = before
             .split(',')
             .map(str::trim)

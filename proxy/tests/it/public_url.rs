@@ -93,7 +93,7 @@ async fn the_headers_of_a_trusted_proxy_count() {
         "for=192.0.2.1;host=\"mcp.example.com\";proto=https, for=\"[2001:db8::1]\", for=127.0.0.1";
     assert_eq!(seen, [chain, "mcp.example.com", "https", forwarded_field]);
 
-    let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
+    let request = session_call("1").header("forwarded", "for=192.0.2.1;proto=https");
     let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
     assert_eq!(seen[3], "for=192.0.2.1;proto=https, for=127.0.0.1");
 
@@ -102,6 +102,7 @@ async fn the_headers_of_a_trusted_proxy_count() {
         "--allow-host=mcp.example.com",
     ];
     let other = Running::before(&upstream, &other).await;
+    let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
     let (seen, _) = sent(&upstream, &other, &request, "200 OK", "").await;
     assert_eq!(seen[0], "127.0.0.1", "the address is of no trusted network");
     assert_eq!(seen[2], "http");
