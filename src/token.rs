@@ -100,8 +100,8 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever is first.
     ///
-    /// On a cancel the future is dropped, and then the reason is returned. No result is lost: if the future is ready in the poll
-    /// that finds the cancel, its output is returned.
+    /// On a cancel the future is dropped, and then the reason is returned. No result is lost: the future is polled once more after
+    /// the cancel, and if it is ready, its output is returned.
     ///
     /// A drop ends what the future owns. Whether that ends the work on the other side depends on the other side:
     ///
@@ -171,6 +171,11 @@ impl CallToken {
                 return Poll::Ready(Ok(output));
             }
             ready!(cancelled.as_mut().poll(cx));
+            // A result may have come meanwhile, or before: a task without budget gets `Pending` from tokio's channels.
+            let last_poll = pin!(tokio::task::unconstrained(future.as_mut())).poll(cx);
+            if let Poll::Ready(output) = last_poll {
+                return Poll::Ready(Ok(output));
+            }
             // The reason is recorded before the token fires.
             Poll::Ready(Err(self
                 .reason()

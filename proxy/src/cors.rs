@@ -1,16 +1,24 @@
 //! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
 //!
 //! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get the
-//! headers, which replace the server's own.
+//! headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well: beside the origin
+//! of the page in place of `*`, it would allow what the server does not.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use http::{HeaderName, HeaderValue, Method, Uri, header, request::Parts};
+use axum::body::Body;
+use futures_util::{TryFutureExt as _, future::MapOk};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, header, request::Parts};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+use tower_service::Service;
 
-use crate::{config::normal_origin, headers::SESSION_ID};
+use crate::{config::normal_origin, headers::SESSION_ID, http_service::HttpService};
 
 /// How long a browser may cache the answer to a preflight request: 10 min. Chromium's maximum is 2 h.
 const MAX_AGE: Duration = Duration::from_secs(10 * 60);
@@ -20,6 +28,17 @@ const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
 
 /// The response headers that pages may read, in addition to the CORS-safelisted ones.
 const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
+
+/// The CORS headers of responses to other than preflight requests.
+const OF_RESPONSES: [HeaderName; 3] = [
+    header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    header::ACCESS_CONTROL_ALLOW_ORIGIN,
+    header::ACCESS_CONTROL_EXPOSE_HEADERS,
+];
+
+/// A service without the CORS headers of the inner one.
+#[derive(Debug, Clone)]
+pub(crate) struct WithoutCors<S>(pub(crate) S);
 
 /// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are none.
 ///
@@ -39,4 +58,25 @@ pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
         .expose_headers(EXPOSED)
         .max_age(MAX_AGE);
     Some(layer)
+}
+
+// === impl WithoutCors ===
+
+impl<S: HttpService> Service<Request<Body>> for WithoutCors<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = MapOk<S::Future, fn(Response<Body>) -> Response<Body>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        self.0.call(request).map_ok(|mut response| {
+            for name in &OF_RESPONSES {
+                response.headers_mut().remove(name);
+            }
+            response
+        })
+    }
 }

@@ -192,7 +192,7 @@ impl Upstream {
             parts.headers.insert(header::ACCEPT_ENCODING, none);
         }
         if let Some(connection) = &connection {
-            for (name, value) in &*connection.headers {
+            for (name, value) in &connection.0.headers {
                 parts.headers.insert(name, value.clone());
             }
         }
@@ -202,7 +202,7 @@ impl Upstream {
         for (name, value) in &self.headers {
             parts.headers.append(name, value.clone());
         }
-        let public = connection.as_ref().and_then(|of| of.public.as_ref());
+        let public = connection.as_ref().and_then(|of| of.0.public.as_ref());
         match self.client.request(Request::from_parts(parts, body)).await {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();

@@ -14,14 +14,18 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// What the server learns about the connection of a client, as an extension of its requests.
+/// What the server learns about the connection of a client, as an extension of its requests. Clones share it.
 ///
 /// The headers are sent by `forward`, and are no part of the request before. Otherwise the address of a client would be one of its
 /// credentials in the event store, and a client that changes its network would have others.
 #[derive(Debug, Clone)]
-pub(crate) struct ClientConnection {
+pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
+
+/// The connection of a client.
+#[derive(Debug)]
+pub(crate) struct Connection {
     /// The headers to send instead of those that the request has.
-    pub(crate) headers: Arc<HeaderMap>,
+    pub(crate) headers: HeaderMap,
     /// The origin that clients use, if it is known.
     pub(crate) public: Option<Origin>,
 }
@@ -61,18 +65,15 @@ impl Origin {
 
     /// Returns `true` if this origin names a server whose clients use `public`.
     ///
-    /// A server that knows the scheme of its clients may name itself with that scheme and its own port. Without a port, the other
-    /// scheme is another server.
+    /// A server that knows the scheme of its clients may name itself with that scheme and its own port, or with no port if it has
+    /// none.
     pub(crate) fn names(&self, server: &Self, public: Option<&Self>) -> bool {
         let with_scheme_of = |public: &Self| Self {
             scheme: public.scheme.clone(),
             authority: server.authority.clone(),
         };
-        let has_port = server.authority.port_u16().is_some();
         self.is(server)
-            || public.is_some_and(|public| {
-                self.is(public) || has_port && self.is(&with_scheme_of(public))
-            })
+            || public.is_some_and(|public| self.is(public) || self.is(&with_scheme_of(public)))
     }
 
     /// Returns a URL at this origin, with what follows the origin in `url`. Returns `None` if `url` does not name `server`.
@@ -147,9 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn the_other_scheme_is_another_server_where_no_port_is_named() {
+    fn a_server_without_a_port_may_have_the_scheme_of_its_clients_and_no_other() {
         let (server, public) = (origin("http://up"), origin("https://mcp.example.com"));
-        assert_eq!(public.instead_of(&server, "https://up/mcp"), None);
+        let moved = public.instead_of(&server, "https://up/mcp");
+        assert_eq!(moved.as_deref(), Some("https://mcp.example.com/mcp"));
+        let plain = origin("http://mcp.example.com");
+        assert_eq!(plain.instead_of(&server, "https://up/mcp"), None);
         let moved = public.instead_of(&server, "http://up:80/mcp");
         assert_eq!(moved.as_deref(), Some("https://mcp.example.com/mcp"));
     }

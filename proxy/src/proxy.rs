@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use crate::{
     admin::{Admin, AdminState, Readiness},
     config::Config,
-    cors,
+    cors::{self, WithoutCors},
     descriptors::Descriptors,
     drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
     event_store::EventStore,
@@ -251,7 +251,7 @@ impl Proxy {
         };
         let serving = match cors::layer(self.config.allow_origin) {
             Some(cors) => {
-                let service = OuterService(cors.layer(service));
+                let service = OuterService(cors.layer(WithoutCors(service)));
                 Either::Left(self.frontend.serve(service, closing))
             }
             None => Either::Right(self.frontend.serve(service, closing)),

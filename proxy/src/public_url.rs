@@ -89,7 +89,7 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
             return Either::Left(self.inner.call(request));
         };
         let connection = rules.forwarded.apply(&mut request);
-        let public = connection.public.clone();
+        let public = connection.0.public.clone();
         request.extensions_mut().insert(connection);
         let Some(public) = public else {
             return Either::Left(self.inner.call(request));

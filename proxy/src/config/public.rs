@@ -58,7 +58,7 @@ impl Public {
 // === impl Network ===
 
 impl Network {
-    /// Parses an address, or a network such as 10.0.0.0/8.
+    /// Parses an address, or a network such as 10.0.0.0/8. IPv4 addresses in IPv6 become IPv4 addresses.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let wrong =
@@ -69,11 +69,18 @@ impl Network {
         };
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let all = if address.is_ipv4() { 32 } else { 128 };
-        let bits = bits.unwrap_or(all);
+        let bits: u8 = bits.unwrap_or(all);
         if bits > all {
             return Err(wrong());
         }
-        Ok(Self { address, bits })
+        // The first 96 bits of such an address are the same.
+        match (address.to_canonical(), bits.checked_sub(96)) {
+            (IpAddr::V4(address), Some(bits)) if all == 128 => Ok(Self {
+                address: address.into(),
+                bits,
+            }),
+            _ => Ok(Self { address, bits }),
+        }
     }
 
     /// Returns `true` if an address is of this network. An IPv4 address in IPv6 counts as the IPv4 address.
@@ -111,6 +118,9 @@ mod tests {
             ("127.0.0.1", "127.0.0.1", true),
             ("127.0.0.1", "127.0.0.2", false),
             ("127.0.0.1", "::ffff:127.0.0.1", true),
+            ("::ffff:127.0.0.1", "127.0.0.1", true),
+            ("::ffff:10.0.0.0/104", "10.255.0.1", true),
+            ("::ffff:10.0.0.0/104", "11.0.0.1", false),
             ("10.0.0.0/8", "10.255.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
             ("10.1.0.0/15", "10.0.0.1", true),

@@ -7,7 +7,10 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, 
 use tower_service::Service;
 
 use super::credentials::{Credentials, is_harmless};
-use crate::headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
+use crate::{
+    headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type},
+    origin::ClientConnection,
+};
 
 /// Time for the head of the server's response: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,6 +31,8 @@ pub(super) struct UpstreamResume<S> {
     /// Without the headers of the body, and without the credentials, which the stream has. There is one list for each call in
     /// flight, and a list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
+    /// A server may serve only the clients of some hosts or schemes.
+    connection: Option<ClientConnection>,
 }
 
 /// The server's answer.
@@ -52,6 +57,7 @@ impl<S> UpstreamResume<S> {
             service,
             uri: call.uri().clone(),
             headers,
+            connection: call.extensions().get().cloned(),
         }
     }
 
@@ -70,6 +76,9 @@ impl<S> UpstreamResume<S> {
         headers.insert(LAST_EVENT_ID, last.clone());
         if let Some(credentials) = credentials {
             credentials.put_on(&mut request);
+        }
+        if let Some(connection) = &self.connection {
+            request.extensions_mut().insert(connection.clone());
         }
         request
     }

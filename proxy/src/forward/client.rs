@@ -1,7 +1,8 @@
 //! The connections to the server.
 
-use std::{io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
+use futures_util::future::select_ok;
 use http::{
     Request,
     uri::{Authority, Scheme},
@@ -11,7 +12,10 @@ use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    time::timeout,
+};
 
 use super::{
     replayable_body::ReplayableBody,
@@ -74,6 +78,52 @@ pub(super) async fn connect(
     let host = authority.host().trim_matches(['[', ']']);
     let default = if *scheme == Scheme::HTTPS { 443 } else { 80 };
     let port = authority.port_u16().unwrap_or(default);
-    let _closed = timeout(within, TcpStream::connect((host, port))).await??;
+    let connecting = async { connect_to_any(lookup_host((host, port)).await?).await };
+    timeout(within, connecting).await?
+}
+
+/// Connects to all addresses at once, and closes the first connection.
+///
+/// The client tries the addresses of one family soon after those of the other one, so an address that does not answer counts for
+/// nothing here either.
+async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
+    let attempts: Vec<_> = addresses
+        .map(|address| Box::pin(TcpStream::connect(address)))
+        .collect();
+    if attempts.is_empty() {
+        return Err(io::Error::other("the host has no address"));
+    }
+    let (_closed, _others) = select_ok(attempts).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    /// The kernel drops the attempts for a listener whose queue is full, as a network drops those for a wrong address.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_hides_no_other_one() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let silent = socket.listen(0).unwrap();
+        let silent = (silent.local_addr().unwrap(), silent);
+        let mut queued = Vec::new();
+        while let Ok(connected) =
+            timeout(Duration::from_millis(200), TcpStream::connect(silent.0)).await
+        {
+            queued.push(connected.unwrap());
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [silent.0, listener.local_addr().unwrap()];
+        let connected = timeout(
+            Duration::from_secs(5),
+            connect_to_any(addresses.into_iter()),
+        );
+        assert!(connected.await.is_ok_and(|connected| connected.is_ok()));
+        assert!(connect_to_any(std::iter::empty()).await.is_err());
+    }
 }

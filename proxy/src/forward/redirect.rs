@@ -23,7 +23,7 @@ impl<'a> Redirect<'a> {
     /// Returns the target as a path at the origin of `requested`.
     ///
     /// `requested` is the URI that was sent to the server, and `public` the origin that clients use, if that is known. Returns `None`
-    /// if the target has another origin, or an ambiguous one.
+    /// if the target has another origin, or an ambiguous one, or would lead here again.
     pub(super) fn at_origin(
         self,
         requested: &Uri,
@@ -56,7 +56,10 @@ impl<'a> Redirect<'a> {
 /// Returns the path of an absolute URI, if its origin names the server of `requested`.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
-    let is_server = Origin::of(&uri)?.names(&Origin::of(requested)?, public);
+    let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
+    // A server that only wants another scheme or host for the same path would never get it.
+    let is_loop = !target.is(&server) && uri.path() == requested.path();
+    let is_server = target.names(&server, public) && !is_loop;
     let path = uri.into_parts().path_and_query;
     is_server.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
@@ -169,6 +172,33 @@ mod tests {
             assert_eq!(led(location).as_deref(), Some("/a/mcp/"), "{location}");
         }
         for location in ["http://mcp.example.com/a/mcp/", "https://up/a/mcp/"] {
+            assert_eq!(led(location), None, "{location}");
+        }
+    }
+
+    /// uvicorn takes the scheme from `X-Forwarded-Proto`, which the proxy sends, and the host from `Host`: `http://up/mcp` redirects
+    /// to `https://up/mcp/`.
+    #[test]
+    fn a_server_on_the_default_port_that_believes_the_public_scheme_redirects_to_itself() {
+        let public = Origin::of(&Uri::from_static("https://mcp.example.com")).unwrap();
+        let requested = Uri::from_static("http://up/mcp");
+        let response = Response::builder()
+            .status(307)
+            .header(header::LOCATION, "https://up/mcp/");
+        let (head, ()) = response.body(()).unwrap().into_parts();
+        let path = Redirect::of(&head)
+            .unwrap()
+            .at_origin(&requested, Some(&public));
+        assert_eq!(path.unwrap(), "/mcp/");
+    }
+
+    #[test]
+    fn a_redirect_to_the_same_path_with_the_public_scheme_would_never_end() {
+        let led = |location| led_before(Some("https://mcp.example.com"), location);
+        for location in [
+            "https://up:9000/a/mcp?key=1",
+            "https://mcp.example.com/a/mcp",
+        ] {
             assert_eq!(led(location), None, "{location}");
         }
     }

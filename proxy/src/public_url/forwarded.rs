@@ -16,16 +16,20 @@ use crate::{
     config::{Network, Public},
     frontend::RequestFilter,
     headers::exactly_one,
-    origin::{ClientConnection, Origin},
+    origin::{ClientConnection, Connection, Origin},
 };
 
 const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// The headers with the address of a client. They change with its network, so they are not left in the request.
+const ADDRESSES: [HeaderName; 3] = [header::FORWARDED, FOR, REAL_IP];
 
 /// The headers that are removed, unless their sender is trusted. Other headers of this kind name users, and pass.
-const UNTRUSTED: [HeaderName; 9] = [
+const UNTRUSTED: [HeaderName; 12] = [
     header::FORWARDED,
     FOR,
     HOST,
@@ -33,8 +37,11 @@ const UNTRUSTED: [HeaderName; 9] = [
     PROTO,
     HeaderName::from_static("x-forwarded-by"),
     HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-forwarded-protocol"),
     HeaderName::from_static("x-forwarded-scheme"),
     HeaderName::from_static("x-forwarded-server"),
+    HeaderName::from_static("x-forwarded-ssl"),
+    REAL_IP,
 ];
 
 /// The rules for the headers of a request.
@@ -60,11 +67,7 @@ impl Forwarded {
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
         let is_trusted = peer.is_some_and(|peer| self.trusts(peer));
-        if !is_trusted {
-            for name in &UNTRUSTED {
-                request.headers_mut().remove(name);
-            }
-        }
+        remove(request.headers_mut(), is_trusted);
         let named = self.named(request.headers());
         let received = received(request);
         let public = self.public.clone().or_else(|| {
@@ -78,10 +81,13 @@ impl Forwarded {
         }
         let origin = peer.zip(public.clone().or(received));
         let headers = origin.map(|(peer, origin)| to_send(request.headers(), peer, &origin));
-        ClientConnection {
-            headers: Arc::new(headers.unwrap_or_default()),
-            public,
+        for name in &ADDRESSES {
+            request.headers_mut().remove(name);
         }
+        ClientConnection(Arc::new(Connection {
+            headers: headers.unwrap_or_default(),
+            public,
+        }))
     }
 
     fn trusts(&self, peer: IpAddr) -> bool {
@@ -90,13 +96,48 @@ impl Forwarded {
 
     /// Returns what the remaining headers name: a scheme, and a host if clients may use it.
     fn named(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
-        let scheme = exactly_one(headers, &PROTO).and_then(scheme);
-        let host = exactly_one(headers, &HOST)
+        let scheme = first(headers, &PROTO).and_then(scheme);
+        let host = first(headers, &HOST)
             .and_then(|host| host.parse::<Authority>().ok())
             .filter(|host| self.filter.allows_host(host));
         let is_named = scheme.is_some() || host.is_some();
         is_named.then(|| (scheme.unwrap_or(Scheme::HTTP), host))
     }
+}
+
+/// Removes the headers of a client, unless it is trusted.
+///
+/// Those whose names have underscores are removed in any case: proxies send none, and some servers do not distinguish them.
+fn remove(headers: &mut HeaderMap, is_trusted: bool) {
+    let is_one = |name: &HeaderName| {
+        let is_known = || UNTRUSTED.iter().any(|known| is_read_as(name, known));
+        if UNTRUSTED.contains(name) {
+            !is_trusted
+        } else {
+            name.as_str().contains('_') && is_known()
+        }
+    };
+    let names: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| is_one(name))
+        .cloned()
+        .collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// Returns `true` if CGI, WSGI and the like give both names the same variable.
+fn is_read_as(name: &HeaderName, other: &HeaderName) -> bool {
+    let (name, other) = (name.as_str().bytes(), other.as_str().bytes());
+    name.map(|byte| if byte == b'_' { b'-' } else { byte })
+        .eq(other)
+}
+
+/// Returns the value of the first proxy, because each proxy may add one.
+fn first<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let list = headers.get(name)?.to_str().ok()?;
+    list.split(',').next().map(str::trim)
 }
 
 fn scheme(text: &str) -> Option<Scheme> {
@@ -122,7 +163,8 @@ fn received(request: &Request<Body>) -> Option<Origin> {
 fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let before = list(headers, &FOR);
     let elements = list(headers, &header::FORWARDED);
-    let forwarded = if elements.is_empty() {
+    // Most proxies set X-Forwarded-For, and pass on the Forwarded of a client.
+    let forwarded = if elements.is_empty() || !before.is_empty() {
         let clients = before
             .split(',')
             .map(str::trim)
@@ -149,7 +191,8 @@ fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let valid = fields
         .into_iter()
         .filter_map(|(name, value)| Some((name, HeaderValue::try_from(value).ok()?)));
-    valid.collect()
+    let real_ip = headers.get(REAL_IP).map(|value| (REAL_IP, value.clone()));
+    valid.chain(real_ip).collect()
 }
 
 /// Returns the fields of a list, joined.

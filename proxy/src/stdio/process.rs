@@ -26,6 +26,9 @@ use tokio::{
 
 use crate::message::sanitize;
 
+/// The variable of `--admin-token`, which a command does not inherit: some servers show their environment to clients.
+const ADMIN_TOKEN: &str = "MCP_PROXY_ADMIN_TOKEN";
+
 /// The program of each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -117,6 +120,7 @@ impl Program {
         let mut command = Command::new(&self.name);
         command
             .args(&self.arguments)
+            .env_remove(ADMIN_TOKEN)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

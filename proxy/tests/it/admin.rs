@@ -531,3 +531,24 @@ async fn a_proxy_that_drains_is_not_ready_and_still_shows_its_calls() {
     assert!(call.answer().await.expect("an answer")["result"].is_object());
     proxy.ended().await;
 }
+
+/// A server may show its environment to clients, as the tool `get-env` of server-everything does.
+#[tokio::test]
+async fn a_command_does_not_learn_the_token() {
+    let script = r#"read line
+        echo '{"jsonrpc":"2.0","id":"a","result":{"token":"'"$MCP_PROXY_ADMIN_TOKEN"'"}}'; cat"#;
+    let mut command = Program::command(&[
+        "--listen=127.0.0.1:0",
+        "--admin=127.0.0.1:0",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
+    command.env("MCP_PROXY_ADMIN_TOKEN", TOKEN);
+    let mut program = Program::start(command);
+    let client = Mcp::stateless(program.addr(), "/mcp");
+    let mut opening = client.request("a", "initialize", json!({})).await;
+    let answer = opening.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["token"], "");
+}

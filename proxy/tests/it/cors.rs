@@ -92,3 +92,18 @@ async fn without_the_option_the_server_answers_preflight_requests() {
     let head = client.head().await;
     assert_eq!(head.header("access-control-allow-origin"), Some(origin));
 }
+
+/// A server with `*` and credentials allows no page to send credentials. With the origin of the page in place of `*` it would.
+#[tokio::test]
+async fn a_header_of_the_server_gives_a_page_no_credentials() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &OPTION).await;
+    let mut client = send(&proxy, "GET", &format!("origin: {PAGE}\r\n")).await;
+    let asked = upstream.asked().await;
+    let head = "405 Method Not Allowed\r\naccess-control-allow-origin: *\r\n\
+                access-control-allow-credentials: true";
+    asked.answer(head, "").await;
+    let head = client.head().await;
+    assert_eq!(head.header("access-control-allow-origin"), Some(PAGE));
+    assert_eq!(head.header("access-control-allow-credentials"), None);
+}

@@ -93,7 +93,7 @@ async fn the_headers_of_a_trusted_proxy_count() {
         "for=192.0.2.1;host=\"mcp.example.com\";proto=https, for=\"[2001:db8::1]\", for=127.0.0.1";
     assert_eq!(seen, [chain, "mcp.example.com", "https", forwarded_field]);
 
-    let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
+    let request = session_call("1").header("forwarded", "for=192.0.2.1;proto=https");
     let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
     assert_eq!(seen[3], "for=192.0.2.1;proto=https, for=127.0.0.1");
 
@@ -102,6 +102,7 @@ async fn the_headers_of_a_trusted_proxy_count() {
         "--allow-host=mcp.example.com",
     ];
     let other = Running::before(&upstream, &other).await;
+    let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
     let (seen, _) = sent(&upstream, &other, &request, "200 OK", "").await;
     assert_eq!(seen[0], "127.0.0.1", "the address is of no trusted network");
     assert_eq!(seen[2], "http");
@@ -302,4 +303,128 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
         .expect("a head");
     assert_eq!(&head, b"HTTP/1.1 200 OK");
     assert!(!upstream.has_more().await, "no ping");
+}
+
+/// The answer is lost if the server does not recognise the request for the rest, for example because it accepts https only.
+#[tokio::test]
+async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &OPTIONS).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    let call = asked.headers.clone();
+    asked.stream().await;
+    asked.chunk("id: 5\nretry: 250\ndata:\n\n").await;
+    asked.end().await;
+    let rest = upstream.asked().await;
+    assert_eq!(rest.headers["last-event-id"], "5");
+    for name in [
+        "forwarded",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+    ] {
+        assert_eq!(rest.headers.get(name), call.get(name), "{name}");
+    }
+}
+
+/// Servers of CGI, WSGI, Rack and PHP read `X_Forwarded_For` as `X-Forwarded-For` (CVE-2024-45614 of Puma).
+#[tokio::test]
+async fn an_impostor_cannot_write_the_headers_with_underscores() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &OPTIONS).await;
+    let mut client = Connection::open(proxy.addr).await;
+    let names = ["x_forwarded_for", "x-forwarded_host", "x_forwarded-proto"];
+    let request = names
+        .iter()
+        .fold(session_call("1"), |request, name| request.header(name, "x"));
+    client.send(&request).await;
+    let asked = upstream.asked().await;
+    for name in names {
+        assert!(!asked.headers.contains_key(name), "{name}");
+    }
+}
+
+/// gunicorn answers 400 if these contradict `X-Forwarded-Proto`, and believes them without it. chi believes `X-Real-IP` first.
+#[tokio::test]
+async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    let headers = [
+        ("x-forwarded-ssl", "on"),
+        ("x-forwarded-protocol", "ssl"),
+        ("x-real-ip", "192.0.2.1"),
+    ];
+    let request = headers
+        .iter()
+        .fold(session_call("1"), |request, (name, value)| {
+            request.header(name, value)
+        });
+    client.send(&request).await;
+    let asked = upstream.asked().await;
+    for (name, _) in headers {
+        assert!(!asked.headers.contains_key(name), "{name}");
+    }
+}
+
+/// Behind two proxies, the second one may add to the list of the first (Apache does so with `X-Forwarded-Host`).
+#[tokio::test]
+async fn of_several_proxies_the_first_one_names_the_public_url() {
+    let upstream = Upstream::start().await;
+    let trust = [
+        "--trust-forwarded=127.0.0.1",
+        "--allow-host=mcp.example.com",
+    ];
+    let proxy = Running::before(&upstream, &trust).await;
+    for (host, proto) in [
+        ("mcp.example.com", "https, http"),
+        ("mcp.example.com, 127.0.0.1:8080", "https"),
+    ] {
+        let request = session_call("1")
+            .header("x-forwarded-host", host)
+            .header("x-forwarded-proto", proto);
+        let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+        assert_eq!(seen[1..3], ["mcp.example.com", "https"], "{host} {proto}");
+    }
+}
+
+/// A reverse proxy names the new address of the client.
+#[tokio::test]
+async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_without_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    let call = session_call("1").header("x-forwarded-for", "192.0.2.1");
+    client.send(&call).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    let first = client.event().await.expect("an event").id.expect("an id");
+    drop(client);
+
+    let mut client = Connection::open(proxy.addr).await;
+    let resume = Request::new("GET", "/mcp")
+        .header("accept", "text/event-stream")
+        .header("mcp-protocol-version", "2025-11-25")
+        .header("mcp-session-id", "s")
+        .header("last-event-id", &first)
+        .header("x-forwarded-for", "198.51.100.1");
+    client.send(&resume).await;
+    assert_eq!(client.head().await.status, 200);
+    assert!(!upstream.has_more().await, "no ping");
+}
+
+/// nginx, HAProxy, Caddy, Envoy and Traefik set `X-Forwarded-For`, and pass on the `Forwarded` of a client.
+#[tokio::test]
+async fn a_client_behind_a_trusted_proxy_cannot_claim_another_address() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    let request = session_call("1")
+        .header("x-forwarded-for", "192.0.2.1")
+        .header("forwarded", "for=6.6.6.6;host=evil.example");
+    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    assert!(seen[3].starts_with("for=192.0.2.1;"), "{}", seen[3]);
+    assert!(!seen[3].contains("6.6.6.6"), "{}", seen[3]);
 }

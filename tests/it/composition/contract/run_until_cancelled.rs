@@ -1,6 +1,10 @@
 //! `CallToken::run_until_cancelled`: a cancel drops the future, and no result is lost.
 
-use std::{future::pending, pin::pin};
+use std::{
+    future::{Future, pending, poll_fn},
+    pin::pin,
+    task::Poll,
+};
 
 use futures_util::poll;
 use mcp_cancel_on_disconnect::CancelReason::ClientDisconnected;
@@ -70,5 +74,43 @@ async fn after_a_cancel_the_future_is_not_polled() {
         drop(response);
         let begun = token.run_until_cancelled(async { panic!("it was polled") });
         assert_eq!(begun.await, Err::<(), _>(ClientDisconnected), "{kind:?}");
+    }
+}
+
+/// A task that has used up its budget gets `Pending` from each of tokio's channels, also from one with a value.
+#[tokio::test]
+async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (sender, result) = oneshot::channel();
+        let mut running = pin!(token.run_until_cancelled(result));
+        assert!(poll!(&mut running).is_pending());
+        sender.send("written").expect("it is not dropped yet");
+        drop(response);
+        let polled = poll_fn(|cx| {
+            while pin!(tokio::task::consume_budget()).poll(cx).is_ready() {}
+            Poll::Ready(running.as_mut().poll(cx))
+        });
+        let polled = polled.await;
+        assert_eq!(polled, Poll::Ready(Ok(Ok("written"))), "{kind:?}");
+    }
+}
+
+/// As on a runtime with several threads.
+#[tokio::test]
+async fn a_result_that_comes_between_the_poll_and_the_cancel_wins() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let mut response = Some(response);
+        let result = token.run_until_cancelled(poll_fn(|_| match response.take() {
+            Some(response) => {
+                drop(response);
+                Poll::Pending
+            }
+            None => Poll::Ready("written"),
+        }));
+        assert_eq!(result.await, Ok("written"), "{kind:?}");
     }
 }
