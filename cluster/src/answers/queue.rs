@@ -315,7 +315,9 @@ impl AnswerQueue {
             .first_key_value()
             .map(|(_, queued)| queued.expires);
         let removal = self.removals.first_key_value();
-        let expires = queued.into_iter().chain(removal.map(|(_, it)| it.expires));
+        let expires = queued
+            .into_iter()
+            .chain(removal.map(|(_, removal)| removal.expires));
         expires.chain(self.paused_until).min()
     }
 
@@ -324,7 +326,7 @@ impl AnswerQueue {
         self.next_place
     }
 
-    /// Returns `true` if nothing before this place is unwritten.
+    /// Returns `true` if all answers before this place are written.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }

@@ -8,8 +8,8 @@
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
 //! 4. Each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this instance are
 //!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
-//!    set while answers of its calls are late. `turned_away` is how long ago this instance turned a client away. A missing record proves
-//!    that the session does not exist only if [`Heartbeat::proves`] returns `true`.
+//!    set while answers of its calls are late. `turned_away` is the time since this instance last turned a client away. A missing record
+//!    proves that the session does not exist only if [`Heartbeat::proves`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -278,7 +278,7 @@ impl Heartbeat {
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
-            // A new instance has no sessions, so it must not delay what others prove.
+            // A new instance has no sessions, so it must not delay the proofs of other instances.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
             self.directory.acquire_lease(self.me, &status).await?;
         }

@@ -4,7 +4,7 @@
 //! 2. The id of an event of another generation (of another incarnation, or from before the session was restored here) is not passed on,
 //!    because the session manager could mistake it for that of another call's event. If the event belongs to a call, the client gets the
 //!    kept answer, or an error stating that the server no longer runs, and the stream ends. Either is sent only if the application accepts
-//!    the request, so that the application's own checks of its clients apply. If the event belongs to no call, the client gets a new
+//!    the request. The application's own checks of its clients therefore apply. If the event belongs to no call, the client gets a new
 //!    stream.
 //! 3. An event id that no instance created is passed on unchanged.
 
@@ -46,9 +46,9 @@ pub(crate) struct LostCall {
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The head has no event id of an instance, or had the id of an event without a call, which was removed.
+    /// The head has no event id of an instance. The id of a former event without a call was removed.
     Unchanged,
-    /// An event of the session's current generation, which is named. The call is `None` if the event belongs to no call.
+    /// An event of the session's current generation: that generation and the call, `None` if the event belongs to no call.
     Local(Incarnation, Option<NamedCall>),
     /// An event of a call that ended with another incarnation.
     LostCall(LostCall),
@@ -137,7 +137,7 @@ impl LostCall {
                 format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n");
             return Some(event.into_bytes());
         };
-        // Repeats the event id of the client, so that a client whose answer is cut off can resume with it.
+        // Repeats the event id of the client. If the answer is cut off, the client can resume with that id.
         let mut events = [b"id: ", self.named.as_bytes(), b"\ndata:\n\n"].concat();
         for line in answer.split(|byte| *byte == b'\n') {
             events.extend_from_slice(b"data: ");

@@ -31,7 +31,9 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 /// Chosen as the interval of heartbeats and twice their timeout.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
-/// Maximum time by which the directory's clock is set back unnoticed: 1 s, as long as a lease may be ahead of it.
+/// Maximum time by which the directory's clock is set back unnoticed: 1 s.
+///
+/// Equal to the time by which a lease may be ahead of that clock.
 const MAX_SET_BACK: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
