@@ -32,7 +32,7 @@ pub(crate) enum Refusal {
     Stalled,
 }
 
-/// Answers that a session does not begin.
+/// Returns 503 for an `initialize` whose session cannot begin.
 ///
 /// The id of the opening request is not known, because the layer does not read bodies.
 pub(crate) fn not_begun() -> Response<Body> {
@@ -48,7 +48,7 @@ pub(crate) fn not_begun() -> Response<Body> {
     response
 }
 
-/// Answers a call that its client has cancelled before it began.
+/// Returns the JSON-RPC error of a call that its client has cancelled before the call began.
 pub(crate) fn cancelled(request: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",

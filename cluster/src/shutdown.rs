@@ -208,9 +208,9 @@ impl Shutdown {
     }
 
     fn advance(&self, stage: ShutdownStage) {
-        self.stage.send_if_modified(|is| {
-            let advances = *is < stage;
-            *is = stage.max(*is);
+        self.stage.send_if_modified(|current| {
+            let advances = *current < stage;
+            *current = stage.max(*current);
             advances
         });
     }

@@ -60,7 +60,7 @@ mod source;
 
 /// How long leases that no heartbeat renews are kept: one day.
 ///
-/// Chosen to be long, so that a backend that evicts by remaining time removes them last.
+/// Chosen to be long, because a backend that evicts by remaining time then removes them last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A Redis or a Valkey, on two connections, which are reestablished when they break.

@@ -101,7 +101,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Restores a body of which nothing was sent.
+    /// Restores a body of which no byte was sent.
     pub(crate) fn restore_body(&mut self, body: Body) {
         if !self.is_whole() {
             self.body = ReplayableBody::Long(body);

@@ -171,5 +171,5 @@ async fn untrusted_requests_at_the_listener_for_peers_are_logged_once_a_minute()
         let answered = sender.send_request(request).await.unwrap();
         assert_eq!(answered.status(), 403);
     }
-    assert_eq!(warnings.with("does not have their secret"), 1);
+    assert_eq!(warnings.with("lacks the secret of the cluster"), 1);
 }
