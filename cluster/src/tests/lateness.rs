@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// Counts the heartbeats of an instance. The process is suspended before it reads the reply to one of them, if so ordered.
+/// Counts the heartbeats of an instance. On request, the process stalls before it reads the reply to one of them.
 #[derive(Debug, Clone, Default)]
 struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
 
@@ -53,7 +53,7 @@ impl StallsAtReply {
 impl Gate for StallsAtReply {
     fn pass(&self, what: &'static str, work: Work) -> Work {
         if what == "look" {
-            // The directory is not near.
+            // A look-up takes 400 ms.
             return Box::pin(async move {
                 sleep(400 * MS).await;
                 work.await
@@ -511,8 +511,8 @@ async fn a_cancel_is_up_to_4_s_later_than_with_one_instance() {
     );
 }
 
-/// B loses its connection to the directory 2 s before the end of the grace. 1 s before that end, while B has its lease, it turns the
-/// client away. B lives, and has no chance to report that. The client retries after `pause`, which is less than its backoff.
+/// B loses its connection to the directory 2 s before the end of the grace. 1 s before that end, while B has its lease, it turns the client
+/// away. B keeps running, and cannot report the client. The client retries after `pause`, which is less than its backoff.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));

@@ -117,7 +117,7 @@ async fn a_lost_session_stays_in_the_directory_and_is_restored_for_its_client() 
         .lost_timeout(Duration::from_millis(100))
         .on_session(move |event| {
             if let SessionEvent::Closed { why, .. } = event {
-                let _gone = sender.send(*why);
+                let _sent = sender.send(*why);
             }
         });
     let mut config = Mode::Session.config();
