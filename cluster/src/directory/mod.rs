@@ -233,7 +233,7 @@ pub(crate) enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
-    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost its data.
+    /// Whether the lease existed. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,

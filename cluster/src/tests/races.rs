@@ -60,7 +60,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     assert_eq!(claimed, Claim::Won);
 }
 
-/// Makes a call and returns the body of its response, of which nothing was read.
+/// Makes a call and returns the body of its response, which was not read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let request = http::Request::post("/mcp")

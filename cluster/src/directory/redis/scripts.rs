@@ -54,7 +54,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or creates it if requested. Returns whether there was a lease to renew, and the time of the backend.
+/// Renews a lease, or creates it if requested. Returns whether the lease existed, and the time of the backend.
 ///
 /// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
 /// leases, and records when a client was turned away, unless a later time is known. If the known time is ahead of the clock by more than
