@@ -1,4 +1,4 @@
-//! Keeps the answers of calls that ended without their client in the directory, where the answers outlive this instance.
+//! Keeps the answers of calls that ended without their client in the directory. There, the answers outlive this instance.
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.

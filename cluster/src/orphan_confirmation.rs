@@ -9,8 +9,8 @@
 //! | lacks, for another living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
 //! | has a report that an instance turned a client away recently | waits until the backoff of that client is over |
 //! | names this instance as the owner of its session | is cancelled |
-//! | does not know its session, provably, and the session is not local | is cancelled |
-//! | names another owner, or does not know the session | waits for another grace; the session is written again, which decides its owner |
+//! | has no record of its session, which is a proof, and the session is not local | is cancelled |
+//! | names another owner, or has no record | waits for another grace; the session is written again, which decides its owner |
 //! | has the tombstone of its session | ends, because its session is closed |
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::{
     routing::router::Router,
 };
 
-/// Clients turned away this long before a heartbeat was composed may be missing in it: 1.15 s.
+/// Maximum delay until a heartbeat includes a client that was turned away: 1.15 s.
 ///
 /// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
@@ -84,7 +84,7 @@ impl OrphanWait {
         is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
-    /// Returns the remaining wait for instances that turn clients away while they acquire their first lease.
+    /// Returns the remaining wait for instances that have not acquired their first lease. They may have turned clients away.
     fn remaining_for_new_instances(self) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let left = UNRECORDED_WINDOW.saturating_sub(since_grace);

@@ -4,7 +4,7 @@ use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// `Retry-After` of temporary refusals: 1 s, the time for which a session is cached as unowned.
+/// `Retry-After` of temporary refusals: 1 s. Equal to the time for which a session is cached as unowned.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The error code of an `initialize` that cannot be served: the first server-defined code.

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SessionHash};
 
-    /// Closes sessions, except those whose id names a fault: it hangs, panics, or panics when dropped.
+    /// Closes sessions, except those whose id names a fault: a hang, a panic, or a panic on drop.
     struct Troubled;
 
     struct PanicsOnDrop;

@@ -53,7 +53,7 @@ pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Chosen because a write usually takes less, so answers are rarely late while the directory accepts them.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// The answers of one instance, from the ends of their calls until they expire or are evicted.
+/// The answers of ended calls of one instance, until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
     /// Everything that counts towards the bounds, the oldest first.

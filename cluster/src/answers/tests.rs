@@ -67,7 +67,7 @@ impl Instance {
         }
     }
 
-    /// Returns the calls of a session whose answers are in the directory, and how many bytes those answers have.
+    /// Returns the calls of a session whose answers are stored, and the size of those answers in bytes.
     async fn stored(&self, session: &str, numbers: Range<u64>) -> (Vec<u64>, usize) {
         let (mut calls, mut bytes) = (Vec::new(), 0);
         for number in numbers {

@@ -8,7 +8,7 @@
 //!    if its client ends it, or if it cannot be restored.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
 //! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each look therefore includes the leases
-//!    of that moment ([`Leases`]), each with the run of the backend in which all sessions of its instance are written.
+//!    of that moment ([`Leases`]). Each lease names the run of the backend in which all sessions of its instance are written.
 //!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
 //!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last look.

@@ -190,7 +190,7 @@ impl Record {
 }
 
 impl Tombstone {
-    /// Returns the tombstone that replaces `record`, `None` if another owner's epoch is not lower.
+    /// Returns the tombstone that replaces `record`. Returns `None` if another owner's epoch is not lower.
     ///
     /// The instance that deletes a session ends its own epoch, even if it no longer knows that epoch.
     pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {

@@ -1,4 +1,4 @@
-//! Keeps the lease, tracks whether the directory is consistent, and writes the local sessions.
+//! Keeps the lease, tracks the consistency of the directory, and writes the local sessions.
 //!
 //! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
 //!    not wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
@@ -63,7 +63,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Maximum difference between the time of the directory that a heartbeat names and the time at which the directory executes it: 500 ms.
+/// Maximum age of a heartbeat when the directory executes it, by the directory's clock: 500 ms.
 ///
 /// Chosen so that the lease lasts for [`MIN_LEASE`](health::MIN_LEASE) after the heartbeat began, even if the directory's clock has stepped.
 const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;

@@ -1,4 +1,4 @@
-//! Relays a request to the owner of its session on a new connection, and returns the response.
+//! Relays a request to the owner of its session, on a new connection.
 //!
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.

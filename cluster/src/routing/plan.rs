@@ -90,7 +90,7 @@ pub(crate) enum LeaseState {
 pub(crate) enum Claimed {
     Won,
     Lost(Ownership),
-    /// The directory no longer knows the session.
+    /// The directory has no record of the session, or its tombstone.
     Unowned,
     NoAnswer,
 }

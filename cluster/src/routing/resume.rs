@@ -1,11 +1,11 @@
 //! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
 //! 1. The id of an event of the session's current generation is passed on in the form that the session manager assigned.
-//! 2. The id of an event of another generation (of another incarnation, or from before the session was restored here) is not passed on,
-//!    because the session manager could mistake it for that of another call's event. If the event belongs to a call, the client gets the
-//!    kept answer, or an error stating that the server no longer runs, and the stream ends. Either is sent only if the application accepts
-//!    the request. The application's own checks of its clients therefore apply. If the event belongs to no call, the client gets a new
-//!    stream.
+//! 2. The id of an event of another generation is not passed on. Such an event is from another incarnation, or from before the session was
+//!    restored here. The session manager could mistake its id for that of another call's event. If the event belongs to a call, the client
+//!    gets the kept answer, or an error that the server no longer runs. Then the stream ends. Either is sent only if the application
+//!    accepts the request. The application's own checks of its clients therefore apply. If the event belongs to no call, the client gets a
+//!    new stream.
 //! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;
@@ -48,7 +48,7 @@ pub(crate) struct LostCall {
 pub(crate) enum RewriteOutcome {
     /// The head has no event id of an instance. The id of a former event without a call was removed.
     Unchanged,
-    /// An event of the session's current generation: that generation and the call, `None` if the event belongs to no call.
+    /// An event of the current generation of the session. The call is `None` if the event belongs to no call.
     Local(Incarnation, Option<NamedCall>),
     /// An event of a call that ended with another incarnation.
     LostCall(LostCall),
@@ -98,7 +98,7 @@ fn is_request_id(text: &str) -> bool {
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is a stream of events, as the response to an accepted resume is.
+/// Returns `true` if a response is a stream of events, like that of an accepted resume.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()

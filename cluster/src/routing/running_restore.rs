@@ -37,7 +37,7 @@ pub(crate) struct RunningRestore {
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,
-    /// Ends a restore that has loaded no parameters, because an inner layer has answered in place of rmcp.
+    /// Ends a restore that has loaded no parameters. An inner layer has then answered in place of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 

@@ -9,7 +9,7 @@ use crate::{
     ids::{Epoch, SessionHash, Tombstone},
 };
 
-/// Maximum number of deleted sessions that are remembered: 4,096.
+/// Maximum number of deleted sessions in each queue: 4,096.
 ///
 /// Beyond this the oldest are left to the directory, which removes their records within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;

@@ -42,7 +42,7 @@ pub(crate) enum RelinquishedTo {
     RestoreRetry,
     /// The session has not begun, because no client may have it.
     NoClient,
-    /// The session has ended: through another instance, at another service, or because it cannot be restored.
+    /// The session has ended, for example through another instance or at another service.
     Ended,
 }
 

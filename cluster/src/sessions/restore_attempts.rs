@@ -1,8 +1,8 @@
 //! The attempts to restore sessions of this instance.
 //!
 //! 1. An attempt counts from when the parameters of its session are loaded. After three that failed, the session counts as unrestorable.
-//! 2. An attempt that is given up has not failed: its client disconnected, or a layer answered in place of rmcp. rmcp then drops the
-//!    futures of the session manager and the session store, which record this.
+//! 2. An attempt that is given up has not failed. Its client disconnected, or a layer answered in place of rmcp. The session manager and
+//!    the session store record this, because rmcp drops their futures.
 //! 3. rmcp answers 404 to the requests that wait for an attempt that is given up (`aborted_restore` in ARCHITECTURE.md, Workarounds). Each
 //!    given-up attempt is therefore recorded for [`GIVEN_UP_TTL`].
 
@@ -83,7 +83,7 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt to restore a session, if too many attempts have failed.
+    /// Returns the epoch of the last attempt if too many attempts to restore a session have failed.
     pub(crate) fn unrestorable(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;

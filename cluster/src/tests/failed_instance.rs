@@ -175,7 +175,7 @@ async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     }
 }
 
-/// A refused connection proves nothing: a firewall may reject it, or only the owner's listener has ended.
+/// A refused connection is no proof. A firewall may reject it, or only the owner's listener has ended.
 #[tokio::test]
 async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
     let directory = directory();

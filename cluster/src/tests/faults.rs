@@ -92,7 +92,7 @@ async fn late_body(call: &mut Connection, mcp: &Mcp) {
     call.end_chunks().await;
 }
 
-/// Stops the heartbeat, and returns when the lease has expired and the other instances have noticed.
+/// Stops the heartbeat. Returns when the lease has expired and the other instances have detected that.
 async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;

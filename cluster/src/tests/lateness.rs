@@ -322,7 +322,7 @@ async fn denied(is_overtaken: bool) -> Vec<u16> {
     while gate.1.load(SeqCst) == before {
         pass(10 * MS).await;
     }
-    // The heartbeat is on its way. The directory loses everything.
+    // The heartbeat is in transit. The directory loses all data.
     memory.flush();
     gate.0.lock().unwrap().1 = true;
     pass(300 * MS).await;
@@ -511,8 +511,8 @@ async fn a_cancel_is_up_to_4_s_later_than_with_one_instance() {
     );
 }
 
-/// B loses its connection to the directory 2 s before the end of the grace. 1 s before that end, while B has its lease, it turns the client
-/// away. B keeps running, and cannot report the client. The client retries after `pause`, which is less than its backoff.
+/// B loses its connection to the directory 2 s before the end of the grace. 1 s later, while B has its lease, B turns the client away. B
+/// keeps running, and cannot report the client. The client retries after `pause`, which is less than its backoff.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));

@@ -57,8 +57,8 @@ return 1
 /// Renews a lease, or creates it if requested. Returns whether the lease existed, and the time of the backend.
 ///
 /// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
-/// leases, and records when a client was turned away, unless a later time is known. If the known time is ahead of the clock by more than
-/// the allowed skew, because the clock was set back, the known time becomes now.
+/// leases, and records when a client was turned away, unless a later time is known. If the clock was set back, the known time may be ahead
+/// of it by more than the allowed skew. The known time then becomes now.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -460,7 +460,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     let mut two = Instance::with(2, &memory, &[]).await;
-    // The first instance does not notice the claim in time.
+    // The first instance does not detect the claim in time.
     one.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
     claim_from(&memory, session("a").session, one.me, two.me).await;

@@ -29,7 +29,8 @@ use super::{
 };
 use crate::manager::NOT_BEGUN;
 
-/// Maximum time that a request waits for its head, unless its call has begun: the head limit, a lease and the time to claim.
+/// Maximum time that a request waits for its head, unless its call has begun: 25 s. Chosen as the head timeout, a lease and the time to
+/// claim.
 const HEAD_LIMIT: Ms = 25_000;
 
 /// Maximum time until a session answers after the faults: 10 s.

@@ -17,8 +17,8 @@
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
-//! What the rules permit is no failure. An instance may lose its sessions if it was suspended for longer than a lease, or if its directory
-//! was unreachable for longer than a lease.
+//! What the rules permit is no failure. An instance may lose its sessions if it was suspended for longer than a lease. It may also lose
+//! them if its directory was unreachable for that time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -882,7 +882,7 @@ impl Log {
         }
     }
 
-    /// Returns `true` if the limit of a `leave` may have cancelled a call in the moment in which it ended.
+    /// Returns `true` if the limit of a `leave` may have cancelled a call at the time of its end.
     fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
         let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
         let leaves = process.and_then(|process| process.leaves);

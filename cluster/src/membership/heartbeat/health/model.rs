@@ -39,8 +39,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl History {
-    /// Returns the first time when everything was written, after the last event that broke the consistency and an answered heartbeat
-    /// since.
+    /// Returns the time since which the directory is consistent by definition. That is the first write of everything after two events: the
+    /// last one that broke the consistency, and an answered heartbeat since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
         let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
         let breaks = |what: &What| matches!(what, What::Failed | What::Broken);

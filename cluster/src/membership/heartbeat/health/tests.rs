@@ -4,7 +4,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a health whose last heartbeat found everything unchanged, and the moment `time` after that heartbeat.
+/// Returns a health, and the moment `time` after its last heartbeat. That heartbeat found everything unchanged.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
     let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
     health.on_heartbeat_begun(begun);
