@@ -197,7 +197,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_in_its_heartbeat_keep
     );
 }
 
-/// B reaches A. Its look-up takes 400 ms, and its client resumes when the call is already cancelled.
+/// B reaches A. Its look-up takes 400 ms. The call must still run when the resume reaches A.
 #[tokio::test]
 async fn a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
     assert_eq!(
@@ -214,8 +214,8 @@ async fn until_heartbeat(link: &Faulty) {
     }
 }
 
-/// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client
-/// asks C before that, and gets 503. It retries when C has settled, and D has long written its session.
+/// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
+/// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
 async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
     let memory = MemoryDirectory::default();
@@ -297,8 +297,8 @@ impl Gate for OldConnection {
     }
 }
 
-/// The directory loses its data (FLUSHALL). A heartbeat of D from before arrives after the next one, on an older connection. Its status
-/// "all of mine is written" replaces the newer status, although D has not written its session again.
+/// The directory loses its data (FLUSHALL). An earlier heartbeat of D arrives after the next one, on an older connection. Its status, in
+/// which all sessions are written, must not replace the newer one, because D has not written its session again.
 #[tokio::test]
 async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!denied(false).await.contains(&404), "control");
