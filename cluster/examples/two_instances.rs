@@ -1,12 +1,12 @@
-//! Two instances of one server, and clients that land now on one and now on the other.
+//! Two instances of one server, and clients whose requests reach either instance.
 //!
 //! ```sh
 //! cargo run -p mcp-cancel-cluster --example two_instances
 //! cargo run -p mcp-cancel-cluster --example two_instances -- --redis redis://127.0.0.1:6379
 //! ```
 //!
-//! Every session is opened at the first instance. Its client then sends everything to the second, which does not have the session.
-//! The example judges itself: it fails if something did not arrive.
+//! Every session is opened at the first instance. Its client then sends everything to the second, which does not have the session. The
+//! example checks itself, and fails if a message is lost.
 
 #![allow(
     deprecated,
@@ -37,8 +37,8 @@ use tokio::{
     time::timeout,
 };
 
-/// More than enough for everything here.
-const DIRECTORY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of the whole example: 30 s.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -90,9 +90,9 @@ impl ServerHandler for Workshop {}
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match timeout(DIRECTORY_TIMEOUT, play()).await {
+    match timeout(TIMEOUT, play()).await {
         Ok(Ok(())) => {
-            println!("all of it arrived");
+            println!("every message arrived");
             ExitCode::SUCCESS
         }
         Ok(Err(error)) => {
@@ -100,7 +100,7 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Err(_) => {
-            println!("something did not happen");
+            println!("the example did not complete within 30 s");
             ExitCode::FAILURE
         }
     }
@@ -186,7 +186,7 @@ async fn start(name: &'static str, member: ClusterBuilder) -> Result<Instance, F
     })
 }
 
-/// A call is cut off, and its client comes back elsewhere.
+/// A client disconnects during its call, and resumes at the other instance.
 async fn resume(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
     let elsewhere = of(&client, second)?;
@@ -204,11 +204,11 @@ async fn resume(first: &Instance, second: &Instance) -> Result<(), Failure> {
     first.done.notify_one();
     let answer = resumed.answer().await.ok_or("no answer")?;
     expect(&text(&answer), &json!("done by the first"))?;
-    println!("a client that was cut off at the first: it has its answer from the second");
+    println!("a client that was cut off at the first: it received its answer from the second");
     Ok(())
 }
 
-/// A client cancels its call elsewhere.
+/// A client cancels its call at the other instance.
 async fn cancel(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
     let mut call = client.call(7, "work", json!({})).await;
@@ -219,7 +219,7 @@ async fn cancel(first: &Instance, second: &Instance) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A tool asks its client, which answers elsewhere.
+/// A tool sends a request to its client, which answers at the other instance.
 async fn answer(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
     let mut call = client.call(7, "ask", json!({})).await;
@@ -263,7 +263,7 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = of(&Mcp::session(first.addr, "/mcp").await, second)?;
     let mut call = client.call(7, "work", json!({})).await;
     call.head().await;
-    let leaving = first.cluster.leave(DIRECTORY_TIMEOUT);
+    let leaving = first.cluster.leave(TIMEOUT);
     let calls = async {
         let mut next = client.call(8, "work", json!({})).await;
         first.done.notify_one();
@@ -282,7 +282,7 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A client of an instance, in the session of another client.
+/// Returns a client of an instance that uses the session of another client.
 fn of(client: &Mcp, instance: &Instance) -> Result<Mcp, Failure> {
     let session = client.session_id().ok_or("no session")?;
     Ok(Mcp::stateless(instance.addr, "/mcp").in_session(session))
@@ -304,7 +304,7 @@ fn expect<T: PartialEq + std::fmt::Debug>(found: &T, expected: &T) -> Result<(),
 // === impl Instance ===
 
 impl Instance {
-    /// Returns when the client of its only call is there.
+    /// Returns when the client of its only call is attached.
     async fn attached(&self) {
         let is_attached = || {
             let calls = self.layer.calls().snapshot();

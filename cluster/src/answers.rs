@@ -1,9 +1,9 @@
-//! Keeps the answers of calls that ended without their client in the directory, where the answers outlive this instance.
+//! Keeps the answers of calls that ended without their client in the directory. There, the answers outlive this instance.
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.
-//! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. The thread that then takes it keeps
-//!    its answer, and only one thread can take it.
+//! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. Only one thread can take an ended
+//!    call, and that thread keeps its answer.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
 //!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is also
 //!    kept. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
@@ -128,8 +128,8 @@ impl Call {
             ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
         };
         match (&self.request, answered) {
-            (RequestId::Number(its), Some(NumberOrString::Number(number))) => its == number,
-            (RequestId::String(its), Some(NumberOrString::String(string))) => its == string,
+            (RequestId::Number(request), Some(NumberOrString::Number(number))) => request == number,
+            (RequestId::String(request), Some(NumberOrString::String(string))) => request == string,
             _ => false,
         }
     }
@@ -302,11 +302,11 @@ impl Answers {
         number: Option<CallNumber>,
     ) -> Option<(DetachedCall, ReservedPlace)> {
         let mut pending = self.pending();
-        let its = pending.get(&id).map(|detached| detached.call.number);
-        let is_it = number.is_none_or(|number| its == Some(number));
-        let detached = is_it.then(|| pending.remove(&id)).flatten();
+        let pending_number = pending.get(&id).map(|detached| detached.call.number);
+        let is_match = number.is_none_or(|number| pending_number == Some(number));
+        let detached = is_match.then(|| pending.remove(&id)).flatten();
         self.count.store(pending.len(), Ordering::Release);
-        // Reserved under the lock of `pending`, so that `flush` finds either the pending call or its place.
+        // Reserved under the lock of `pending`, so `flush` finds either the pending call or its place.
         detached.map(|detached| (detached, self.writer.reserve()))
     }
 

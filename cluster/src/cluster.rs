@@ -390,7 +390,7 @@ pub(crate) fn join(
 /// Like [`join`], over any network.
 #[allow(
     clippy::disallowed_methods,
-    reason = "the heartbeat is a task of its own"
+    reason = "the heartbeat, the writer of answers and the closer of sessions are tasks"
 )]
 pub(crate) fn join_over(
     network: Network,

@@ -81,7 +81,7 @@ impl Incarnation {
         Self(random())
     }
 
-    /// Returns its text, without the cost of `Display`.
+    /// Returns the text of this incarnation, without the cost of `Display`.
     fn digits(self) -> [u8; 16] {
         array::from_fn(|at| {
             let digit = (self.0 >> (60 - 4 * at)) as usize & 0xf;

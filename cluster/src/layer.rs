@@ -30,7 +30,7 @@ use crate::{
 
 /// Relays each request to the owner of its session. Created by [`Cluster::layer`](crate::Cluster::layer).
 ///
-/// It must be the outermost layer, so that inner layers process a relayed request only once, on the instance that serves it:
+/// It must be the outermost layer. Inner layers then process a relayed request only once, on the instance that serves it:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -3,7 +3,7 @@
 //! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer rewrites it to
 //!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
 //!    never names two calls.
-//! 2. Nothing but the id of an event is changed.
+//! 2. Only the ids of events are changed.
 
 use std::{
     fmt, mem,
@@ -69,7 +69,7 @@ struct AnswerRecorder {
     source: Weak<dyn AnswerSource>,
 }
 
-/// Closes sessions that are no longer local.
+/// Closes sessions at their session manager.
 #[async_trait]
 pub(crate) trait CloseSession: Send + Sync {
     /// Returns `true` if the manager has the session.
@@ -82,9 +82,9 @@ pub(crate) trait CloseSession: Send + Sync {
 pub(crate) const NOT_BEGUN: &str =
     "the call has not begun: the server does not know whether it still has the session; try again";
 
-/// Maximum time that a call waits until it is known whether its session is still here: 10 s.
+/// Maximum time that a call waits for the decision whether its session is still local: 10 s.
 ///
-/// Chosen because this is known sooner if the directory answers.
+/// Chosen because the decision takes less time if the directory answers.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {

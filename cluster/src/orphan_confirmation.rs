@@ -7,10 +7,10 @@
 //! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | lacks, for another living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
-//! | has a report that an instance turned a client away recently | waits until that client must have returned or given up |
-//! | has its session as this instance's | is cancelled |
-//! | does not know its session, provably, and the session is not local | is cancelled |
-//! | has its session as another's, or does not know it | waits for another grace; the session is written again, which decides its owner |
+//! | has a report that an instance turned a client away recently | waits until the backoff of that client is over |
+//! | names this instance as the owner of its session | is cancelled |
+//! | has no record of its session, which is a proof, and the session is not local | is cancelled |
+//! | names another owner, or has no record | waits for another grace; the session is written again, which decides its owner |
 //! | has the tombstone of its session | ends, because its session is closed |
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::{
     routing::router::Router,
 };
 
-/// Clients turned away this long before a heartbeat was composed may be missing in it: 1.15 s.
+/// Maximum delay until a heartbeat includes a client that was turned away: 1.15 s.
 ///
 /// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
@@ -84,7 +84,7 @@ impl OrphanWait {
         is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
-    /// Returns the remaining wait for instances that turn clients away while they acquire their first lease.
+    /// Returns the remaining wait for instances that have not acquired their first lease. They may have turned clients away.
     fn remaining_for_new_instances(self) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let left = UNRECORDED_WINDOW.saturating_sub(since_grace);
@@ -127,12 +127,12 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     if !missing.is_zero() {
         return Confirmation::Postpone(missing);
     }
-    // Not from the cache, which may be older than a claim.
+    // Not read from the cache, which may be older than a claim.
     let look = router.directory.look(session).await;
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
-    // A backend that took over may lack leases and reports that this instance has not missed yet.
+    // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
     let is_current =
         |look: &Look| look.leases.of(me).is_some() && router.heartbeat.is_in_run(&look.leases);
     let Some(look) = look.ok().filter(is_current) else {
@@ -167,7 +167,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns for how much longer a call waits whose grace of 20 s ended 3 s ago.
+    /// Returns the remaining wait of a call whose grace of 20 s ended 3 s ago.
     fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {
@@ -192,11 +192,15 @@ mod tests {
 
     #[test]
     fn an_orphan_waits_for_a_heartbeat_after_the_end_of_its_grace() {
-        assert_eq!(remaining(4, None), Some(HEARTBEAT_MARGIN), "it is late");
+        assert_eq!(
+            remaining(4, None),
+            Some(HEARTBEAT_MARGIN),
+            "the heartbeat is late"
+        );
         assert_eq!(
             remaining(2, None),
             Some(HEARTBEAT_MARGIN),
-            "it may lack the last moment"
+            "the heartbeat may lack the end of the grace"
         );
         assert_eq!(remaining(1, None), None);
     }
@@ -233,7 +237,7 @@ mod tests {
         for away in [0, 23, 25] {
             assert_eq!(remaining(1, Some(away)), Some(longest - away * SECOND));
         }
-        assert_eq!(remaining(1, Some(44)), None, "it has given up");
+        assert_eq!(remaining(1, Some(44)), None, "the backoff is over");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// `Retry-After` of temporary refusals: 1 s, the time for which a session is cached as unowned.
+/// `Retry-After` of temporary refusals: 1 s. Equal to the time for which a session is cached as unowned.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The error code of an `initialize` that cannot be served: the first server-defined code.
@@ -19,7 +19,7 @@ pub(crate) enum Refusal {
     /// The directory did not answer, or its content proves nothing yet.
     Inconsistent,
     /// The owner could not be reached, and may still be alive.
-    OwnerAway,
+    OwnerUnreachable,
     /// The session has moved to this or another instance during the request. The request can be sent again.
     Again,
     /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
@@ -32,7 +32,7 @@ pub(crate) enum Refusal {
     Stalled,
 }
 
-/// Answers that a session does not begin.
+/// Returns 503 for an `initialize` whose session cannot begin.
 ///
 /// The id of the opening request is not known, because the layer does not read bodies.
 pub(crate) fn not_begun() -> Response<Body> {
@@ -48,7 +48,7 @@ pub(crate) fn not_begun() -> Response<Body> {
     response
 }
 
-/// Answers a call that its client has cancelled before it began.
+/// Returns the JSON-RPC error of a call that its client has cancelled before the call began.
 pub(crate) fn cancelled(request: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
@@ -84,20 +84,26 @@ fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
 impl Refusal {
     /// Returns `true` if the client is asked to retry.
     pub(crate) fn is_temporary(self) -> bool {
-        matches!(self, Self::Inconsistent | Self::OwnerAway | Self::Again)
+        matches!(
+            self,
+            Self::Inconsistent | Self::OwnerUnreachable | Self::Again
+        )
     }
 }
 
 impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
-        const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+        const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         let (status, text) = match refusal {
-            Refusal::Inconsistent => (AWAY, "the owner of this session is currently unknown\n"),
-            Refusal::OwnerAway => (
-                AWAY,
+            Refusal::Inconsistent => (
+                UNAVAILABLE,
+                "the owner of this session is currently unknown\n",
+            ),
+            Refusal::OwnerUnreachable => (
+                UNAVAILABLE,
                 "the server of this session currently cannot be reached\n",
             ),
-            Refusal::Again => (AWAY, "this session has just moved\n"),
+            Refusal::Again => (UNAVAILABLE, "this session has just moved\n"),
             Refusal::Broken => (
                 StatusCode::BAD_GATEWAY,
                 "the server of this session closed its connection\n",

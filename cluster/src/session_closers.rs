@@ -78,7 +78,7 @@ fn log_reason(relinquished: &Relinquished) {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance shuts down and another one takes it over");
         }
         RelinquishedTo::Ended => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it elsewhere");
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because it has ended elsewhere");
         }
         RelinquishedTo::RestoreRetry => {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its restore failed: the next request restores it again");
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SessionHash};
 
-    /// Closes every session but some: it hangs on them, panics, or panics when it is dropped.
+    /// Closes sessions, except those whose id names a fault: a hang, a panic, or a panic on drop.
     struct Troubled;
 
     struct PanicsOnDrop;

@@ -11,7 +11,7 @@
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
 //!    Therefore no call begins in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
-//! 4. The answers of a session are written before a peer is asked to claim it, because the peer looks for them in the directory.
+//! 4. The answers of a session are written before a peer is asked to claim it, because the peer reads them from the directory.
 
 use std::{
     collections::HashSet,
@@ -162,8 +162,8 @@ impl Shutdown {
 
     /// Waits until answers of ended calls are in the directory, at most [`FLUSH_TIMEOUT`].
     ///
-    /// The next owner of a session may look for them there. Returns `true` if they are written, the shutdown has not begun, or the instance
-    /// has stopped.
+    /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not begun, or the instance has
+    /// stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
             return true;
@@ -208,9 +208,9 @@ impl Shutdown {
     }
 
     fn advance(&self, stage: ShutdownStage) {
-        self.stage.send_if_modified(|is| {
-            let advances = *is < stage;
-            *is = stage.max(*is);
+        self.stage.send_if_modified(|current| {
+            let advances = *current < stage;
+            *current = stage.max(*current);
             advances
         });
     }

@@ -111,28 +111,28 @@ mod tests {
         #[test]
         fn get_returns_the_latest_unexpired_insert(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
             const CAPACITY: usize = 3;
-            const RECORD_TTL: u64 = 10;
+            const TTL: u64 = 10;
             let start = Instant::now();
-            let mut cache = TtlCache::new(CAPACITY, Duration::from_secs(RECORD_TTL));
-            let mut learned: Vec<(u8, usize, u64)> = Vec::new();
+            let mut cache = TtlCache::new(CAPACITY, Duration::from_secs(TTL));
+            let mut inserted: Vec<(u8, usize, u64)> = Vec::new();
             let mut time = 0;
             for (at, (what, key, passed)) in steps.into_iter().enumerate() {
                 time += passed;
                 let now = start + Duration::from_secs(time);
-                learned.retain(|(_, _, since)| since + RECORD_TTL > time);
+                inserted.retain(|(_, _, since)| since + TTL > time);
                 if what == 0 {
                     cache.remove(session(key));
-                    learned.retain(|(entry, _, _)| *entry != key);
+                    inserted.retain(|(entry, _, _)| *entry != key);
                 } else {
                     cache.insert(session(key), at, now);
-                    learned.retain(|(entry, _, _)| *entry != key);
-                    learned.push((key, at, time));
-                    if learned.len() > CAPACITY {
-                        learned.remove(0);
+                    inserted.retain(|(entry, _, _)| *entry != key);
+                    inserted.push((key, at, time));
+                    if inserted.len() > CAPACITY {
+                        inserted.remove(0);
                     }
                 }
                 for key in 0..8 {
-                    let expected = learned.iter().find(|(entry, _, _)| *entry == key).map(|(_, at, _)| at);
+                    let expected = inserted.iter().find(|(entry, _, _)| *entry == key).map(|(_, at, _)| at);
                     prop_assert_eq!(cache.get(session(key), now), expected);
                 }
                 prop_assert!(cache.len() <= CAPACITY && cache.order.len() <= 2 * CAPACITY);

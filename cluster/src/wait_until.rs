@@ -4,13 +4,13 @@ use std::pin::pin;
 
 use tokio::sync::Notify;
 
-/// Returns when `is_so` returns `true`. Checks at once, and whenever `changed` notifies its waiters.
-pub(crate) async fn wait_until(changed: &Notify, is_so: impl Fn() -> bool) {
+/// Returns when `condition` returns `true`. Checks at once, and whenever `changed` notifies its waiters.
+pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());
-        // Registered before the check, so that no change in between is missed.
+        // Registered before the check, so no change in between is missed.
         notified.as_mut().enable();
-        if is_so() {
+        if condition() {
             return;
         }
         notified.await;

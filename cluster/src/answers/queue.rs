@@ -53,7 +53,7 @@ pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Chosen because a write usually takes less, so answers are rarely late while the directory accepts them.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// The answers of one instance, from the ends of their calls until they expire or are evicted.
+/// The answers of ended calls of one instance, until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
     /// Everything that counts towards the bounds, the oldest first.
@@ -315,7 +315,9 @@ impl AnswerQueue {
             .first_key_value()
             .map(|(_, queued)| queued.expires);
         let removal = self.removals.first_key_value();
-        let expires = queued.into_iter().chain(removal.map(|(_, it)| it.expires));
+        let expires = queued
+            .into_iter()
+            .chain(removal.map(|(_, removal)| removal.expires));
         expires.chain(self.paused_until).min()
     }
 
@@ -324,7 +326,7 @@ impl AnswerQueue {
         self.next_place
     }
 
-    /// Returns `true` if nothing before this place is unwritten.
+    /// Returns `true` if all answers before this place are written.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }

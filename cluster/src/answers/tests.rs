@@ -67,8 +67,8 @@ impl Instance {
         }
     }
 
-    /// Returns the calls of a session whose answers are in the directory, and how many bytes those answers have.
-    async fn kept(&self, session: &str, numbers: Range<u64>) -> (Vec<u64>, usize) {
+    /// Returns the calls of a session whose answers are stored, and the size of those answers in bytes.
+    async fn stored(&self, session: &str, numbers: Range<u64>) -> (Vec<u64>, usize) {
         let (mut calls, mut bytes) = (Vec::new(), 0);
         for number in numbers {
             let (session, call) = (SessionHash::of(session), CallNumber::new(number));
@@ -95,7 +95,7 @@ async fn a_burst_of_answers_is_stored() {
         .set(Fault::Slow(Duration::from_millis(50)));
     instance.end_calls("a", 0..300);
     sleep(3 * SECOND).await;
-    assert_eq!(instance.kept("a", 0..300).await.0.len(), 300);
+    assert_eq!(instance.stored("a", 0..300).await.0.len(), 300);
 }
 
 /// Issue 29, 10.
@@ -109,7 +109,7 @@ async fn an_instance_that_shuts_down_writes_all_answers_within_its_limit() {
     instance.end_calls("a", 0..720);
     let begun = Instant::now();
     instance.cluster.leave(30 * SECOND).await;
-    assert_eq!(instance.kept("a", 0..720).await.0.len(), 720);
+    assert_eq!(instance.stored("a", 0..720).await.0.len(), 720);
     assert!(begun.elapsed() < 10 * SECOND, "{:?}", begun.elapsed());
 }
 
@@ -119,13 +119,13 @@ async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);
-    let back = async {
+    let recovery = async {
         sleep(20 * SECOND).await;
         instance.directory.set(Fault::None);
     };
     let begun = Instant::now();
-    tokio::join!(instance.cluster.leave(30 * SECOND), back);
-    assert_eq!(instance.kept("a", 0..1).await.0, [0]);
+    tokio::join!(instance.cluster.leave(30 * SECOND), recovery);
+    assert_eq!(instance.stored("a", 0..1).await.0, [0]);
     assert!(begun.elapsed() < 22 * SECOND, "{:?}", begun.elapsed());
 
     let instance = Instance::start(10);
@@ -147,7 +147,7 @@ async fn an_answer_sent_during_a_long_outage_is_stored_after_it() {
     instance.end_calls("a", 1..2);
     instance.directory.set(Fault::None);
     sleep(SECOND).await;
-    assert_eq!(instance.kept("a", 0..2).await.0, [0, 1]);
+    assert_eq!(instance.stored("a", 0..2).await.0, [0, 1]);
 }
 
 /// Issue 29, 12.
@@ -159,7 +159,7 @@ async fn an_answer_sent_during_a_long_outage_is_stored_by_a_later_shutdown() {
     sleep(60 * SECOND).await;
     instance.directory.set(Fault::None);
     instance.cluster.leave(30 * SECOND).await;
-    assert_eq!(instance.kept("a", 0..1).await.0, [0]);
+    assert_eq!(instance.stored("a", 0..1).await.0, [0]);
 }
 
 /// Issue 29, 4.
@@ -170,13 +170,13 @@ async fn the_answers_of_a_session_have_a_bound_in_the_directory() {
     for number in 0..300 {
         instance.end_calls("a", number..number + 1);
         sleep(Duration::from_millis(20)).await;
-        let (_, bytes) = instance.kept("a", 0..300).await;
+        let (_, bytes) = instance.stored("a", 0..300).await;
         assert!(bytes <= 1024 * 1024, "{number}: {bytes}");
     }
-    let (calls, _) = instance.kept("a", 0..300).await;
+    let (calls, _) = instance.stored("a", 0..300).await;
     let expected: Vec<u64> = (283..300).collect();
-    assert_eq!(calls, expected, "the latest are kept");
-    assert_eq!(instance.kept("other", 0..1).await.0, [0]);
+    assert_eq!(calls, expected, "the latest are stored");
+    assert_eq!(instance.stored("other", 0..1).await.0, [0]);
 }
 
 /// Issue 29, 4.
@@ -189,9 +189,9 @@ async fn an_answer_is_stored_for_ten_minutes_after_its_call_ended() {
     sleep(300 * SECOND).await;
     instance.directory.set(Fault::None);
     sleep(299 * SECOND).await;
-    assert_eq!(instance.kept("a", 0..2).await.0, [0, 1]);
+    assert_eq!(instance.stored("a", 0..2).await.0, [0, 1]);
     sleep(SECOND).await;
-    assert_eq!(instance.kept("a", 0..2).await.0, [] as [u64; 0]);
+    assert_eq!(instance.stored("a", 0..2).await.0, [] as [u64; 0]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,7 +203,7 @@ async fn a_session_that_closes_loses_no_answer_of_a_call_that_has_ended() {
     sleep(20 * SECOND).await;
     instance.directory.set(Fault::None);
     sleep(SECOND).await;
-    assert_eq!(instance.kept("a", 0..300).await.0.len(), 300);
+    assert_eq!(instance.stored("a", 0..300).await.0.len(), 300);
 }
 
 #[tokio::test(start_paused = true)]
@@ -231,9 +231,9 @@ fn an_answer_is_stored_wherever_its_stream_was_dropped() {
         .unwrap();
     let instance = runtime.block_on(async { Instance::start(10) });
     instance.end_calls("a", 0..1);
-    let kept = runtime.block_on(async {
+    let stored = runtime.block_on(async {
         sleep(Duration::from_millis(100)).await;
-        instance.kept("a", 0..1).await.0
+        instance.stored("a", 0..1).await.0
     });
-    assert_eq!(kept, [0]);
+    assert_eq!(stored, [0]);
 }

@@ -33,14 +33,14 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     a_session_is_registered_over_an_older_record_only(&*directory).await;
     an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
-    a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
+    a_claim_is_won_only_on_the_current_record(&*directory).await;
     an_unknown_session_cannot_be_claimed(&*directory).await;
     of_concurrent_claims_one_wins(&directory).await;
     of_concurrent_registrations_one_wins(&directory).await;
     parameters_outlive_their_owner(&*directory).await;
     a_deleted_session_is_registered_by_no_former_owner(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
-    leases_and_answers::a_heartbeat_makes_no_lease(&*directory).await;
+    leases_and_answers::a_heartbeat_acquires_no_lease(&*directory).await;
     leases_and_answers::a_lease_has_what_its_instance_wrote(&*directory).await;
     leases_and_answers::a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own_time(
         &*directory,
@@ -48,11 +48,11 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     .await;
     leases_and_answers::a_heartbeat_that_was_overtaken_does_not_replace_a_newer_status(&*directory)
         .await;
-    leases_and_answers::an_answer_is_found_under_its_own_names_only(&*directory).await;
+    leases_and_answers::an_answer_is_found_under_its_own_key_only(&*directory).await;
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
-/// Returns the owner of a session and its epoch, as a directory has them.
+/// Returns the ownership of a session that is stored in a directory.
 pub(crate) async fn ownership(
     directory: &impl Directory,
     session: SessionHash,
@@ -87,9 +87,9 @@ pub(crate) async fn owner_of(directory: &impl Directory, session: SessionHash) -
     ownership.map(|ownership| ownership.owner)
 }
 
-/// Returns the record of a session that `owner` wrote.
-fn owned(owner: Owner, of: &Registration) -> Record {
-    let epoch = of.epoch;
+/// Returns the record that `owner` wrote with this registration.
+fn owned(owner: Owner, written: &Registration) -> Record {
+    let epoch = written.epoch;
     Record::Owned(Ownership { owner, epoch })
 }
 
@@ -157,15 +157,15 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     assert_eq!(directory.register(me, &both).await.unwrap(), []);
     let read = ownership(directory, mine.session).await.unwrap();
     claim_from(directory, taken.session, me, other).await;
-    let its = ownership(directory, taken.session).await.unwrap();
+    let current = ownership(directory, taken.session).await.unwrap();
     // Later than the epoch of the other instance.
-    let renewed = its.epoch.next();
+    let renewed = current.epoch.next();
     let renews = both.map(|registered| Registration {
         renewed: Some(renewed),
         ..registered
     });
     let differing = directory.register(me, &renews).await.unwrap();
-    assert_eq!(differing, [(taken.session, Record::Owned(its))]);
+    assert_eq!(differing, [(taken.session, Record::Owned(current))]);
     let now = Ownership {
         owner: me,
         epoch: renewed,
@@ -185,7 +185,7 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     assert_eq!(
         differing.unwrap(),
         [(mine.session, Record::Owned(now))],
-        "the reply has the epoch that the owner took without knowing"
+        "the reply has the epoch whose confirmation the owner did not receive"
     );
 }
 
@@ -220,7 +220,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     );
 }
 
-async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Directory) {
+async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
     let (owner, late) = (instance(1), instance(2));
     let taken = session("taken once more");
     let registers = async |epoch| {
@@ -249,11 +249,13 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
         let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
-    // Also if the record was written again with a later epoch.
+    // The claim also fails if the record was written again with a later epoch.
     registers(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
-    assert!(matches!(claimed, Claim::Lost(Record::Owned(is)) if is.owner == owner && is != now));
+    assert!(
+        matches!(claimed, Claim::Lost(Record::Owned(current)) if current.owner == owner && current != now)
+    );
 }
 
 async fn an_unknown_session_cannot_be_claimed(directory: &impl Directory) {
@@ -368,16 +370,16 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
             epoch: read.epoch,
             ..deleted.clone()
         };
-        for (registrant, of) in [(former, &deleted), (owner, &again)] {
+        for (registrant, registration) in [(former, &deleted), (owner, &again)] {
             let differing = directory
-                .register(registrant, std::slice::from_ref(of))
+                .register(registrant, std::slice::from_ref(registration))
                 .await;
             assert_eq!(differing.unwrap(), [(hash, expected)]);
         }
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));
     }
-    // Also a session that the directory has lost.
+    // A session that the directory has lost also gets a tombstone.
     let lost = session("deleted and lost").session;
     directory.delete(lost, by).await.unwrap();
     let look = directory.look(lost).await.unwrap();

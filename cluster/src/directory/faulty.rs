@@ -190,8 +190,9 @@ impl Directory for Faulty {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         if let Some(ownership) = self.wrong_owner() {
-            let lie = |of: &Registration| (of.session, Record::Owned(ownership));
-            return Ok(sessions.iter().map(lie).collect());
+            let wrong_record =
+                |registration: &Registration| (registration.session, Record::Owned(ownership));
+            return Ok(sessions.iter().map(wrong_record).collect());
         }
         let memory = self.memory.clone();
         let sessions = sessions.to_vec();

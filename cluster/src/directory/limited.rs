@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// As if this process had stalled, and then found an older answer.
+    /// Simulates a stall of this process, after which an old answer is read.
     #[tokio::test(start_paused = true)]
     async fn an_answer_after_the_timeout_is_discarded() {
         for (waits, is_answer) in [

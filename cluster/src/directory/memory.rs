@@ -29,7 +29,7 @@ const ANSWER_OVERHEAD: usize = 256;
 /// The time of the directory's clock when it starts.
 const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
-/// A directory in memory, for several instances in one process. Clones are the same directory.
+/// A directory in memory, for several instances in one process. Clones share the directory.
 ///
 /// It is for tests, demonstrations, and servers with one runtime per core. Like the real directory, it keeps a session for an hour after
 /// its owner last registered or claimed it. It keeps an answer for ten minutes after its call ended, and 64 MiB of answers at most.
@@ -380,8 +380,8 @@ impl State {
         }
     }
 
-    /// Removes expired leases, records and answers. An expired answer may stay behind one that was written before it and has not
-    /// expired. [`answer`](Directory::answer) does not return it.
+    /// Removes expired leases, records and answers. An expired answer remains stored while one that was written earlier has not expired.
+    /// [`answer`](Directory::answer) returns no expired answer.
     fn sweep(&mut self, now: Instant) {
         self.turned_away = self.turned_away.max(self.lapsed(now));
         self.leases.retain(|_, lease| lease.lasts(now));

@@ -4,15 +4,16 @@
 //!    ([`Record::yields_to`]). [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may
 //!    have. A higher epoch begins with a [`claim`](Directory::claim), which names the ownership that it replaces, and fails if the record
 //!    has changed. A higher epoch may also begin with `register`, over a record of the same owner only ([`Registration::renewed`]).
-//! 2. **Tombstones.** A session that its client ended keeps a record, so that no former owner registers it again.
+//! 2. **Tombstones.** The record of an ended session remains as a tombstone, so no former owner registers the session again. A session ends
+//!    if its client ends it, or if it cannot be restored.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
 //! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each look therefore includes the leases
-//!    of that moment ([`Leases`]), each with "all of mine is written, in this run of the directory".
+//!    of that moment ([`Leases`]). Each lease names the run of the backend in which all sessions of its instance are written.
 //!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
 //!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last look.
 //! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls
-//!    are written, read and removed within [`ANSWERS_TIMEOUT`], on a separate path, so that they delay nothing else.
+//!    are written, read and removed within [`ANSWERS_TIMEOUT`], on a separate path, and therefore delay no other request.
 //!
 //! The backend is the store behind the directory: a Redis, a Valkey, or the memory of this process.
 
@@ -123,7 +124,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         call: CallNumber,
     ) -> Result<(), DirectoryError>;
 
-    /// Returns a kept answer, `None` if there is none.
+    /// Returns a kept answer. Returns `None` if there is none.
     async fn answer(
         &self,
         session: SessionHash,
@@ -198,7 +199,7 @@ pub(crate) struct Status {
     ///
     /// The lease is renewed as of this time, so a heartbeat that arrives late does not count as current.
     pub(crate) composed_at: Option<DirectoryTime>,
-    /// Grows with each status of the instance. The directory keeps the latest.
+    /// Grows with each status of the instance. The directory stores the status with the highest number.
     pub(crate) number: u64,
 }
 
@@ -232,7 +233,7 @@ pub(crate) enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
-    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost its data.
+    /// Whether the lease existed. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,

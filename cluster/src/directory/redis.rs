@@ -7,11 +7,10 @@
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
-//! composed, as a time of the backend in milliseconds. `<number>` grows with each heartbeat of the instance.
-//! `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a
-//! comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease, but the time at which any instance last turned a client
-//! away, or at which a lease last lapsed. All leases are in one key, so they are lost together, and each instance detects the loss at its
-//! next heartbeat.
+//! composed, as a time of the backend in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
+//! all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. A lease
+//! lasts for 6 s. The field `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a
+//! lease last lapsed. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!
 //! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
 //! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
@@ -60,7 +59,7 @@ mod source;
 
 /// How long leases that no heartbeat renews are kept: one day.
 ///
-/// Chosen to be long, so that a backend that evicts by remaining time removes them last.
+/// Chosen to be long, because a backend that evicts by remaining time then removes them last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A Redis or a Valkey, on two connections, which are reestablished when they break.

@@ -46,9 +46,10 @@ pub(crate) struct Ownership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Owned(Ownership),
-    /// The client ended the session. As text `- <incarnation> <epoch>`.
+    /// The session has ended. As text `- <incarnation> <epoch>`.
     ///
-    /// The record outlives the session, so that no former owner can register it again.
+    /// Its client ended the session, or the session could not be restored. The tombstone outlives the session, so no former owner can
+    /// register the session again.
     Deleted(Tombstone),
 }
 
@@ -189,16 +190,16 @@ impl Record {
 }
 
 impl Tombstone {
-    /// Returns the tombstone that replaces `record`, `None` if another owner's epoch is not lower.
+    /// Returns the tombstone that replaces `record`. Returns `None` if another owner's epoch is not lower.
     ///
     /// The instance that deletes a session ends its own epoch, even if it no longer knows that epoch.
     pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
-        let (its, epoch) = match record {
+        let (holder, epoch) = match record {
             None => return Some(self),
             Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),
             Some(Record::Deleted(tombstone)) => (tombstone.by, tombstone.epoch),
         };
-        let is_newer = its == self.by || epoch < self.epoch;
+        let is_newer = holder == self.by || epoch < self.epoch;
         let epoch = epoch.max(self.epoch);
         is_newer.then_some(Self { epoch, ..self })
     }

@@ -1,4 +1,4 @@
-//! Keeps the lease, tracks whether the directory is consistent, and writes the local sessions.
+//! Keeps the lease, tracks the consistency of the directory, and writes the local sessions.
 //!
 //! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
 //!    not wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
@@ -8,8 +8,8 @@
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
 //! 4. Each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this instance are
 //!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
-//!    set while answers of its calls are late. `turned_away` is how long ago this instance turned a client away. A missing record proves
-//!    that the session does not exist only if [`Heartbeat::proves`] returns `true`.
+//!    set while answers of its calls are late. `turned_away` is the time since this instance last turned a client away. A missing record
+//!    proves that the session does not exist only if [`Heartbeat::proves`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -63,7 +63,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Maximum difference between the time of the directory that a heartbeat names and the time at which the directory executes it: 500 ms.
+/// Maximum age of a heartbeat when the directory executes it, by the directory's clock: 500 ms.
 ///
 /// Chosen so that the lease lasts for [`MIN_LEASE`](health::MIN_LEASE) after the heartbeat began, even if the directory's clock has stepped.
 const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
@@ -278,7 +278,7 @@ impl Heartbeat {
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
-            // A new instance has no sessions, so it must not delay what others prove.
+            // A new instance has no sessions, so it must not delay the proofs of other instances.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
             self.directory.acquire_lease(self.me, &status).await?;
         }

@@ -1,10 +1,10 @@
 //! Tracks when this instance last turned a client away.
 //!
 //! A client counts as turned away if it gets 503, or while it waits for an unresponsive owner or inner service. Each heartbeat carries how
-//! long ago that was ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so that even an
-//! instance that dies soon has reported the client. The directory has the latest time that any instance reported, including instances that
-//! no longer run. For a while after that time owners cancel no call, because the call may be that client's. The report names no session, so
-//! one time covers all clients, and needs no command of its own.
+//! long ago that was ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so even an instance
+//! that dies soon has reported the client. The directory has the latest time that any instance reported, including instances that no longer
+//! run. For a while after that time owners cancel no call, because the call may be that client's. The report names no session. One time
+//! therefore covers all clients, and needs no command of its own.
 
 use std::{
     pin::pin,
@@ -32,7 +32,7 @@ const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.
 ///
-/// This is one look-up and [`SLOW_THRESHOLD`].
+/// This is the timeout of one look-up plus [`SLOW_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);
 
 /// The last time that a client was turned away.
@@ -91,7 +91,7 @@ impl TurnedAway {
         }
     }
 
-    /// Serves a client, who counts as turned away while this takes longer than [`SLOW_THRESHOLD`], and afterwards if it fails then.
+    /// Serves a client. If this takes longer than [`SLOW_THRESHOLD`], the client counts as turned away until it is served.
     pub(crate) async fn record_if_slow<T, E>(
         self: &Arc<Self>,
         serving: impl Future<Output = Result<T, E>>,
@@ -161,8 +161,8 @@ mod tests {
         let waiting = [(); 2].map(|()| turned_away.wait());
         advance(Duration::from_secs(1)).await;
         assert_eq!(age(), Some(Duration::ZERO));
-        let [served, gives_up] = waiting;
-        drop(gives_up);
+        let [served, unserved] = waiting;
+        drop(unserved);
         advance(Duration::from_secs(2)).await;
         served.served();
         assert_eq!(age(), Some(Duration::from_secs(2)));

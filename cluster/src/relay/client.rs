@@ -1,4 +1,4 @@
-//! Relays a request to the owner of its session on a new connection, and returns the response.
+//! Relays a request to the owner of its session, on a new connection.
 //!
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.
@@ -116,7 +116,7 @@ pub(crate) struct Relay {
 
 /// The body of a response, with the connection on which it arrives.
 struct HopBody {
-    /// Dropped first, so that the connection is closed before anything else is dropped.
+    /// Dropped first: the connection is closed before anything else is dropped.
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
@@ -200,7 +200,7 @@ impl Relay {
                 Err(Failure::Refused)
             }
             Ok(Err(error)) => {
-                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
+                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection to the owner");
                 Err(Failure::Unreachable)
             }
             Err(_) => Err(Failure::Unreachable),
@@ -233,7 +233,7 @@ impl Relay {
                 });
             }
             Responder::Moved(_) | Responder::UnknownPeer => {
-                let what = "what answers there is no peer, or has another secret";
+                let what = "the server at a peer's address is not a peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
                 self.untrusted_answer
                     .warn(&format_args!("{what}: {address}, {status}"));
@@ -313,7 +313,7 @@ async fn exchange(
             disconnect,
         })),
         Some(Err(error)) => {
-            debug!(target: "mcp_cancel_cluster", %error, "no answer");
+            debug!(target: "mcp_cancel_cluster", %error, "no response from the owner");
             Err(if is_stalled(&error) {
                 Failure::Stalled
             } else {
@@ -331,7 +331,7 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
         && let Poll::Ready(ended) = Pin::new(open).poll(cx)
     {
         if let Err(error) = ended {
-            debug!(target: "mcp_cancel_cluster", %error, "hop");
+            debug!(target: "mcp_cancel_cluster", %error, "the connection to a peer failed");
         }
         *connection = None;
     }
@@ -380,7 +380,7 @@ fn origin_form(head: &Parts) -> Uri {
 
 /// Removes the known hop-by-hop fields, and those named by `Connection`.
 ///
-/// Fields that are meant for all recipients remain: they must not be named there (RFC 9110, section 7.6.1).
+/// Fields that are meant for all recipients remain, because `Connection` must not name them (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -413,7 +413,7 @@ impl http_body::Body for HopBody {
         let this = &mut *self;
         if is_disconnected(&mut this.disconnect, cx) {
             this.connection = None;
-            return Poll::Ready(Some(Err("the client hung up".into())));
+            return Poll::Ready(Some(Err("the client has disconnected".into())));
         }
         drive(&mut this.connection, cx);
         let frame = Pin::new(&mut this.incoming).poll_frame(cx);
@@ -473,7 +473,7 @@ mod tests {
 
     /// An outer layer may have added these fields, or the inner application may need them.
     #[test]
-    fn a_client_cannot_have_a_field_removed_that_is_meant_for_all() {
+    fn a_client_cannot_make_a_relay_remove_a_field_that_is_meant_for_all_recipients() {
         let mut headers = HeaderMap::new();
         for name in [
             "authorization",
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_forwarded_as_rfc_7239_has_it() {
+    fn an_address_is_forwarded_as_rfc_7239_specifies() {
         for (client, value) in [
             ("192.0.2.1:80", "for=192.0.2.1"),
             ("[::ffff:192.0.2.1]:80", "for=192.0.2.1"),

@@ -144,9 +144,9 @@ mod tests {
     async fn a_body_that_the_peer_did_not_ask_for_is_taken_back_and_not_sent() {
         let (signal, mut sent) = ContinueSignal::defer(Body::from("call"));
         assert!(sent.frame().now_or_never().is_none());
-        let back = signal.take_back().unwrap();
+        let body = signal.take_back().unwrap();
         signal.send();
         assert!(sent.frame().await.unwrap().is_err());
-        assert_eq!(back.collect().await.unwrap().to_bytes(), "call");
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "call");
     }
 }

@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn only_private_and_local_addresses_are_peers_by_default() {
         let filter = PeersFilter::default();
-        for near in [
+        for admitted in [
             "10.0.0.7",
             "172.16.0.1",
             "172.31.255.254",
@@ -62,9 +62,9 @@ mod tests {
             "fd00::1",
             "::ffff:10.0.0.7",
         ] {
-            assert!(filter.admits(near.parse().unwrap()), "{near}");
+            assert!(filter.admits(admitted.parse().unwrap()), "{admitted}");
         }
-        for far in [
+        for excluded in [
             "8.8.8.8",
             "172.15.255.255",
             "172.32.0.1",
@@ -78,7 +78,7 @@ mod tests {
             "::",
             "::ffff:8.8.8.8",
         ] {
-            assert!(!filter.admits(far.parse().unwrap()), "{far}");
+            assert!(!filter.admits(excluded.parse().unwrap()), "{excluded}");
         }
         let own = PeersFilter::new(|address| address == IpAddr::from([8, 8, 8, 8]));
         assert!(own.admits("8.8.8.8".parse().unwrap()));

@@ -59,11 +59,10 @@ impl Network {
     }
 }
 
-/// Detects an owner from which nothing has arrived for 30 s.
+/// Returns the socket options that detect an owner from which no packet has arrived for 30 s.
 ///
-/// This is much less than the 90 s after which the owner detects that nothing arrives from this instance. So in a one-way partition, the
-/// clients of this instance count as turned away before the owner considers their calls detached, although the owner's retransmissions
-/// arrive.
+/// The owner detects only after 90 s that no packet arrives from this instance. In a one-way partition, the clients of this instance
+/// therefore count as turned away before the owner considers their calls detached. The owner's retransmissions do not prevent this.
 fn dead_owner() -> DeadPeer {
     let second = Duration::from_secs(1);
     let probes = DeadPeer::new().idle(10 * second).interval(5 * second);

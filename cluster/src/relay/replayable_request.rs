@@ -1,4 +1,4 @@
-//! A request that is kept until an instance has accepted it, and can be sent again until then.
+//! A request that can be sent again until an instance has accepted it.
 //!
 //! 1. The body is not read until the request is to be sent or classified, or restores its session.
 //! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by
@@ -101,7 +101,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Restores a body of which nothing was sent.
+    /// Restores a body of which no byte was sent.
     pub(crate) fn restore_body(&mut self, body: Body) {
         if !self.is_whole() {
             self.body = ReplayableBody::Long(body);

@@ -100,7 +100,7 @@ impl PeerAuth {
         let is_peer = self.secret.verify(request);
         if !is_peer {
             self.untrusted_request
-                .warn(&"a request to the listener for peers does not have their secret");
+                .warn(&"a request to the listener for peers lacks the secret of the cluster");
         }
         is_peer
     }
@@ -111,7 +111,7 @@ pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
         Err(error) => {
-            debug!(target: "mcp_cancel_cluster", %error, "no options for dead peers");
+            debug!(target: "mcp_cancel_cluster", %error, "the options that detect dead peers could not be set");
         }
     }
     WatchedListener::new(listener)
@@ -143,11 +143,11 @@ pub(crate) async fn serve(
     drop(listener);
     let all_ended = async { while connections.join_next().await.is_some() {} };
     if timeout(CONNECTION_END_TIMEOUT, all_ended).await.is_err() {
-        warn!(target: "mcp_cancel_cluster", connections = connections.len(), "relays are cut off");
+        warn!(target: "mcp_cancel_cluster", connections = connections.len(), "relayed requests are cut off");
     }
 }
 
-/// Answers that a session is not here.
+/// Returns the 421 that reports a session as not local.
 ///
 /// Reads and discards the body, unless the peer defers it with `Expect`.
 pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
@@ -179,7 +179,7 @@ async fn connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAut
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
-        debug!(target: "mcp_cancel_cluster", %error, "peer");
+        debug!(target: "mcp_cancel_cluster", %error, "the connection of a peer failed");
     }
 }
 

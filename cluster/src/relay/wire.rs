@@ -5,7 +5,7 @@
 //! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from
 //!    every response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
-//! 3. A response without the field is not a peer's, regardless of its status, because an address may have been reassigned.
+//! 3. A response without the field `mcp-cluster` is not a peer's, regardless of its status, because an address may have been reassigned.
 
 use std::{fmt, net::SocketAddr};
 
@@ -27,7 +27,7 @@ static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 /// The status alone could be the application's.
 const MOVED: &str = "moved ";
 
-/// The value if no secret is set, so that relayed requests can be distinguished from others.
+/// The value if no secret is set. It distinguishes relayed requests from others.
 const NO_SECRET: &str = "relay";
 
 /// Marks a request that arrived on the listener for peers.
@@ -103,9 +103,9 @@ impl Secret {
         let (Some(value), None) = (values.next(), values.next()) else {
             return false;
         };
-        let is = |secret: &HeaderValue| value.as_bytes().ct_eq(secret.as_bytes());
-        let also = self.also_accepted.as_ref().map_or(Choice::from(0), is);
-        (is(&self.sent) | also).into()
+        let matches = |secret: &HeaderValue| value.as_bytes().ct_eq(secret.as_bytes());
+        let also = self.also_accepted.as_ref().map_or(Choice::from(0), matches);
+        (matches(&self.sent) | also).into()
     }
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
     }
 }
 
-/// Marks a response as the answer of this instance that the session is not here.
+/// Marks a response as sent by this instance, and the session as not local.
 pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
     if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{me}")) {
         headers.insert(&CLUSTER, value);

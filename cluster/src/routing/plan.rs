@@ -90,7 +90,7 @@ pub(crate) enum LeaseState {
 pub(crate) enum Claimed {
     Won,
     Lost(Ownership),
-    /// The directory no longer knows the session.
+    /// The directory has no record of the session, or its tombstone.
     Unowned,
     NoAnswer,
 }
@@ -166,7 +166,7 @@ impl RoutingPlan {
         match failure {
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
             // Another attempt could relay in circles.
-            _ if self.claims == MAX_CLAIMS => self.refuse(Refusal::OwnerAway),
+            _ if self.claims == MAX_CLAIMS => self.refuse(Refusal::OwnerUnreachable),
             Failure::Moved => Action::Claim(owner, Cause::Relinquished),
             Failure::Refused
             | Failure::Misdirected
@@ -180,7 +180,7 @@ impl RoutingPlan {
     pub(crate) fn on_lease(&self, owner: Ownership, lease: LeaseState) -> Action {
         match lease {
             LeaseState::Expired => Action::Claim(owner, Cause::LeaseOver),
-            LeaseState::Alive => self.refuse(Refusal::OwnerAway),
+            LeaseState::Alive => self.refuse(Refusal::OwnerUnreachable),
             LeaseState::NoAnswer => self.refuse(Refusal::Inconsistent),
         }
     }

@@ -1,4 +1,4 @@
-//! What the layer knows about a request, passed to the session manager and the session store.
+//! Facts about a request that the layer passes to the session manager and the session store.
 //!
 //! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already rewritten the event id to
 //! its plain form. The values are task-local, so a layer in between must not move a request to another task.
@@ -46,7 +46,7 @@ pub(crate) async fn without_session<F: Future>(served: F) -> F::Output {
     HAS_NO_SESSION.scope((), served).await
 }
 
-/// Returns `true` if the session of the request that this task serves provably does not exist.
+/// Returns `true` if this task serves a request whose session provably does not exist.
 pub(crate) fn has_no_session() -> bool {
     HAS_NO_SESSION.try_with(|()| ()).is_ok()
 }

@@ -18,7 +18,7 @@ pub(crate) enum RequestKind {
     Stream,
     /// A request that begins nothing, or a call too long to be sent again.
     ///
-    /// A resume, another notification, a response to the server's request, a ping and a DELETE begin nothing.
+    /// Resumes, notifications, responses to the server's requests, pings and DELETE begin nothing.
     Other,
 }
 

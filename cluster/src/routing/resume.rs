@@ -1,11 +1,11 @@
 //! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
 //! 1. The id of an event of the session's current generation is passed on in the form that the session manager assigned.
-//! 2. The id of an event of another generation (of another incarnation, or from before the session was restored here) is not passed on,
-//!    because the session manager could mistake it for that of another call's event. If the event belongs to a call, the client gets the
-//!    kept answer, or an error stating that the server no longer runs, and the stream ends. Either is sent only if the application accepts
-//!    the request, so that the application's own checks of its clients apply. If the event belongs to no call, the client gets a new
-//!    stream.
+//! 2. The id of an event of another generation is not passed on. Such an event is from another incarnation, or from before the session was
+//!    restored here. The session manager could mistake its id for that of another call's event. If the event belongs to a call, the client
+//!    gets the kept answer, or an error that the server no longer runs. Then the stream ends. Either is sent only if the application
+//!    accepts the request. The application's own checks of its clients therefore apply. If the event belongs to no call, the client gets a
+//!    new stream.
 //! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;
@@ -46,9 +46,9 @@ pub(crate) struct LostCall {
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The head has no event id of an instance, or had the id of an event without a call, which was removed.
+    /// The head has no event id of an instance. The id of a former event without a call was removed.
     Unchanged,
-    /// An event of the session's current generation, which is named. The call is `None` if the event belongs to no call.
+    /// An event of the current generation of the session. The call is `None` if the event belongs to no call.
     Local(Incarnation, Option<NamedCall>),
     /// An event of a call that ended with another incarnation.
     LostCall(LostCall),
@@ -98,7 +98,7 @@ fn is_request_id(text: &str) -> bool {
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is a stream of events, as the response to an accepted resume is.
+/// Returns `true` if a response is a stream of events, like that of an accepted resume.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
@@ -137,7 +137,7 @@ impl LostCall {
                 format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n");
             return Some(event.into_bytes());
         };
-        // Repeats the event id of the client, so that a client whose answer is cut off can resume with it.
+        // Repeats the event id of the client. If the answer is cut off, the client can resume with that id.
         let mut events = [b"id: ", self.named.as_bytes(), b"\ndata:\n\n"].concat();
         for line in answer.split(|byte| *byte == b'\n') {
             events.extend_from_slice(b"data: ");

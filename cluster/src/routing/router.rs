@@ -154,13 +154,12 @@ impl Router {
 
     /// Returns the response for a session of this instance that could not be restored.
     ///
-    /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, it is
-    /// 404, so that the client opens a new session.
+    /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, the
+    /// response is 404, and the client opens a new session.
     pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let look = self.directory.look(SessionHash::of(id)).await;
-        let is_anothers =
-            |look: &Look| matches!(look.record, Some(Record::Owned(is)) if is.owner != self.me);
+        let is_anothers = |look: &Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
         if look.is_ok_and(|look| !is_anothers(&look)) && self.give_up_if_unrestorable(id) {
             return refusals::no_session();
         }

@@ -1,8 +1,8 @@
 //! A restore that runs while its request is served.
 //!
-//! 1. It usually ends with the head of the response. A layer inside may send the head early, as `commit_after` does. The restore then
-//!    continues in the body, until the session is restored or the body ends.
-//! 2. Until it ends, the other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
+//! 1. A restore usually ends with the head of the response. An inner layer may send the head early, as `commit_after` does. The restore
+//!    then continues while the body is read, until the session is restored or the body ends.
+//! 2. Until the restore ends, other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
 
 use std::{
     mem,
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// A running restore. It ends when this is dropped, also if the client disconnects or the handler panics.
+/// A running restore. It ends when this is dropped, even if the client disconnects or the handler panics.
 pub(crate) struct RunningRestore {
     router: Arc<Router>,
     id: String,
@@ -37,7 +37,7 @@ pub(crate) struct RunningRestore {
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,
-    /// Ends a restore for which nothing has been loaded, because an inner layer has answered in place of rmcp.
+    /// Ends a restore that has loaded no parameters. An inner layer has then answered in place of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 
@@ -57,7 +57,7 @@ impl RunningRestore {
         }
     }
 
-    /// Ends the restore, or lets it go on in the body of the response.
+    /// Ends the restore, or continues it in the body of the response.
     pub(crate) fn end_with(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {
@@ -92,7 +92,7 @@ impl Drop for RunningRestore {
 // === impl RestoringBody ===
 
 impl RestoringBody {
-    /// Ends the restore. The client has its response, so a session that cannot be restored is given up without one.
+    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already begun.
     fn end(&mut self) {
         if let Some(restore) = self.restore.take()
             && !restore.is_restored()
@@ -137,7 +137,7 @@ impl http_body::Body for RestoringBody {
 
 impl Drop for RestoringBody {
     fn drop(&mut self) {
-        // First, so that rmcp gives up what it still restores.
+        // Dropped first, because rmcp then ends its part of the restore.
         drop(mem::take(&mut self.body));
         self.end();
     }

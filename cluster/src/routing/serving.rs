@@ -173,7 +173,7 @@ async fn restore_and_serve<S: Inner>(
     restore: PendingRestore,
 ) -> Result<Restored, S::Error> {
     let session = session_of(&request);
-    // Read before the turn is taken, so that no other request waits for a body that stalls.
+    // Read before the turn is taken: no other request waits for a body that stalls.
     let mut replayable = ReplayableRequest::new(request);
     if let Err(refusal) = replayable.read_up_to(MAX_RESTORE_BODY).await {
         return Ok(Restored::Served(refusal.into()));
@@ -181,7 +181,7 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::Again.into()));
     };
-    // The client of the request that restores the session may read nothing, and then nothing drives the restore.
+    // If the client whose request restores the session does not read, no task drives the restore.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::Again)));
     };

@@ -1,4 +1,4 @@
-//! Contested sessions: the directory has a record of another owner with a higher epoch.
+//! Contested sessions: their records in the directory have a higher epoch and another owner.
 //!
 //! A contested session serves nothing new, and its calls continue, until the heartbeat task decides. The session is relinquished if that
 //! owner has its lease, and claimed back if that owner provably has none.
@@ -40,9 +40,9 @@ impl Sessions {
                         // An earlier write took this epoch, and its response was lost. The next write takes a higher one.
                         local.renews = Some(since);
                     } else {
-                        // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so that
-                        // a claim on the former record fails. It is lower than that of any claim, so that a claim that was lost as well
-                        // wins.
+                        // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so a
+                        // claim on the former record fails. It is lower than that of any claim, so a later claim that the directory has
+                        // lost wins.
                         local.epoch = local.epoch.after_loss();
                     }
                     true
@@ -82,10 +82,13 @@ impl Sessions {
         contested.collect()
     }
 
-    /// Relinquishes a session to the owner that contests it. Does nothing if the session is not contested by this ownership any more.
+    /// Relinquishes a session to the owner that contests it. Does nothing unless this ownership still contests the session.
     pub(crate) fn relinquish_contested(&self, session: SessionHash, by: Ownership) {
         self.relinquish_if(session, RelinquishedTo::Owner(by.owner), |local| {
-            local.contested.as_ref().is_some_and(|its| its.by == by)
+            local
+                .contested
+                .as_ref()
+                .is_some_and(|contested| contested.by == by)
         });
     }
 

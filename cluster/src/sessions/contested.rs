@@ -16,7 +16,7 @@ pub(super) struct Contested {
     _counted: Counted,
 }
 
-/// Counts a session as unconfirmed until dropped: its record may be lost, or another instance may have claimed it.
+/// Counts a session as unconfirmed until dropped. Its record may be lost, or another instance may have claimed the session.
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) since: Instant,

@@ -187,7 +187,7 @@ mod tests {
         assert!(gate.is_closed());
     }
 
-    /// Two threads, one that enters and one that closes: a request that is in flight had entered before.
+    /// One thread enters the gate, and another one closes it. A request in flight has entered before the close.
     #[test]
     fn no_request_is_in_flight_once_the_gate_was_closed_when_idle() {
         for _ in 0..2_000 {

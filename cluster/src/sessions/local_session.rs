@@ -1,4 +1,4 @@
-//! A local session, and what the directory has of it.
+//! The state of a local session, including what the directory stores of it.
 
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::ids::{Epoch, SessionHash};
 
+/// A session of this instance: open, or loaded to be restored.
 pub(super) struct LocalSession {
     pub(super) id: Arc<str>,
     _index_guard: IndexGuard,
@@ -21,16 +22,17 @@ pub(super) struct LocalSession {
     pub(super) contested: Option<Contested>,
     /// Set while the session must be written again before the directory counts as consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
-    /// The `initialize` parameters, as JSON. Until they are known, there is nothing to write.
+    /// The `initialize` parameters, as JSON. Until they are known, the session is not written.
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
+    /// As of when the directory has the session. `None` if it must still be written.
     pub(super) written: Option<Instant>,
     /// When the session last took an epoch. A claim on an earlier record can no longer succeed.
     pub(super) renewed: Instant,
-    /// Since when the session is to take another epoch.
+    /// When a new epoch became due. `None` if none is due.
     pub(super) renews: Option<Instant>,
     pub(super) is_queued: bool,
-    /// The session was sent to the directory.
+    /// The session was sent to the directory at least once.
     pub(super) is_sent: bool,
 }
 
@@ -101,7 +103,9 @@ impl LocalSession {
     pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;
-        let _confirmed = self.unconfirmed.take_if(|it| it.since <= at);
+        let _confirmed = self
+            .unconfirmed
+            .take_if(|unconfirmed| unconfirmed.since <= at);
         if let Some(epoch) = renewed {
             self.epoch = self.epoch.max(epoch);
             self.renewed = at;
@@ -109,7 +113,7 @@ impl LocalSession {
         }
     }
 
-    /// Returns `true` if the directory must have the session, and does not.
+    /// Returns `true` if the session must be written, and was not.
     pub(super) fn is_unknown(&self) -> bool {
         self.params.is_some() && self.written.is_none()
     }

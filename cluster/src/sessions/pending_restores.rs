@@ -1,6 +1,6 @@
 //! Sessions that are about to be restored here.
 //!
-//! 1. For a peer such a session is already here. Otherwise the peer would claim a session that this instance has just claimed, and both
+//! 1. For a peer, such a session is already local. Otherwise the peer would claim a session that this instance has just claimed, and both
 //!    would restore it.
 //! 2. One request at a time restores a session.
 
@@ -59,16 +59,16 @@ impl PendingRestores {
     /// Joins a restore that is pending. Returns `None` if there is none.
     pub(crate) fn join(&self, session: SessionHash) -> Option<PendingRestore> {
         let mut restoring = self.restoring();
-        let its = restoring.get_mut(&session)?;
-        Some(self.count_request(session, its))
+        let status = restoring.get_mut(&session)?;
+        Some(self.count_request(session, status))
     }
 
-    fn count_request(&self, session: SessionHash, its: &mut RestoreStatus) -> PendingRestore {
-        its.requests += 1;
+    fn count_request(&self, session: SessionHash, status: &mut RestoreStatus) -> PendingRestore {
+        status.requests += 1;
         PendingRestore {
             pending_restores: self.clone(),
             session,
-            turn: its.turn.clone(),
+            turn: status.turn.clone(),
         }
     }
 
@@ -84,10 +84,12 @@ impl PendingRestores {
         self.restoring().contains_key(&session)
     }
 
-    /// Returns the number of requests that wait for a session.
+    /// Returns the number of requests that take part in the restore of a session.
     #[cfg(test)]
     pub(crate) fn requests(&self, session: SessionHash) -> usize {
-        self.restoring().get(&session).map_or(0, |its| its.requests)
+        self.restoring()
+            .get(&session)
+            .map_or(0, |status| status.requests)
     }
 
     /// Returns `true` if no restore is pending.
@@ -112,10 +114,10 @@ impl PendingRestore {
 impl Drop for PendingRestore {
     fn drop(&mut self) {
         let mut restoring = self.pending_restores.restoring();
-        if let Entry::Occupied(mut its) = restoring.entry(self.session) {
-            match its.get().requests.checked_sub(1) {
-                Some(left @ 1..) => its.get_mut().requests = left,
-                _ => drop(its.remove()),
+        if let Entry::Occupied(mut entry) = restoring.entry(self.session) {
+            match entry.get().requests.checked_sub(1) {
+                Some(left @ 1..) => entry.get_mut().requests = left,
+                _ => drop(entry.remove()),
             }
         }
         self.pending_restores
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restore_is_pending_until_no_request_waits_for_it_any_more() {
+    fn a_restore_is_pending_while_a_request_takes_part_in_it() {
         let pending_restores = PendingRestores::default();
         let (session, other) = (SessionHash::of("a"), SessionHash::of("b"));
         let first = pending_restores.add(session);

@@ -9,7 +9,7 @@ use crate::{
     ids::{Epoch, SessionHash, Tombstone},
 };
 
-/// Maximum number of deleted sessions that are remembered: 4,096.
+/// Maximum number of deleted sessions in each queue: 4,096.
 ///
 /// Beyond this the oldest are left to the directory, which removes their records within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
@@ -69,12 +69,12 @@ impl Queues {
 
     /// Records that the directory has the tombstone of a session. Covers all its deletions.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
-        let is_its = |deleted: &Deleted| deleted.session == session;
-        let its = self.deleted.iter().filter(|deleted| is_its(deleted));
-        let Some(epoch) = its.map(|deleted| deleted.epoch).max() else {
+        let is_of_session = |deleted: &Deleted| deleted.session == session;
+        let deletions = self.deleted.iter().filter(|deleted| is_of_session(deleted));
+        let Some(epoch) = deletions.map(|deleted| deleted.epoch).max() else {
             return;
         };
-        self.deleted.retain(|deleted| !is_its(deleted));
+        self.deleted.retain(|deleted| !is_of_session(deleted));
         let now = Instant::now();
         self.tombstones.push_back((now, session, epoch));
         while self.tombstones.len() > MAX_DELETED

@@ -40,9 +40,9 @@ pub(crate) enum RelinquishedTo {
     AnyClaimer,
     /// The restore failed. The next request restores the session again.
     RestoreRetry,
-    /// The session has not begun, because it was given to no client.
+    /// The session has not begun, because no client may have it.
     NoClient,
-    /// Its client ended the session, through another instance or at another service.
+    /// The session has ended, for example through another instance or at another service.
     Ended,
 }
 
@@ -63,7 +63,7 @@ impl RelinquishedSessions {
 
     pub(crate) fn notify(&self, session: Relinquished) {
         *self.closing().entry(session.session).or_default() += 1;
-        // Without a receiver, sessions are not closed any more.
+        // Fails only if the task that closes sessions has ended.
         let _sent = self.sender.send(session);
     }
 

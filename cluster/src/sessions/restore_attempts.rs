@@ -1,10 +1,10 @@
 //! The attempts to restore sessions of this instance.
 //!
 //! 1. An attempt counts from when the parameters of its session are loaded. After three that failed, the session counts as unrestorable.
-//! 2. An attempt that is given up has not failed: its client disconnected, or a layer answered in place of rmcp. The session manager and
-//!    the session store detect it, because rmcp drops their futures.
-//! 3. rmcp answers 404 to the requests that wait for an attempt that is given up (`aborted_restore` in ARCHITECTURE.md, Workarounds). So
-//!    that it was given up is recorded for a moment.
+//! 2. An attempt that is given up has not failed. Its client disconnected, or a layer answered in place of rmcp. The session manager and
+//!    the session store record this, because rmcp drops their futures.
+//! 3. rmcp answers 404 to the requests that wait for an attempt that is given up (`aborted_restore` in ARCHITECTURE.md, Workarounds). Each
+//!    given-up attempt is therefore recorded for [`GIVEN_UP_TTL`].
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -23,10 +23,11 @@ use crate::{
 /// Maximum number of failed attempts to restore a session: 3. After that it counts as unrestorable.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// Maximum number of sessions whose attempts are counted: 65,536, each for 10 min.
+/// Maximum number of sessions whose attempts are counted: 65,536.
 ///
 /// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
 const CAPACITY: usize = 64 * 1024;
+/// How long the attempts of a session are counted: 10 min.
 const TTL: Duration = Duration::from_secs(10 * 60);
 
 /// How long an attempt that was given up affects other requests: 1 s.
@@ -40,6 +41,7 @@ pub(crate) struct RestoreAttempts(Mutex<TtlCache<Attempts>>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Attempts {
+    /// Number of attempts that have failed or are running.
     count: u32,
     /// The epoch at which this instance owned the session in the last attempt.
     epoch: Option<Epoch>,
@@ -81,7 +83,7 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt to restore a session, if too many attempts have failed.
+    /// Returns the epoch of the last attempt if too many attempts to restore a session have failed.
     pub(crate) fn unrestorable(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;
@@ -91,7 +93,9 @@ impl RestoreAttempts {
     /// Returns `true` if an attempt was given up within [`GIVEN_UP_TTL`].
     pub(crate) fn was_given_up(&self, session: SessionHash) -> bool {
         let (now, cache) = (Instant::now(), self.cache());
-        let given_up = cache.get(session, now).and_then(|its| its.given_up);
+        let given_up = cache
+            .get(session, now)
+            .and_then(|attempts| attempts.given_up);
         given_up.is_some_and(|at| now.saturating_duration_since(at) < GIVEN_UP_TTL)
     }
 
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_was_given_up_is_recorded_for_a_moment() {
+    async fn an_attempt_that_was_given_up_is_recorded_for_a_second() {
         let attempts = RestoreAttempts::default();
         attempts.begin_load(session()).complete();
         assert!(!attempts.was_given_up(session()));

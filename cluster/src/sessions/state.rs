@@ -26,7 +26,9 @@ use crate::{
 /// Number of locks over which the sessions are spread: 64.
 const SHARDS: usize = 64;
 
-/// How long a session may be loaded without being open: 60 s. After that it is removed.
+/// Maximum time for which a session may be loaded without being open: 60 s. After that it is removed.
+///
+/// Also the maximum time for which other requests wait for a restore.
 pub(crate) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The local sessions.
@@ -215,8 +217,8 @@ impl Sessions {
         is_replay.then(|| self.restore_attempts.begin_step(session))
     }
 
-    /// Called when the restore of a session has ended. A session whose handler has not accepted `initialize` is closed, so that the next
-    /// request restores it again.
+    /// Called when the restore of a session has ended. Closes the session if its handler has not accepted `initialize`. The next request
+    /// then restores the session again.
     pub(crate) fn on_restore_ended(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;
@@ -272,7 +274,7 @@ impl Sessions {
         let epoch = match self.remove(session) {
             Some(local) => {
                 let epoch = local.epoch;
-                // The session is open in another service than the one that its client called, and must be closed there.
+                // The session is open in another service than the one that received the request, and must be closed there.
                 if !matches!(local.phase, Phase::Loaded(_)) {
                     self.relinquished
                         .notify(local.into_relinquished(session, RelinquishedTo::Ended));
@@ -329,9 +331,9 @@ impl Sessions {
         self.until(|| self.work().deleted.is_empty()).await;
     }
 
-    /// Returns when `is_so` returns `true`. Checks after each write, relinquishment and heartbeat.
-    pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
-        wait_until(&self.written, is_so).await;
+    /// Returns when `condition` returns `true`. Checks after each write, relinquishment and heartbeat.
+    pub(crate) async fn until(&self, condition: impl Fn() -> bool) {
+        wait_until(&self.written, condition).await;
     }
 
     /// Relinquishes a session that another instance owns now.
@@ -361,12 +363,12 @@ impl Sessions {
         &self,
         session: SessionHash,
         to: RelinquishedTo,
-        is_so: impl FnOnce(&LocalSession) -> bool,
+        condition: impl FnOnce(&LocalSession) -> bool,
     ) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
-            && is_so(local.get())
+            && condition(local.get())
         {
-            // Sent under the lock, so that a request that no longer finds the session here finds that it is being closed.
+            // Sent under the lock: a request that no longer finds the session here then finds its pending close.
             self.relinquished
                 .notify(local.remove().into_relinquished(session, to));
             self.changed();

@@ -97,8 +97,7 @@ impl SessionStore for ClusterStore {
     async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
         let mut params = serde_json::to_vec(state)?;
         if params.len() > MAX_PARAMS {
-            let what =
-                "the parameters of a session are too large to be kept: it ends with this instance";
+            let what = "the parameters of a session are too large to be stored: the session ends with this instance";
             self.too_large.warn(&format_args!(
                 "{what} ({} bytes, {MAX_PARAMS} at most)",
                 params.len()
@@ -108,7 +107,7 @@ impl SessionStore for ClusterStore {
         self.sessions.on_initialized(session_id, params.into());
         let written = self.sessions.until_written(SessionHash::of(session_id));
         if timeout(OPEN_TIMEOUT, written).await.is_err() {
-            tracing::debug!("the directory does not have a new session");
+            tracing::debug!("the directory does not have a new session yet");
         }
         Ok(())
     }
@@ -117,7 +116,9 @@ impl SessionStore for ClusterStore {
         self.sessions.on_deleted(session_id);
         let removed = self.sessions.until_removed(SessionHash::of(session_id));
         if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
-            tracing::debug!("a session ended before the directory had its tombstone");
+            tracing::debug!(
+                "a session has ended, and the directory does not have its tombstone yet"
+            );
         }
         Ok(())
     }

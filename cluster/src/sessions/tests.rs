@@ -33,7 +33,11 @@ fn other() -> Owner {
 }
 
 fn names(batch: &Batch) -> Vec<SessionHash> {
-    batch.sessions.iter().map(|of| of.session).collect()
+    batch
+        .sessions
+        .iter()
+        .map(|written| written.session)
+        .collect()
 }
 
 /// Returns the next batch of sessions to write. Panics if the next work is a deletion.
@@ -55,7 +59,7 @@ fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
     names
 }
 
-/// Returns the deletions to be written next. They stay due, because they are reported as failed.
+/// Returns the deletions to be written next. The deletions stay due, because they are reported as failed.
 fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
     let mut all = Vec::new();
     while let Some(Work::Delete(batch)) = sessions.next_deletions() {
@@ -130,10 +134,7 @@ fn new_sessions_are_written_before_those_that_are_written_again() {
     assert!(sessions.has_unconfirmed());
     let old = next(&sessions).unwrap();
     assert_eq!(names(&old), [hash("old")]);
-    assert!(
-        sessions.has_unconfirmed(),
-        "it is not written before that is known"
-    );
+    assert!(sessions.has_unconfirmed(), "the write is not confirmed yet");
     sessions.on_written(old, &[]);
     assert!(!sessions.has_unconfirmed());
 }
@@ -162,12 +163,12 @@ fn a_batch_is_bounded_by_number_and_by_size() {
 }
 
 #[test]
-fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_whose_it_is() {
+fn a_session_whose_record_has_a_higher_epoch_is_contested_until_its_owner_is_decided() {
     let (sessions, mut relinquished_sessions) = written(&["a", "b", "c"]);
     let other = Ownership::begin(other());
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
-    let differing = ["a", "b", "never here"].map(|id| (hash(id), Record::Owned(other)));
+    let differing = ["a", "b", "never local"].map(|id| (hash(id), Record::Owned(other)));
     sessions.on_written(batch, &differing);
     let mut contested = sessions.contested();
     contested.sort_by_key(|(session, _)| *session != hash("a"));
@@ -211,7 +212,7 @@ fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_to_be_taken() {
+async fn a_session_is_verified_by_a_later_write_which_must_take_the_new_epoch_if_one_is_due() {
     let (sessions, _relinquished) = written(&["a"]);
     sessions.on_opened("without parameters", false);
     let since = Instant::now() + Duration::from_secs(1);
@@ -222,7 +223,10 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
     let batch = next(&sessions).unwrap();
     sessions.renew_all();
     sessions.on_written(batch, &[]);
-    assert!(!is_verified("a"), "others may claim what they read before");
+    assert!(
+        !is_verified("a"),
+        "another instance may claim on the record that it read before"
+    );
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].renewed > Some(batch.sessions[0].epoch));
     // All are renewed once more before the write is reported.
@@ -243,7 +247,7 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
     assert_eq!(next_names(&sessions), [hash("a")]);
     assert!(
         is_verified(Lapse::by_failures(since)),
-        "if none is to be taken"
+        "no new epoch is due"
     );
     assert!(!is_verified(Lapse::by_stall(since)));
 }
@@ -300,7 +304,7 @@ fn a_deleted_session_is_remembered_until_it_is_removed() {
     assert!(!sessions.is_deleted(hash("a")));
     assert!(
         next(&sessions).is_none(),
-        "nothing of it is written after that"
+        "the session is not written after that"
     );
 }
 
@@ -328,8 +332,8 @@ async fn a_tombstone_is_written_again_until_it_expires() {
 
 /// The client has deleted the session twice, and the directory accepts one of the two.
 #[test]
-fn a_session_that_was_deleted_twice_leaves_nothing_to_write() {
-    for first_is_there in [true, false] {
+fn a_session_that_was_deleted_twice_needs_no_further_write() {
+    for is_first_accepted in [true, false] {
         let (sessions, _relinquished) = written(&["a"]);
         sessions.on_deleted("a");
         sessions.on_deleted("a");
@@ -337,8 +341,8 @@ fn a_session_that_was_deleted_twice_leaves_nothing_to_write() {
             panic!("no deletions");
         };
         assert_eq!(batch.len(), 2);
-        sessions.on_deletion_result(hash("a"), first_is_there);
-        sessions.on_deletion_result(hash("a"), !first_is_there);
+        sessions.on_deletion_result(hash("a"), is_first_accepted);
+        sessions.on_deletion_result(hash("a"), !is_first_accepted);
         assert!(!sessions.is_deleted(hash("a")));
         assert!(sessions.next_deletions().is_none());
     }
@@ -400,10 +404,10 @@ async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
 }
 
 #[test]
-fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
+fn a_session_is_given_to_its_client_if_it_is_written_or_needs_no_record() {
     let (sessions, mut relinquished_sessions) = written(&["written"]);
     sessions.on_opened("without parameters", false);
-    for id in ["written", "without parameters", "of nobody"] {
+    for id in ["written", "without parameters", "unknown"] {
         assert!(sessions.admit_new_session(id), "{id}");
     }
     assert!(relinquished_sessions.try_recv().is_err());

@@ -111,11 +111,14 @@ impl Sessions {
 
     fn take_deleted(&self) -> Vec<(SessionHash, Tombstone)> {
         let mut work = self.work();
-        let waiting = work.deleted.iter_mut().filter(|of| !of.is_in_flight);
-        let taken = waiting.take(MAX_BATCH).map(|of| {
-            of.is_in_flight = true;
-            let (by, epoch) = (self.me, of.epoch);
-            (of.session, Tombstone { by, epoch })
+        let waiting = work
+            .deleted
+            .iter_mut()
+            .filter(|deleted| !deleted.is_in_flight);
+        let taken = waiting.take(MAX_BATCH).map(|deleted| {
+            deleted.is_in_flight = true;
+            let (by, epoch) = (self.me, deleted.epoch);
+            (deleted.session, Tombstone { by, epoch })
         });
         taken.collect()
     }

@@ -120,8 +120,8 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
     within("a head", listed.head()).await.status
 }
 
-/// The client has a timeout that is shorter than its handler takes to begin, and tries again. No restore has failed: each was given up
-/// by its client. Then the directory fails once, or the handler does.
+/// The handler takes longer to begin than the timeout of the client, which then retries. No restore has failed, because the client gave up
+/// each of them. Then the directory fails once, or the handler does.
 async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
     let SlowInstance {
         directory,
@@ -173,7 +173,7 @@ async fn a_session_whose_clients_disconnected_during_its_restore_is_not_given_up
     }
 }
 
-/// The owner has ended, and its address belongs to a server that asks for bodies, for example one of Node.js or a proxy.
+/// The owner has ended, and its address now belongs to another server that asks for bodies, for example a proxy.
 #[tokio::test]
 async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_at_its_address() {
     let directory = directory();
@@ -188,12 +188,12 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
         owner.request().await.write(answer).await;
     };
     let (head, ()) = join(within("a head", call.head()), answer).await;
-    assert_eq!(head.status, 502, "it may have begun");
+    assert_eq!(head.status, 502, "the call may have begun");
     assert_eq!(status(&mcp, 2).await, 200);
 }
 
-/// An instance was cut off, and is back. Another instance has claimed its session meanwhile. The call still runs, and its answer will be
-/// written. If the session had been restored before on that instance, its generation is not the incarnation of a lease.
+/// An instance was cut off, and reaches the directory again. Another instance has claimed its session meanwhile. The call still runs, and
+/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease.
 async fn resumed_while_running(is_restored: bool) -> (u16, String) {
     let memory = MemoryDirectory::default();
     let (of_a, of_b) = (Faulty::new(memory.clone()), Faulty::new(memory.clone()));
@@ -222,7 +222,7 @@ async fn resumed_while_running(is_restored: bool) -> (u16, String) {
     }
     assert_eq!(claimed, 200);
     assert!(b.has(&mcp));
-    // It is back, and its question who has a lease is not answered for a moment.
+    // A reaches the directory again, but cannot read the leases at first.
     of_a.set(Fault::FailsAt("leases"));
     pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(a.witness.is_running("first"));
@@ -231,7 +231,7 @@ async fn resumed_while_running(is_restored: bool) -> (u16, String) {
     let head = within("a head", resumed.head()).await.status;
     let body = within("the body", resumed.body_to_end()).await;
     assert!(a.witness.is_running("first"));
-    // The call ends, and its answer is there.
+    // The call ends, and its answer is stored.
     a.witness.release("first");
     pass(SECOND).await;
     of_a.set(Fault::None);
@@ -258,7 +258,7 @@ fn limited(app: Router, status: StatusCode) -> Router {
     }))
 }
 
-/// No restore has failed: a layer inside has given up each of them.
+/// No restore has failed, because an inner layer has given up each of them.
 #[tokio::test]
 async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     let gateway_timeout: fn(_) -> _ = |app| limited(app, StatusCode::GATEWAY_TIMEOUT);
@@ -288,7 +288,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until it has begun.
+/// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until the handler has begun.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
     let committed = |app: Router| {
@@ -358,7 +358,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_
     assert_eq!(list(&mcp, 4).await, 404);
 }
 
-/// A layer inside answers a request of the session with a stream of its own. rmcp restores nothing.
+/// An inner layer answers a request of the session with a stream of its own, so rmcp does not restore the session.
 #[tokio::test]
 async fn a_stream_of_a_layer_does_not_lock_its_session() {
     let streams = |app: Router| {
@@ -400,7 +400,7 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
 }
 
 /// The client of the request that restores the session does not read its response: its HTTP/2 window is closed. The handler takes 20 s to
-/// begin. Meanwhile the layer has sent a comment, which waits for the window, so nothing drives the restore.
+/// begin. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
 #[tokio::test]
 async fn a_client_that_reads_nothing_does_not_lock_its_session() {
     let committed = |app: Router| {

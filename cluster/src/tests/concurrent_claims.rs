@@ -1,4 +1,4 @@
-//! Other events while a session changes its owner.
+//! Concurrent events while a session changes its owner.
 
 use std::time::Duration;
 
@@ -125,14 +125,14 @@ async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     assert_eq!(first, 1);
     run_other_tasks().await;
     assert!(b.has(&mcp));
-    assert!(!a.has(&mcp), "it has two owners");
+    assert!(!a.has(&mcp), "the session has two owners");
     b.witness.started("second").await;
     b.witness.release("second");
     assert_eq!(second.answer().await.unwrap()["id"], 2);
 }
 
-/// The peer stalls before its claim, and the client continues at the owner. Only the version that the peer has read distinguishes its
-/// claim from one in time.
+/// The peer stalls before its claim, and the client continues at the owner. The claim is late because the peer has read an ownership that
+/// has been replaced since.
 #[tokio::test]
 async fn a_late_claim_takes_no_session_that_is_open_again() {
     let directory = directory();
@@ -155,7 +155,7 @@ async fn a_late_claim_takes_no_session_that_is_open_again() {
     );
     // The client now uses the other instance.
     assert_eq!(echo(&b.client_of(&mcp), 3).await, 3);
-    assert!(a.has(&mcp) && !b.has(&mcp), "it has two owners");
+    assert!(a.has(&mcp) && !b.has(&mcp), "the session has two owners");
     a.witness.release("second");
     assert_eq!(call.answer().await.unwrap()["id"], 2);
 }
@@ -173,7 +173,7 @@ async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_serv
     assert_eq!(directory.asked("claim"), 1);
 }
 
-/// More calls end at once than answers may be in flight.
+/// 100 calls end at once, and each write of an answer takes 100 ms.
 #[tokio::test]
 async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     const CALLS: u32 = 100;
@@ -186,13 +186,13 @@ async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     }
     directory.set(Fault::SlowAt("keep_answer", Duration::from_millis(100)));
     let leaving = a.cluster.leave(LIMIT);
-    let story = async {
+    let calls = async {
         run_other_tasks().await;
         for id in 1..=CALLS {
             a.witness.release(&id.to_string());
         }
     };
-    let (cancelled, ()) = within("the departure", join(leaving, story)).await;
+    let (cancelled, ()) = within("the departure", join(leaving, calls)).await;
     assert_eq!(cancelled, 0);
     let mut lost = 0;
     for named in &named {
@@ -220,7 +220,7 @@ async fn a_session_that_returns_before_its_former_copy_is_closed_keeps_its_call(
     assert_eq!(answered.status(), 200);
     a.witness.started("first").await;
     run_other_tasks().await;
-    assert!(a.witness.is_running("first"), "it was cancelled");
+    assert!(a.witness.is_running("first"), "the call was cancelled");
     a.witness.release("first");
     let body = within("the answer", answered.into_body().collect()).await;
     let body = String::from_utf8(body.unwrap().to_bytes().to_vec()).unwrap();

@@ -16,7 +16,7 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, pass},
-    reports::{GRACE, owner},
+    reports::{GRACE, with_grace},
     steps::{close_session, directory, post, run_other_tasks, status},
 };
 use crate::directory::{
@@ -27,7 +27,7 @@ use crate::directory::{
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// A layer between the cluster's and the library's takes 8 s for a resume, for example to ask who the client is.
+/// A layer between the cluster's and the library's delays a resume by 8 s, for example to authenticate the client.
 fn slow(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         if request.headers().contains_key("last-event-id") {
@@ -45,7 +45,7 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
         let directory = Faulty::new(MemoryDirectory::default());
         let setup = Setup {
             within: slow,
-            ..owner()
+            ..with_grace()
         };
         let a = setup.start(&directory).await;
         let b = Node::start(&directory).await;
@@ -82,7 +82,7 @@ async fn a_waiting_call_that_its_client_cancels_at_the_leaving_instance_does_not
         let _leaving = a.routing().shutdown.begin();
         let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
         run_other_tasks().await;
-        assert!(second.head().now_or_never().is_none(), "it waits");
+        assert!(second.head().now_or_never().is_none(), "the call waits");
         let canceller = if is_direct { &mcp } else { &at_b };
         assert_eq!(canceller.cancel(2).await, 202);
         run_other_tasks().await;
@@ -91,12 +91,12 @@ async fn a_waiting_call_that_its_client_cancels_at_the_leaving_instance_does_not
         pass(3 * SECOND).await;
         assert!(
             !b.witness.is_running("second") && !a.witness.is_running("second"),
-            "it runs, direct: {is_direct}"
+            "the cancelled call runs, direct: {is_direct}"
         );
     }
 }
 
-/// Writing an answer takes 700 ms, and so does reading it.
+/// Writing an answer takes 700 ms, as does reading it.
 #[tokio::test]
 async fn an_answer_that_could_be_written_can_be_read() {
     for (is_read_slow, expected) in [(false, 200), (true, 200)] {
@@ -133,8 +133,8 @@ async fn an_answer_that_could_be_written_can_be_read() {
     }
 }
 
-/// The application checks the clients of its MCP endpoint, and takes reports from everybody at another path.
-fn reports_of_everybody(app: Router) -> Router {
+/// The application checks the clients of its MCP endpoint, and accepts reports of any client at another path.
+fn with_public_reports(app: Router) -> Router {
     let checked = app.layer(from_fn(async |request: Request, next: Next| {
         let user = request.headers().get("authorization");
         let is_bob = user.is_some_and(|user| user == "Bearer bob");
@@ -152,7 +152,7 @@ fn reports_of_everybody(app: Router) -> Router {
 async fn a_cancel_at_another_path_cancels_no_waiting_call() {
     let directory = directory();
     let setup = || Setup {
-        within: reports_of_everybody,
+        within: with_public_reports,
         ..Setup::default()
     };
     let (a, b) = (
@@ -215,8 +215,8 @@ async fn a_resume_that_a_layer_delays_gets_no_events_of_another_call() {
     a.witness.release("b");
     let answer = tokio::time::timeout(3 * SECOND, resumed.answer()).await;
     println!("{status} {answer:?}");
-    let got = answer.ok().flatten().map(|answer| answer["id"].clone());
-    assert_ne!(got, Some(json!(2)));
+    let received = answer.ok().flatten().map(|answer| answer["id"].clone());
+    assert_ne!(received, Some(json!(2)));
     let other = tokio::time::timeout(3 * SECOND, other.answer()).await;
     assert_eq!(other.unwrap().unwrap()["id"], 2);
 }
@@ -256,8 +256,8 @@ impl Gate for HoldsLoad {
     }
 }
 
-/// A layer of A delays a call for 1 s. Meanwhile its session is closed here, as an idle one is. rmcp restores it for the call. While it
-/// reads the parameters, a peer asks for the session, gets 421, and claims it.
+/// A layer of A delays a call for 1 s. Meanwhile its session is closed on A, as an idle one is. rmcp restores the session for the call.
+/// While the parameters are read, a peer requests the session, gets 421, and claims the session.
 #[tokio::test]
 async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_instance() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! The owner of a session is dead, or does not have the session any more. Exactly one instance claims it.
+//! The owner of a session is dead, or has relinquished the session. Exactly one instance claims it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ async fn echo(mcp: &Mcp, text: &str) -> Value {
 
 async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
     let owner = contract::owner_of(&directory.memory, hash(mcp)).await;
-    owner.expect("the directory has forgotten the session")
+    owner.expect("the directory does not have the session")
 }
 
 /// Until every instance has written its sessions, the record may be older than a claim that the directory has lost.
@@ -65,7 +65,7 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// It is unknown whether the call has begun at the former owner, which does not serve the session any more.
+/// The call may have begun at the former owner, which no longer serves the session.
 #[tokio::test]
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
     let directory = directory();
@@ -125,7 +125,7 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
     assert_eq!(answered, [(502, 0), (502, 0)]);
 }
 
-/// The owner has not asked for the body. When the owner is given up, another instance has the session.
+/// The owner has not asked for the body. When the relay gives up the owner, another instance owns the session.
 #[tokio::test]
 async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
     for round in 0..20 {
@@ -144,7 +144,7 @@ async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
     }
 }
 
-/// Several instances notice at the same time. Exactly one wins, and the others relay to it.
+/// Several instances detect the end of the owner at the same time. Exactly one wins, and the others relay to it.
 #[tokio::test]
 async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     for round in 0..20 {
@@ -175,7 +175,7 @@ async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     }
 }
 
-/// A refused connection proves nothing: a firewall may reject it, or only the owner's listener has ended.
+/// A refused connection is no proof. A firewall may reject it, or only the owner's listener has ended.
 #[tokio::test]
 async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
     let directory = directory();
@@ -231,8 +231,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     assert!(b.has(&mcp));
 }
 
-/// Two instances share one advertised address, or one was restarted there. A "not here" of the other incarnation does not count as
-/// the owner's.
+/// Two instances share one advertised address, or one was restarted there. A 421 of the other incarnation does not count as the owner's.
 #[tokio::test]
 async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     let directory = directory();
@@ -260,7 +259,7 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// A long body was on its way when the owner answered "not here". The body cannot be sent again, but the session has moved by then.
+/// A long body was in transit when the owner answered 421. The body cannot be sent again, but the session has moved by then.
 #[tokio::test]
 async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
     let directory = directory();
@@ -286,19 +285,19 @@ async fn a_call_that_has_not_begun_runs_on_another_instance() {
         let mcp = owner.session(&b).await;
         let moves = async { owner.head().await.moved(owner.me).await };
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
-        assert!(answered == text, "moved, {length}");
+        assert!(answered == text, "relinquished, {length}");
 
-        // As a connection ends that was not accepted before its listener closed.
+        // The connection ends as one that was not accepted before its listener closed.
         let mcp = owner.session(&b).await;
         owner.release_lease().await;
-        let breaks_off = async { drop(owner.head().await) };
-        let (answered, ()) = join(echo(&mcp, &text), breaks_off).await;
-        assert!(answered == text, "broke off, {length}");
+        let breaks = async { drop(owner.head().await) };
+        let (answered, ()) = join(echo(&mcp, &text), breaks).await;
+        assert!(answered == text, "connection broken, {length}");
         assert!(b.has(&mcp));
     }
 }
 
-/// Two instances answer "not here" to each other's requests, and a directory names both. Requests must not circulate.
+/// Two instances answer 421 to each other's requests, and the directory names both as owners. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let directory = directory();
@@ -327,7 +326,7 @@ async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
     let call = mcp.call(1, "echo", json!({ "text": "x" }));
     let (mut call, broken) = join(call, owner.request()).await;
     drop(broken);
-    assert_eq!(call.head().await.status, 502, "it may have begun");
+    assert_eq!(call.head().await.status, 502, "the call may have begun");
     let (mut listening, mut broken) = join(mcp.listen(), owner.request()).await;
     broken.write("HTTP/1.1 200 OK\r\nmcp-clu").await;
     drop(broken);
@@ -446,7 +445,7 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
     assert_eq!(listening.event().await, None);
     assert!(
         !listening.is_complete(),
-        "the client must not take it for the end"
+        "the client must not take the break for the end"
     );
 }
 
@@ -454,7 +453,7 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
 async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
     let directory = directory();
     let young = Node::start(&directory).await;
-    let reply = young.client("nobody's").post_raw("{}", &[]).await;
+    let reply = young.client("unknown").post_raw("{}", &[]).await;
     assert_eq!(
         (reply.status, reply.headers["retry-after"].as_bytes()),
         (503, &b"1"[..])
@@ -463,10 +462,7 @@ async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
     let [b] = Node::several(&directory).await;
     let ping = json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string();
     assert_eq!(
-        b.client("nobody's")
-            .post_raw(ping.clone(), &[])
-            .await
-            .status,
+        b.client("unknown").post_raw(ping.clone(), &[]).await.status,
         404
     );
     directory.memory.flush();
@@ -481,7 +477,7 @@ async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
     );
 }
 
-/// Between its claim and its restore a session is open on no instance. A peer that got "not here" then would claim it again.
+/// Between its claim and its restore a session is open on no instance. A peer that received 421 in this moment would claim it again.
 #[tokio::test]
 async fn a_session_that_is_being_reclaimed_is_local_for_peers() {
     let directory = directory();

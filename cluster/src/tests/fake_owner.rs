@@ -15,7 +15,7 @@ use crate::{
     ids::{Epoch, Incarnation, Owner, SessionHash},
 };
 
-/// Reserves an address without a listener, so that no other test gets it.
+/// Reserves an address without a listener. No other test gets the address meanwhile.
 pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
@@ -28,7 +28,7 @@ pub(super) struct FakeOwner {
     pub(super) me: Owner,
     directory: Faulty,
     listener: Option<TcpListener>,
-    #[allow(dead_code, reason = "it is only held")]
+    #[allow(dead_code, reason = "keeps the address reserved")]
     reserved: Option<TcpSocket>,
     number: u32,
 }
@@ -138,7 +138,7 @@ impl Relayed {
 
     async fn read(mut self) -> Self {
         if self.head.contains("expect: 100-continue") {
-            assert_eq!(self.body, "", "it was not asked for");
+            assert_eq!(self.body, "", "the body was not asked for");
             self.write("HTTP/1.1 100 Continue\r\n\r\n").await;
         }
         let mut read = BytesMut::from(self.body);
@@ -182,7 +182,7 @@ impl Relayed {
     pub(super) async fn closed(mut self) {
         let mut rest = Vec::new();
         let end = self.stream.read_to_end(&mut rest);
-        // A reset is an end, too.
+        // A reset also ends the connection.
         let _ended = within("the relay to hang up", end).await;
         assert_eq!(rest, b"");
     }

@@ -41,7 +41,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two instances. `b` reaches no peer and is reached by none, until `is_reached` is set.
+/// Two instances. `b` reaches no peer, and no peer reaches `b`, until `is_reached` is set.
 struct Island {
     a: Node,
     b: Node,
@@ -92,7 +92,7 @@ async fn late_body(call: &mut Connection, mcp: &Mcp) {
     call.end_chunks().await;
 }
 
-/// Stops the heartbeat, and returns when the lease has expired and the other instances have noticed.
+/// Stops the heartbeat. Returns when the lease has expired and the other instances have detected that.
 async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
@@ -254,7 +254,7 @@ async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_
     let heartbeat = resume_heartbeat(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
-    // The client counts as on its way.
+    // The client counts as turned away.
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
     heartbeat.abort();
 }
@@ -282,7 +282,7 @@ async fn a_call_whose_body_arrives_after_a_suspension_waits_for_a_directory_for_
     heartbeat.abort();
 }
 
-/// The directory has lost a later claim, and the new instance has not seen the directory before.
+/// The directory has lost a later claim. The new instance did not know the directory before that.
 #[tokio::test]
 async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() {
     let directory = directory();
@@ -392,11 +392,11 @@ async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
 
 /// `tracing_subscriber::fmt` panics like this if its stderr is closed.
 #[tokio::test]
-async fn a_log_that_panics_stops_neither_heartbeats_nor_closings() {
+async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_sessions() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (lost, kept) = (a.session().await, a.session().await);
-    // Makes `tracing` ask on each thread whether a line is wanted.
+    // Makes `tracing` check on each thread whether a line is wanted.
     let _first = Warnings::watch();
     let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
     let of_cluster = Targets::new().with_target("mcp_cancel_cluster", LevelFilter::INFO);
@@ -409,7 +409,7 @@ async fn a_log_that_panics_stops_neither_heartbeats_nor_closings() {
     assert_eq!(echo(&kept, 1).await, 1);
     a.routing().sessions.relinquish_to_owner(hash(&lost), b.me);
     let closed = a.routing().sessions.relinquished.until_closed(hash(&lost));
-    within("its end", closed).await;
+    within("the close", closed).await;
     assert_eq!(
         within("a head", a.initialize().await.head()).await.status,
         200

@@ -94,7 +94,7 @@ impl Gate for SlowLink {
     }
 }
 
-/// The heartbeats of the instance arrive, although it has given them up.
+/// The heartbeats of the instance arrive after its own timeout for them.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_late_keeps_its_call()
 {
@@ -150,7 +150,7 @@ async fn a_client_that_resumed_in_time_and_waits_for_the_owner_keeps_its_call() 
 }
 
 #[tokio::test]
-async fn a_client_counts_as_turned_away_also_if_that_instance_has_ended() {
+async fn a_client_counts_as_turned_away_even_if_that_instance_has_ended() {
     for is_killed in [false, true] {
         let (_, [a, mut b]) = two(false).await;
         let mcp = a.session().await;

@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// Counts the heartbeats of an instance. The process is suspended before it reads the reply to one of them, if so ordered.
+/// Counts the heartbeats of an instance. On request, the process stalls before it reads the reply to one of them.
 #[derive(Debug, Clone, Default)]
 struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
 
@@ -53,7 +53,7 @@ impl StallsAtReply {
 impl Gate for StallsAtReply {
     fn pass(&self, what: &'static str, work: Work) -> Work {
         if what == "look" {
-            // The directory is not near.
+            // A look-up takes 400 ms.
             return Box::pin(async move {
                 sleep(400 * MS).await;
                 work.await
@@ -197,7 +197,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_in_its_heartbeat_keep
     );
 }
 
-/// B reaches A. Its look-up takes 400 ms, and its client resumes when the call is already cancelled.
+/// B reaches A. Its look-up takes 400 ms. The call must still run when the resume reaches A.
 #[tokio::test]
 async fn a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
     assert_eq!(
@@ -214,8 +214,8 @@ async fn until_heartbeat(link: &Faulty) {
     }
 }
 
-/// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client
-/// asks C before that, and gets 503. It retries when C has settled, and D has long written its session.
+/// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
+/// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
 async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
     let memory = MemoryDirectory::default();
@@ -297,8 +297,8 @@ impl Gate for OldConnection {
     }
 }
 
-/// The directory loses its data (FLUSHALL). A heartbeat of D from before arrives after the next one, on an older connection. Its status
-/// "all of mine is written" replaces the newer status, although D has not written its session again.
+/// The directory loses its data (FLUSHALL). An earlier heartbeat of D arrives after the next one, on an older connection. Its status, in
+/// which all sessions are written, must not replace the newer one, because D has not written its session again.
 #[tokio::test]
 async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!denied(false).await.contains(&404), "control");
@@ -322,7 +322,7 @@ async fn denied(is_overtaken: bool) -> Vec<u16> {
     while gate.1.load(SeqCst) == before {
         pass(10 * MS).await;
     }
-    // The heartbeat is on its way. The directory loses everything.
+    // The heartbeat is in transit. The directory loses all data.
     memory.flush();
     gate.0.lock().unwrap().1 = true;
     pass(300 * MS).await;
@@ -511,8 +511,8 @@ async fn a_cancel_is_up_to_4_s_later_than_with_one_instance() {
     );
 }
 
-/// B loses its connection to the directory 2 s before the end of the grace. 1 s before that end, while B has its lease, it turns the
-/// client away. B lives, and has no chance to report that. The client retries after `pause`, which is less than its backoff.
+/// B loses its connection to the directory 2 s before the end of the grace. 1 s later, while B has its lease, B turns the client away. B
+/// keeps running, and cannot report the client. The client retries after `pause`, which is less than its backoff.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));

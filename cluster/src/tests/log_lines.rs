@@ -25,7 +25,7 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 // === impl Warnings ===
 
 impl Warnings {
-    /// Needs a runtime of one thread.
+    /// Collects the warnings of this thread. Needs a current-thread runtime.
     pub(crate) fn watch() -> Self {
         LazyLock::force(&SECOND);
         let written = Written::default();

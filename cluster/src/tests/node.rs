@@ -44,7 +44,7 @@ pub(super) struct Node {
     /// The application that the instance serves.
     pub(super) app: Router,
     addr: SocketAddr,
-    #[allow(dead_code, reason = "it is only held")]
+    #[allow(dead_code, reason = "keeps the address reserved")]
     reserved: Option<TcpSocket>,
 }
 
@@ -110,13 +110,13 @@ impl Setup {
         let calls = layer.calls();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let recorded = seen.clone();
-        let look = middleware::map_request(move |request: Request| {
+        let record_heads = middleware::map_request(move |request: Request| {
             recorded.lock().unwrap().push(request.headers().clone());
             async { request }
         });
-        let app = router(service).layer(layer).layer(look);
+        let app = router(service).layer(layer).layer(record_heads);
         let app = (self.within)(app).layer(cluster.layer());
-        let kept = app.clone();
+        let application = app.clone();
         let public = serve(app.clone()).await;
         let (member, served) = (cluster.clone(), app);
         let peers = tokio::spawn(async move { member.serve_peers(listener, served).await });
@@ -126,7 +126,7 @@ impl Setup {
             witness,
             calls,
             addr: public.addr,
-            app: kept,
+            app: application,
             public: Some(public),
             peers,
             seen,
@@ -142,7 +142,7 @@ impl Node {
         Setup::default().start(directory).await
     }
 
-    /// Starts `N` instances, and returns when the directory is consistent for all of them.
+    /// Starts `N` instances. Returns when the directory has been consistent for each of them for `SETTLE_PERIOD`.
     pub(super) async fn several<const N: usize>(directory: &Faulty) -> [Self; N] {
         let mut nodes = Vec::new();
         for _ in 0..N {
@@ -224,7 +224,7 @@ impl Node {
         pass(LEASE_TTL).await;
     }
 
-    /// Closes the listeners and cuts the connections, as if the process were killed. The lease stays.
+    /// Closes the listeners and cuts the connections, as if the process were killed. The lease remains until it lapses.
     pub(super) async fn kill(&mut self) {
         self.cluster.stop_heartbeat();
         drop(self.public.take());
@@ -238,7 +238,7 @@ pub(super) fn hash(mcp: &Mcp) -> SessionHash {
     SessionHash::of(mcp.session_id().unwrap())
 }
 
-/// Advances the clock in steps, in which the instances do what is due.
+/// Advances the clock in steps, and lets the instances run after each step.
 pub(super) async fn pass(time: Duration) {
     const STEP: Duration = Duration::from_millis(50);
     pause();

@@ -1,4 +1,4 @@
-//! Calls whose clients hung up: when they are cancelled, and what becomes of their answers.
+//! Calls whose clients disconnected: when they are cancelled, and where their answers are stored.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(6);
 
 /// How long the clock of a call is observed after its cancel was confirmed, plus a margin.
-const GLANCE: Duration = Duration::from_millis(150);
+const RECHECK_MARGIN: Duration = Duration::from_millis(150);
 
 async fn with_grace(directory: &Faulty) -> Node {
     let setup = Setup {
@@ -41,10 +41,10 @@ async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
     let node = with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
-    pass(GRACE - GLANCE).await;
+    pass(GRACE - RECHECK_MARGIN).await;
     assert!(node.witness.is_running("a"));
 
-    pass(3 * GLANCE).await;
+    pass(3 * RECHECK_MARGIN).await;
 
     assert!(node.witness.ended("a").await.is_cancelled());
     assert!(node.calls.is_empty());
@@ -65,7 +65,7 @@ async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
     directory.set(Fault::None);
 
     // The call waits for its whole grace again, from when the directory is consistent.
-    pass(GRACE - GLANCE).await;
+    pass(GRACE - RECHECK_MARGIN).await;
     assert!(node.witness.is_running("a"));
     pass(GRACE + SETTLE_PERIOD).await;
     assert!(node.witness.ended("a").await.is_cancelled());
@@ -80,7 +80,7 @@ async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
     let claimed = claim_from(&directory.memory, hash(&mcp), a.me, b.me).await;
     assert_eq!(claimed, Claim::Won);
 
-    pass(GRACE + 3 * GLANCE).await;
+    pass(GRACE + 3 * RECHECK_MARGIN).await;
 
     assert!(a.witness.ended("a").await.is_cancelled());
     while a.has(&mcp) {
@@ -96,10 +96,10 @@ async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_writte
     node.detach(&mcp, 1, "a").await;
     directory.memory.evict(hash(&mcp));
 
-    pass(GRACE + 3 * GLANCE).await;
+    pass(GRACE + 3 * RECHECK_MARGIN).await;
 
     assert!(node.witness.is_running("a"));
-    pass(GRACE + 3 * GLANCE).await;
+    pass(GRACE + 3 * RECHECK_MARGIN).await;
     assert!(node.witness.ended("a").await.is_cancelled());
 }
 
@@ -113,7 +113,7 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
     while !a.calls.is_empty() {
         yield_now().await;
     }
-    kept(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &named).await;
     a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -129,10 +129,10 @@ async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    kept(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &named).await;
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
-    kept(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &named).await;
     a.kill_and_expire().await;
     b.until_settled().await;
 
@@ -160,14 +160,14 @@ async fn only_answers_without_a_client_are_stored() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
     // Finally a call whose client hung up. An answer of the earlier calls would be in the directory by now.
     let named = a.detach(&mcp, 1, "b").await;
-    assert!(named.ends_with("~1"), "the id again: {named}");
+    assert!(named.ends_with("~1"), "the request id is reused: {named}");
     a.witness.release("b");
-    kept(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &named).await;
     assert_eq!(directory.asked("keep_answer"), 1);
 }
 
 /// Returns when the directory has the answer of a call.
-async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
+async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
     let incarnation = node.me.incarnation;
     while directory
         .memory

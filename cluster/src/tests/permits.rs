@@ -39,7 +39,7 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(6);
 
-/// Like tower's `ConcurrencyLimit`: `poll_ready` takes a permit, and the response future has it.
+/// Like tower's `ConcurrencyLimit`: `poll_ready` acquires a permit, and the response future holds the permit.
 pub(super) struct Limit<S> {
     inner: S,
     semaphore: Arc<Semaphore>,
@@ -175,7 +175,7 @@ async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
     // Waits on A until the first call is over.
     let _waiting = at_b.call(2, "echo", json!({ "text": "x" })).await;
     run_other_tasks().await;
-    // The client is back at once.
+    // The client resumes at once.
     let mut resumed = at_b.resume(&named).await;
     run_other_tasks().await;
     pass(3 * GRACE).await;
@@ -195,7 +195,7 @@ async fn a_call_whose_client_has_resumed_is_not_cancelled_because_relays_have_th
     assert!(is_running_although_resumed(1).await.0);
 }
 
-/// A shuts down. Calls of its sessions wait on B. B has nothing else to do.
+/// A shuts down. Calls of its sessions wait on B, which has no other requests.
 #[tokio::test]
 async fn an_instance_that_shuts_down_does_not_block_the_others() {
     for permits in [20, 4] {
@@ -217,7 +217,7 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
     }
 }
 
-/// "Calls in flight continue on their instance, with their resumes, cancels and answers to the server's questions."
+/// README: "Calls in flight continue on this instance, with their resumes, cancels and answers to the server's questions."
 #[tokio::test]
 async fn calls_that_wait_on_an_instance_in_shutdown_do_not_block_its_resumes() {
     for permits in [20, 4] {
@@ -326,7 +326,7 @@ async fn a_client_that_resumes_while_the_inner_service_is_not_ready_keeps_its_ca
     assert!(resumed_through(1).await);
 }
 
-/// A layer outside may clone a service that is ready.
+/// An outer layer may clone a service that is ready.
 #[tokio::test]
 async fn the_clone_of_a_ready_service_takes_a_permit_of_its_own() {
     let directory = directory();

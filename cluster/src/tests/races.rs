@@ -33,7 +33,7 @@ async fn until_calls_end(node: &Node) {
     }
 }
 
-async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
+async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
     let me = node.me.incarnation;
     while directory
         .memory
@@ -60,7 +60,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     assert_eq!(claimed, Claim::Won);
 }
 
-/// Makes a call and returns the body of its response, of which nothing was read.
+/// Makes a call and returns the body of its response, which was not read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let request = http::Request::post("/mcp")
@@ -112,7 +112,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     named
 }
 
-/// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer "not here".
+/// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer 421.
 #[tokio::test]
 async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     let directory = directory();
@@ -125,7 +125,7 @@ async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     assert_eq!(status, 200);
 }
 
-/// An instance that won a session and has lost it since relies on the directory, not on its memory of the claim.
+/// An instance that claimed a session and has lost it since relies on the directory, not on its own claim.
 #[tokio::test]
 async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     let directory = directory();
@@ -216,7 +216,7 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
     assert_eq!(status(&at_b, 3).await, 200);
 }
 
-/// The streams of a session that was restored count from 0 again, also in the same process.
+/// The streams of a restored session count from 0 again, even in the same process.
 #[tokio::test]
 async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
     let directory = directory();
@@ -248,7 +248,7 @@ async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
     let mcp = a.session().await;
     let named = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    kept(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &named).await;
     close_and_restore(&directory, &a, &mcp).await;
 
     let mut resumed = mcp.resume(&named).await;
@@ -264,7 +264,7 @@ async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "first").await;
     a.witness.release("first");
-    kept(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &named).await;
     until_calls_end(&a).await;
     assert_eq!(mcp.resume(&named).await.answer().await.unwrap()["id"], 1);
     let named = a.detach(&mcp, 1, "second").await;
@@ -275,7 +275,7 @@ async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
-/// A leaving instance answers "not here" only once its answers are in the directory.
+/// A leaving instance answers 421 only once its answers are in the directory.
 #[tokio::test]
 async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     let directory = directory();
@@ -343,7 +343,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     }
 }
 
-/// The owner decides on "not here" for a request that arrives slowly. It has the session again before that answer is sent.
+/// The owner decides to answer 421 to a request that arrives slowly. Before that answer is sent, the owner has restored the session.
 #[tokio::test]
 async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() {
     let directory = directory();
@@ -427,7 +427,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
         );
 
         of_a.set(Fault::None);
-        // What reached the directory is removed there, too.
+        // A record that reached the directory is removed again.
         pass(Duration::from_secs(3)).await;
         assert_eq!((a.routing().sessions.len(), of_a.memory.sessions()), (0, 0));
         let mcp = a.session().await;

@@ -117,7 +117,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
 /// A peer's call waits for earlier calls, and the session is closed meanwhile. A request of a local client is about to restore the
 /// session. In the second round another peer claims it first.
 #[tokio::test]
-async fn a_call_that_waited_does_not_restore_a_session_that_others_are_about_to() {
+async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_about_to_restore() {
     for is_claimed in [false, true] {
         let directory = directory();
         let [mut a, b, c] = Node::several(&directory).await;
@@ -190,7 +190,7 @@ async fn half_a_body_locks_no_session() {
         } else {
             a.public.as_ref().unwrap().addr
         };
-        // Marks the session as being restored. Without the mark a peer would get "not here".
+        // Marks the session as being restored. Without the mark a peer would get 421.
         let expected = a.routing().restores.add(hash(&mcp));
         let mut slow = Connection::open(to).await;
         slow.send_cut(&half, length).await;
@@ -234,8 +234,8 @@ async fn the_wait_for_half_a_body_is_limited() {
     assert_eq!(status(&at_b, 1).await, 200);
 }
 
-/// The session is closed at its owner. One peer gets "not here" and claims the session. Meanwhile the owner is about to claim it for
-/// its own client, and for clients of other peers.
+/// The session is closed at its owner. One peer gets 421 and claims the session. Meanwhile the owner is about to claim it for its own
+/// client, and for clients of other peers.
 #[tokio::test]
 async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() {
     let directory = directory();
@@ -262,7 +262,7 @@ async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() 
     assert!(d.has(&mcp) && !a.has(&mcp));
 }
 
-/// A leaving instance relinquishes a session and gets it back. From then on no other instance is about to claim it.
+/// A leaving instance relinquishes a session, and later claims it again. From then on no other instance is about to claim the session.
 #[tokio::test]
 async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     let directory = directory();
@@ -279,7 +279,7 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// rmcp remembers for a moment that a restore failed, and answers 404 meanwhile. Clients would discard their session.
+/// rmcp keeps the result of a failed restore for a moment, and answers 404 meanwhile. Clients would discard their session.
 #[tokio::test]
 async fn no_session_is_reported_missing_because_another_client_disconnected() {
     for waits in [true, false] {
@@ -318,14 +318,17 @@ async fn a_session_that_was_loaded_for_a_disconnected_client_is_not_local() {
     let mcp = a.session().await;
     let (routing, id) = (a.routing(), mcp.session_id().unwrap());
     routing.on_request_done(id);
-    assert!(a.has(&mcp), "it is open");
+    assert!(a.has(&mcp), "the session is open");
     close_session(&a, &mcp).await;
     routing
         .sessions
         .on_loaded(id, Epoch::now(), (*b"{}").into());
     let other = routing.restores.add(hash(&mcp));
     routing.on_request_done(id);
-    assert!(a.has(&mcp), "another request brings it");
+    assert!(
+        a.has(&mcp),
+        "another request is about to restore the session"
+    );
     drop(other);
     routing.on_request_done(id);
     assert!(!a.has(&mcp));
@@ -358,7 +361,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_att
     let hash = unreadable.session;
     let entered = directory.memory.register(a.me, &[unreadable]).await;
     assert_eq!(entered.unwrap(), []);
-    // Failures of the directory do not count as tries.
+    // Failures of the directory do not count as attempts.
     directory.set(Fault::FailsAt("load"));
     for id in 0..4 {
         assert_eq!(status(&a.client("unreadable"), id).await, 503);
@@ -384,13 +387,13 @@ enum Trouble {
     Panic,
 }
 
-/// A server that runs into one of these troubles at each `initialize`, until none is left.
+/// A server that meets one of these troubles at each `initialize`, until none is left.
 #[derive(Clone, Default)]
 struct Troubled(Arc<Mutex<Vec<Trouble>>>);
 
 impl Troubled {
-    fn takes(&self, is_it: impl Fn(Trouble) -> bool) -> Option<Trouble> {
-        self.0.lock().unwrap().pop_if(|trouble| is_it(*trouble))
+    fn take(&self, is_wanted: impl Fn(Trouble) -> bool) -> Option<Trouble> {
+        self.0.lock().unwrap().pop_if(|trouble| is_wanted(*trouble))
     }
 }
 
@@ -400,7 +403,7 @@ impl ServerHandler for Troubled {
         _request: InitializeRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        match self.takes(|_| true) {
+        match self.take(|_| true) {
             Some(Trouble::Panic) => panic!("on purpose"),
             Some(_) => Err(ErrorData::internal_error("another version", None)),
             None => Ok(self.get_info()),
@@ -418,7 +421,7 @@ impl ServerHandler for Troubled {
 
 /// Closes a session, restores it with these troubles, and returns the statuses of its requests.
 ///
-/// A layer inside the cluster's replaces the first `errors` responses with 500. A connection that breaks is 0.
+/// An inner layer replaces the first `errors` responses with 500. A connection that breaks is 0.
 async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     let directory = directory();
     let cluster = join_as(unreachable_owner(), &directory);
@@ -428,7 +431,7 @@ async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     let handler = Troubled::default();
     let made = handler.clone();
     let is_of_factory = |trouble| matches!(trouble, Trouble::Factory | Trouble::FactoryPanics);
-    let make = move || match made.takes(is_of_factory) {
+    let make = move || match made.take(is_of_factory) {
         Some(Trouble::FactoryPanics) => panic!("on purpose"),
         Some(_) => Err(io::Error::other("not now")),
         None => Ok(made.clone()),
@@ -436,7 +439,7 @@ async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     let service = StreamableHttpService::new(make, sessions, config);
     let fails = Arc::new(AtomicUsize::new(0));
     let left = fails.clone();
-    let unlucky = from_fn(move |request: Request, next: Next| {
+    let replace_responses = from_fn(move |request: Request, next: Next| {
         let left = left.clone();
         async move {
             let response = next.run(request).await;
@@ -449,7 +452,7 @@ async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     });
     let app = axum::Router::new()
         .nest_service(PATH, service)
-        .layer(unlucky);
+        .layer(replace_responses);
     let served = serve(app.layer(cluster.layer())).await;
     pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
     let mcp = Mcp::session(served.addr, PATH).await;
@@ -493,7 +496,7 @@ async fn after_a_failed_restore_the_next_request_restores_the_session() {
     assert_eq!(answered, [0, 200, 200, 200]);
 }
 
-/// Its call may have begun, so its client is not asked to send it again, and its session is not closed.
+/// The call may have begun, so the client is not asked to send it again. The session is not closed.
 #[tokio::test]
 async fn a_500_of_a_restored_session_is_its_response() {
     assert_eq!(answered_after(&[], 3).await, [500, 500, 500, 200]);

@@ -1,4 +1,4 @@
-//! Clients that are refused, that wait, or that are late: their calls are not cancelled, and their answers reach no other client.
+//! Clients that the application refuses: they cancel no waiting call, and receive no answer of another client.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ use super::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The application knows whose a session is. This one is not Bob's.
-fn not_bobs(app: Router) -> Router {
+/// The application knows the user of each session. Bob has none.
+fn refuse_bob(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let user = request.headers().get("authorization");
         if user.is_some_and(|user| user == "Bearer bob") {
@@ -37,7 +37,7 @@ fn not_bobs(app: Router) -> Router {
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
     let setup = || Setup {
-        within: not_bobs,
+        within: refuse_bob,
         ..Setup::default()
     };
     let (a, b) = (
@@ -109,18 +109,17 @@ async fn a_cancel_for_another_host_cancels_no_waiting_call() {
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// The application checks the clients of its MCP endpoint, and has a stream of news for everybody.
+/// The application checks the clients of its MCP endpoint, and serves a stream of news to any client.
 fn with_public_news(app: Router) -> Router {
     let news = get(async || {
         let head = [("content-type", "text/event-stream")];
         (head, ": no news\n\n")
     });
-    not_bobs(app).merge(Router::new().route("/news", news))
+    refuse_bob(app).merge(Router::new().route("/news", news))
 }
 
-/// Bob knows the id of a session, which the application does not give him at its MCP endpoint. Another path
-/// answers him with events. The rest of the event id he knows from a session of his own: the incarnation is the
-/// same for all sessions of A, and its calls are numbered.
+/// Bob knows the id of a session that the MCP endpoint refuses to him. Another path answers him with events. He derives the rest of the
+/// event id from a session of his own. The incarnation is the same for all sessions of A, and its calls are numbered.
 #[tokio::test]
 async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
     let directory = directory();

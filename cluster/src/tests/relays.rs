@@ -101,7 +101,7 @@ async fn a_cancel_and_a_delete_arrive_through_another_instance() {
 }
 
 #[tokio::test]
-async fn an_answer_to_the_servers_question_arrives_through_another_instance() {
+async fn an_answer_to_a_request_of_the_server_arrives_through_another_instance() {
     let directory = directory();
     let (answered, mut answers) = mpsc::unbounded_channel::<Value>();
     let a = Setup {
@@ -184,19 +184,19 @@ async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let (gone, has_gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (recorded, waits) = (has_gone.clone(), gone.clone());
+    let (received, disconnected) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (recorded, waits) = (disconnected.clone(), received.clone());
     let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
                               ConnectInfo(peer): ConnectInfo<Peer>,
                               request: Request| {
         let plain: &Peer = request.extensions().get().unwrap();
-        let said = format!("{addr} {} {}", peer.addr(), plain.addr());
+        let addresses = format!("{addr} {} {}", peer.addr(), plain.addr());
         if request.method() == http::Method::DELETE {
             waits.notify_one();
             peer.closed().await;
             recorded.notify_one();
         }
-        said
+        addresses
     };
     let app = Router::new().route("/mcp", any(handler));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -218,11 +218,11 @@ async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
         .header("mcp-cluster", SECRET)
         .header("mcp-cluster-client", client);
     hangs_up.send(&request).await;
-    within("the request", gone.notified()).await;
-    // With more bytes than one request, hyper does not read, so it does not see the end of the connection.
+    within("the request", received.notified()).await;
+    // After more bytes than one request, hyper stops reading, and does not detect the end of the connection.
     hangs_up.write(b"GET").await;
     hangs_up.fin();
-    within("the hang-up", has_gone.notified()).await;
+    within("the hang-up", disconnected.notified()).await;
 }
 
 #[tokio::test]

@@ -53,8 +53,8 @@ impl Gate for SlowLink {
     }
 }
 
-/// The requests of B arrive `late`. The clock of the directory is set back by `step`, `before` the end of the grace. The client resumes at B
-/// 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled all the same.
+/// The requests of B arrive `late`. The clock of the directory is set back by `step`, `before` the end of the grace. The client resumes at
+/// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
 async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
     for phase in 0..20 {
@@ -118,7 +118,10 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
         println!("late {late} step {step} before {before}: {cancelled:?}");
         seen.push((late, step, before, cancelled));
     }
-    assert!(seen.iter().all(|(.., it)| it.is_empty()), "{seen:?}");
+    assert!(
+        seen.iter().all(|(.., cancelled)| cancelled.is_empty()),
+        "{seen:?}"
+    );
 }
 
 /// Holds the reply of the next request of this name.
@@ -176,7 +179,7 @@ async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// The requests of one kind are lost while set, for example because their connection was reset.
+/// Heartbeats are lost while this is set, for example because their connection was reset.
 #[derive(Debug, Clone, Default)]
 struct LosesHeartbeats(Arc<AtomicBool>, Arc<AtomicUsize>);
 
@@ -220,14 +223,14 @@ async fn a_client_that_was_turned_away_before_a_departure_whose_report_was_lost_
     assert!(a.witness.is_running("a"));
 }
 
-pub(super) fn owner() -> Setup {
+pub(super) fn with_grace() -> Setup {
     Setup {
         grace: Grace::After(GRACE),
         ..Setup::default()
     }
 }
 
-fn without_a_route() -> Setup {
+fn without_peers() -> Setup {
     Setup {
         filter: PeersFilter::new(|_| false),
         ..Setup::default()
@@ -247,10 +250,10 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
     let mut cancelled = Vec::new();
     for (is_lost, phase) in [false, true]
         .into_iter()
-        .flat_map(|it| (0..20).map(move |phase| (it, phase)))
+        .flat_map(|is_lost| (0..20).map(move |phase| (is_lost, phase)))
     {
         let directory = Faulty::new(MemoryDirectory::default());
-        let a = owner().start(&directory).await;
+        let a = with_grace().start(&directory).await;
         a.until_settled().await;
         pass(10 * SECOND + phase * 100 * MS).await;
         let mcp = a.session().await;
@@ -260,7 +263,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         until(begun, GRACE - 1_000 * MS).await;
         let replica = directory.memory.take_snapshot();
         until(begun, GRACE - 900 * MS).await;
-        let b = without_a_route().start(&directory).await;
+        let b = without_peers().start(&directory).await;
         until(begun, GRACE - 500 * MS).await;
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         pass(100 * MS).await;
@@ -293,11 +296,11 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     {
         let directory = Faulty::new(MemoryDirectory::default());
         let of_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));
-        let a = owner().start(&directory).await;
+        let a = with_grace().start(&directory).await;
         a.until_settled().await;
         let mut b = None;
         if !is_new {
-            b = Some(without_a_route().start(&of_b).await);
+            b = Some(without_peers().start(&of_b).await);
             pass(10 * SECOND).await;
         }
         let mcp = a.session().await;
@@ -306,7 +309,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
         let begun = Instant::now();
         until(begun, GRACE - 500 * MS).await;
         if is_new {
-            b = Some(without_a_route().start(&of_b).await);
+            b = Some(without_peers().start(&of_b).await);
         }
         let b = b.unwrap();
         until(begun, GRACE - 100 * MS).await;
@@ -343,7 +346,7 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_t
             ..Setup::default()
         };
         let a = setup.start(&of_a).await;
-        let b = without_a_route().start(&of_b).await;
+        let b = without_peers().start(&of_b).await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;

@@ -1,4 +1,4 @@
-//! Clients that resume with the id of an event.
+//! Resumes that name the id of an event.
 
 use axum::{Router, body::Body, http::StatusCode, response::IntoResponse, routing::any};
 use bytes::Bytes;
@@ -24,7 +24,7 @@ fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
+async fn a_client_resumes_from_an_event_of_a_live_incarnation_through_any_instance() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -56,16 +56,16 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
 }
 
 #[tokio::test]
-async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_with_an_error() {
+async fn a_resume_of_a_call_that_ended_with_its_instance_gets_the_stored_answer_or_an_error() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let gone = Incarnation::random();
+    let ended = Incarnation::random();
     let answer = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"x 7","result":{"kept":true}}"#);
     let session = hash(&mcp);
     directory
         .memory
-        .keep_answer(session, gone, CallNumber::new(3), answer, ANSWER_TTL)
+        .keep_answer(session, ended, CallNumber::new(3), answer, ANSWER_TTL)
         .await
         .unwrap();
     // A call of this incarnation has the same plain event id. No event of that call may be sent.
@@ -73,7 +73,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
     a.witness.started("other").await;
 
     for node in [&a, &b] {
-        let named = name_of(gone, 3, "\"x 7\"");
+        let named = name_of(ended, 3, "\"x 7\"");
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 200);
         let first = resumed.event().await.unwrap();
@@ -89,7 +89,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
         assert_eq!(resumed.event().await, None);
         assert!(resumed.is_complete());
 
-        let named = name_of(gone, 4, "8");
+        let named = name_of(ended, 4, "8");
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         let messages = resumed.messages().await;
         assert_eq!(messages.len(), 1);
@@ -102,7 +102,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
 }
 
 #[tokio::test]
-async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
+async fn a_resume_of_a_standalone_stream_that_ended_with_its_instance_opens_a_new_stream() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -114,20 +114,20 @@ async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
     assert_eq!(seen.last().unwrap().get("last-event-id"), None);
 }
 
-/// The application decides whether a client may have an answer, also if the answer is in the directory.
+/// The application decides whether a client may have an answer, even if the answer is in the directory.
 #[tokio::test]
 async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_accepts() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let gone = Incarnation::random();
+    let ended = Incarnation::random();
     let answer = Bytes::from_static(b"{\"secret\":1}");
     directory
         .memory
-        .keep_answer(hash(&mcp), gone, CallNumber::new(3), answer, ANSWER_TTL)
+        .keep_answer(hash(&mcp), ended, CallNumber::new(3), answer, ANSWER_TTL)
         .await
         .unwrap();
-    let named = name_of(gone, 3, "7");
+    let named = name_of(ended, 3, "7");
     let request = |token: &str| {
         let request = http::Request::get("/mcp")
             .header("mcp-session-id", mcp.session_id().unwrap())
@@ -141,7 +141,7 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
             assert_eq!(headers["last-event-id"], "~");
             match headers["authorization"].as_bytes() {
                 b"right" => {
-                    // As the session manager does.
+                    // The session manager does the same.
                     on_resumed();
                     ([("content-type", "text/event-stream")], ": inside\n\n").into_response()
                 }
@@ -159,7 +159,7 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
         format!("id: {named}\ndata:\n\ndata: {{\"secret\":1}}\n\n")
     );
 
-    // An answer that may exist is not denied.
+    // While the directory fails, the answer may exist, so the client is asked to retry.
     directory.set(Fault::Fails);
     let refused = ask(&a, app, request("right")).await;
     assert_eq!(

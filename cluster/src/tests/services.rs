@@ -117,7 +117,7 @@ async fn a_lost_session_stays_in_the_directory_and_is_restored_for_its_client() 
         .lost_timeout(Duration::from_millis(100))
         .on_session(move |event| {
             if let SessionEvent::Closed { why, .. } = event {
-                let _gone = sender.send(*why);
+                let _sent = sender.send(*why);
             }
         });
     let mut config = Mode::Session.config();
@@ -171,5 +171,5 @@ async fn untrusted_requests_at_the_listener_for_peers_are_logged_once_a_minute()
         let answered = sender.send_request(request).await.unwrap();
         assert_eq!(answered.status(), 403);
     }
-    assert_eq!(warnings.with("does not have their secret"), 1);
+    assert_eq!(warnings.with("lacks the secret of the cluster"), 1);
 }

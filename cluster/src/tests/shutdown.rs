@@ -45,7 +45,7 @@ async fn answers(call: &mut Connection) -> Value {
     answer.unwrap()["id"].clone()
 }
 
-/// The public listener closes, calls end with all that belongs to them, and new calls are served elsewhere. No answer is lost.
+/// The public listener closes, calls in flight complete, and new calls are served elsewhere. No answer is lost.
 #[tokio::test]
 async fn no_answer_is_lost_when_the_owner_shuts_down() {
     let directory = directory();
@@ -61,10 +61,10 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
     let cluster = a.cluster.clone();
     let mut leaving = Box::pin(cluster.leave(LIMIT));
     assert!((&mut leaving).now_or_never().is_none());
-    let story = async {
+    let requests = async {
         // A client that resumes is served where its call runs. A new call waits.
-        let mut back = at_b.resume(event.id.as_deref().unwrap()).await;
-        assert_eq!(back.head().await.status, 200);
+        let mut resumed = at_b.resume(event.id.as_deref().unwrap()).await;
+        assert_eq!(resumed.head().await.status, 200);
         let mut third = at_c.call(3, "echo", json!({ "text": "x" })).await;
         run_other_tasks().await;
         assert!(a.has(&mcp));
@@ -73,11 +73,11 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
         run_other_tasks().await;
         assert!(third.head().now_or_never().is_none() && a.has(&mcp));
         a.witness.release("second");
-        assert_eq!(back.answer_event().await.unwrap().json()["id"], 2);
+        assert_eq!(resumed.answer_event().await.unwrap().json()["id"], 2);
         assert_eq!(answers(&mut third).await, 3);
         assert!(c.has(&mcp) && !a.has(&mcp));
     };
-    let (cancelled, ()) = within("the departure", join(leaving, story)).await;
+    let (cancelled, ()) = within("the departure", join(leaving, requests)).await;
     assert_eq!(cancelled, 0);
     within("the listener for peers to end", &mut a.peers)
         .await
@@ -111,7 +111,7 @@ async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
     }
 }
 
-/// A call is on its way in, at any step, when another instance requests its session.
+/// The call has reached a different step in each round when another instance requests its session.
 #[tokio::test]
 async fn a_call_in_flight_ends_on_its_instance() {
     let mut begun = 0;
@@ -190,7 +190,7 @@ async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A request that cannot be sent again is not handed back to its peer.
+/// A request that cannot be sent again is not answered with 421.
 #[tokio::test]
 async fn a_long_call_is_served_where_its_session_still_is() {
     let directory = directory();
@@ -300,12 +300,12 @@ async fn an_unread_answer_survives_the_shutdown() {
     let mcp = a.session().await;
     let mut call = running_call(&a, &mcp, 1, "first").await;
     let event = call.event().await.unwrap().id.unwrap();
-    let story = async {
+    let ends = async {
         run_other_tasks().await;
         a.witness.release("first");
         a.witness.ended("first").await;
     };
-    within("the departure", join(a.cluster.leave(LIMIT), story)).await;
+    within("the departure", join(a.cluster.leave(LIMIT), ends)).await;
     call.fin();
     let mut resumed = b.client_of(&mcp).resume(&event).await;
     let answered = resumed.messages().await;
@@ -313,7 +313,7 @@ async fn an_unread_answer_survives_the_shutdown() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// An instance that gets "not here" finds the answers of the session, also one that was late.
+/// An instance that receives 421 finds all answers of the session in the directory, including late ones.
 #[tokio::test]
 async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     let directory = directory();
@@ -350,19 +350,19 @@ async fn an_answer_is_stored_before_its_session_is_relinquished() {
     let directory = directory();
     let cluster: Arc<OnceLock<Cluster>> = Arc::default();
     let left: Arc<OnceLock<(bool, usize)>> = Arc::default();
-    let (told, leaves) = (cluster.clone(), left.clone());
-    let gives_up = move |event: &Event<'_>| {
+    let (member, result) = (cluster.clone(), left.clone());
+    let try_transfer_at_end = move |event: &Event<'_>| {
         if let Event::Ended { call, .. } = event
-            && let Some(cluster) = told.get()
+            && let Some(cluster) = member.get()
         {
             let session = call.session().unwrap();
             cluster.router().shutdown.try_transfer(session);
             let is_here = cluster.router().sessions.has(session);
-            leaves.set((is_here, cluster.pending_answers())).unwrap();
+            result.set((is_here, cluster.pending_answers())).unwrap();
         }
     };
     let setup = Setup {
-        layer: CancelOnDisconnectLayer::new().observe_fn(gives_up),
+        layer: CancelOnDisconnectLayer::new().observe_fn(try_transfer_at_end),
         ..Setup::default()
     };
     let (a, b) = (setup.start(&directory).await, Node::start(&directory).await);
@@ -402,7 +402,7 @@ async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instan
 
 /// A session that its client ended is not restored once the directory has recovered.
 #[tokio::test]
-async fn a_shutdown_waits_until_the_directory_knows_which_sessions_have_ended() {
+async fn a_shutdown_waits_until_the_directory_has_the_tombstones_of_ended_sessions() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -433,7 +433,7 @@ async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
 }
 
 /// A session was idle, and its gate is closed, but the shutdown waits for a call of another session. The next owner claims the first
-/// session. Its client must not listen any longer to a stream that will have no event.
+/// session. The stream of its client ends, because no event can arrive on it.
 #[tokio::test]
 async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     let directory = directory();
@@ -442,7 +442,7 @@ async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     for _ in 0..2 {
         sessions.push(a.session().await);
     }
-    // In the order in which the shutdown looks at them.
+    // In the order in which the shutdown checks the sessions.
     let ids = a.routing().sessions.ids();
     sessions.sort_by_key(|mcp| ids.iter().position(|id| **id == *mcp.session_id().unwrap()));
     let [y, x] = <[Mcp; 2]>::try_from(sessions).ok().unwrap();
@@ -509,7 +509,7 @@ async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
     let _leaving = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
     run_other_tasks().await;
-    assert!(second.head().now_or_never().is_none(), "it waits");
+    assert!(second.head().now_or_never().is_none(), "the call waits");
     assert_eq!(at_b.cancel(2).await, 202);
     run_other_tasks().await;
     a.witness.release("first");
@@ -518,7 +518,7 @@ async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
     sleep(SECOND).await;
     assert!(
         !b.witness.is_running("second") && !a.witness.is_running("second"),
-        "it runs, with status {:?}",
+        "the cancelled call runs, with status {:?}",
         head.map(|head| head.status)
     );
 }

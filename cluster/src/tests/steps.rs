@@ -1,4 +1,4 @@
-//! Steps that nearly every test here needs.
+//! Steps that most tests of this folder share.
 
 use axum::body::Body;
 use serde_json::{Value, json};

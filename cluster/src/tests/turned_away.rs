@@ -75,7 +75,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
         pass(SECOND).await;
     }
     assert!(a.witness.is_running("a"));
-    // Nor is the call cancelled later, while its client may be on its way.
+    // The call is not cancelled later either, while its client may be returning.
     pass(CLIENT_BACKOFF - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
@@ -122,7 +122,7 @@ async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call()
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The backend evicts the leases, and with them the mark that a client was turned away, at four phases between two heartbeats.
+/// The backend evicts the leases, and with them the report of a turned-away client, at four phases between two heartbeats.
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {

@@ -65,7 +65,7 @@ async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
     }
 }
 
-/// The same, but the directory is away for longer than the lease. Another instance claims the session meanwhile.
+/// The same, but the directory is unreachable for longer than the lease. Another instance claims the session meanwhile.
 #[tokio::test]
 async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
     let memory = MemoryDirectory::default();
@@ -104,7 +104,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
 /// The directory returns empty, or has evicted a record, while the owner shuts down.
 #[tokio::test]
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
-    let mut said = Vec::new();
+    let mut seen = Vec::new();
     for is_evicted in [false, true] {
         let directory = directory();
         let [a, b] = Node::several(&directory).await;
@@ -130,13 +130,13 @@ async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost(
                 break;
             }
         }
-        said.push((first, last));
+        seen.push((first, last));
         leaving.abort();
     }
     assert_eq!(
-        said.iter().map(|said| said.1).collect::<Vec<_>>(),
+        seen.iter().map(|seen| seen.1).collect::<Vec<_>>(),
         [200; 2],
-        "{said:?}"
+        "{seen:?}"
     );
 }
 

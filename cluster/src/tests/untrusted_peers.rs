@@ -15,9 +15,9 @@ use super::{
 use crate::relay::filter::PeersFilter;
 
 /// Returns a request to the listener for peers, with these headers.
-fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {
+fn relayed(mcp: &test_support::Mcp, fields: &[(&str, &str)]) -> Request {
     mcp.call_request(1, "echo", json!({ "text": "x" }))
-        .headers(said.iter().copied())
+        .headers(fields.iter().copied())
 }
 
 #[tokio::test]
@@ -25,16 +25,16 @@ async fn a_client_cannot_impersonate_a_peer() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    for said in [SECRET, "relay", "moved", ""] {
+    for value in [SECRET, "relay", "moved", ""] {
         let forged = b
             .client_of(&mcp)
-            .header("mcp-cluster", said)
+            .header("mcp-cluster", value)
             .header("mcp-cluster-client", "10.9.9.9:1");
         let mut call = forged.call(1, "echo", json!({ "text": "x" })).await;
-        assert_eq!(call.answer().await.unwrap()["id"], 1, "{said}");
-        let forged = a.client_of(&mcp).header("mcp-cluster", said);
+        assert_eq!(call.answer().await.unwrap()["id"], 1, "{value}");
+        let forged = a.client_of(&mcp).header("mcp-cluster", value);
         let mut call = forged.call(2, "echo", json!({ "text": "x" })).await;
-        assert_eq!(call.answer().await.unwrap()["id"], 2, "{said}");
+        assert_eq!(call.answer().await.unwrap()["id"], 2, "{value}");
     }
     for request in a.seen.lock().unwrap().iter() {
         assert!(
@@ -51,25 +51,25 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    for said in [
+    for fields in [
         &[][..],
         &[("mcp-cluster", "relay")],
         &[("mcp-cluster", SECRET), ("mcp-cluster", SECRET)],
     ] {
-        let reply = Connection::fetch(a.me.address, &relayed(&mcp, said)).await;
+        let reply = Connection::fetch(a.me.address, &relayed(&mcp, fields)).await;
         assert_eq!(
             (reply.status, reply.headers.get("mcp-cluster")),
             (403, None),
-            "{said:?}"
+            "{fields:?}"
         );
     }
-    let said = [("mcp-cluster", SECRET)];
-    let reply = Connection::fetch(a.me.address, &relayed(&mcp, &said)).await;
+    let fields = [("mcp-cluster", SECRET)];
+    let reply = Connection::fetch(a.me.address, &relayed(&mcp, &fields)).await;
     assert_eq!(reply.status, 200);
     assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
 }
 
-/// A peer's request for a session that is not here is not looked up, relayed or begun. It gets 421 from its head alone.
+/// A peer's request for a session that is not here is not looked up, relayed or begun. The peer gets 421 before it sends the body.
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
     let directory = directory();
@@ -77,7 +77,7 @@ async fn a_relay_is_never_relayed() {
     let mcp = a.session().await;
     let asked = directory.asked("look");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
-    for mcp in [&mcp, &b.client("nobody's"), &without_session] {
+    for mcp in [&mcp, &b.client("unknown"), &without_session] {
         let reply =
             Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
         assert_eq!(

@@ -79,7 +79,9 @@ impl Model {
 /// Returns the call of each operation, and `true` if the operation writes it.
 fn names(operations: &[Operation]) -> Vec<(CallNumber, bool)> {
     let names = operations.iter();
-    names.map(|it| (it.key.call, it.text.is_some())).collect()
+    names
+        .map(|operation| (operation.key.call, operation.text.is_some()))
+        .collect()
 }
 
 fn writes(calls: impl IntoIterator<Item = u64>) -> Vec<(CallNumber, bool)> {
@@ -226,12 +228,12 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     let mut model = Model::new();
     model.put("written", 1, 10);
     model.write_all();
-    model.put("given up", 2, 600_000);
+    model.put("evicted", 2, 600_000);
     model.write_all();
-    model.put("given up", 3, 600_000);
+    model.put("evicted", 3, 600_000);
     let mut late = model.start();
     assert_eq!(names(&late), [removals([2]), writes([3])].concat());
-    model.put("given up", 4, 600_000);
+    model.put("evicted", 4, 600_000);
     model.put("failed", 5, 10);
     let failed = model.start();
     assert_eq!(names(&failed), writes([4, 5]));
@@ -244,7 +246,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     late.extend(again);
     model.now += SECOND;
     assert!(model.queue.expire(model.now), "some were not written");
-    // The same call is kept once more, before its operation in flight has ended.
+    // The answer of the same call is queued again before its operation in flight has ended.
     assert_eq!(model.put("failed", 5, 10), None);
     model.complete(late, false);
     model.now += RETRY_DELAY;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 
-pub(super) async fn a_heartbeat_makes_no_lease(directory: &impl Directory) {
+pub(super) async fn a_heartbeat_acquires_no_lease(directory: &impl Directory) {
     let (me, status) = (instance(1), Status::default());
     let heartbeat = async || directory.heartbeat(me, &status).await.unwrap().was_alive;
     assert!(!heartbeat().await);
@@ -48,7 +48,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             ..Status::default()
         },
     ];
-    // The mark of any instance counts, and outlives the lease of that instance.
+    // The report of any instance counts, and outlives the lease of that instance.
     let mut latest = None;
     for status in all {
         directory.acquire_lease(me, &status).await.unwrap();
@@ -61,7 +61,10 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         assert_is_since(leases.turned_away, latest);
         let is_written = status.written_in.as_ref() == Some(&run);
         assert_eq!(leases.all_have_written(other.incarnation), is_written);
-        assert!(leases.all_have_written(me.incarnation), "it knows its own");
+        assert!(
+            leases.all_have_written(me.incarnation),
+            "an instance does not wait for itself"
+        );
         assert_eq!(lease.is_settled, status.is_settled);
         assert_eq!(leases.has_settled(), is_written && status.is_settled);
         assert_eq!(lease.has_late_answers, status.has_late_answers);
@@ -163,14 +166,14 @@ pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_stat
 
 /// Asserts that `read` is the time that was written, or up to 5 s more.
 fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
-    let is_it = match (read, written) {
+    let is_since = match (read, written) {
         (Some(read), Some(written)) => read >= written && read - written < Duration::from_secs(5),
         (read, written) => read == written,
     };
-    assert!(is_it, "{read:?} {written:?}");
+    assert!(is_since, "{read:?} {written:?}");
 }
 
-pub(super) async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory) {
+pub(super) async fn an_answer_is_found_under_its_own_key_only(directory: &impl Directory) {
     let me = instance(1).incarnation;
     let (one, two) = (session("answer 1").session, session("answer 2").session);
     let answer = Bytes::from_static(b"{\"result\":\0}");
@@ -214,7 +217,7 @@ pub(super) async fn an_answer_that_was_removed_is_not_found(directory: &impl Dir
     for _ in 0..2 {
         directory.remove_answer(session, me, one).await.unwrap();
         let found = directory.answer(session, me, one).await.unwrap();
-        assert_eq!(found, None, "a second time is no harm");
+        assert_eq!(found, None, "a second removal changes nothing");
     }
     let found = directory.answer(session, me, two).await.unwrap();
     assert_eq!(found, Some(answer));

@@ -1,4 +1,4 @@
-//! How a backend can lose data, for the simulation.
+//! Ways in which a backend loses data or time, for the simulation.
 
 use std::{collections::HashMap, fmt::Debug, hash::Hash, time::Duration};
 
@@ -24,7 +24,7 @@ impl MemoryDirectory {
         Snapshot(self.state().clone())
     }
 
-    /// Restarts with the data of a snapshot, as a killed backend does, or a replica that takes over.
+    /// Restarts with the data of a snapshot, like a killed backend, or a replica after a failover.
     pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
         let mut state = self.state();
         *state = State {
@@ -69,7 +69,7 @@ impl MemoryDirectory {
         let state = self.state();
         let record = state.sessions.get(&session)?.record;
         match record {
-            Record::Owned(is) => Some(is.owner.incarnation),
+            Record::Owned(ownership) => Some(ownership.owner.incarnation),
             Record::Deleted(_) => None,
         }
     }
@@ -86,11 +86,11 @@ impl MemoryDirectory {
     /// well.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
-        let back = |at: Instant| at.checked_sub(step).unwrap();
-        state.started = back(state.started);
-        state.turned_away = state.turned_away.map(back);
+        let earlier = |at: Instant| at.checked_sub(step).unwrap();
+        state.started = earlier(state.started);
+        state.turned_away = state.turned_away.map(earlier);
         for lease in state.leases.values_mut() {
-            lease.renewed = back(lease.renewed);
+            lease.renewed = earlier(lease.renewed);
         }
     }
 

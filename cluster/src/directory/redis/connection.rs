@@ -157,7 +157,7 @@ impl SharedConnections {
             };
             if found.get_connection_info().addr() != used.client.get_connection_info().addr() {
                 self.renew();
-                // Established now, so that the next heartbeat can use them. If this fails, the heartbeat reports it.
+                // Established now, because the next heartbeat is to use them. If this fails, the heartbeat reports it.
                 let _begun = self.pair().await;
             }
         }

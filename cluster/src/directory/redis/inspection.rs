@@ -103,7 +103,7 @@ impl Kind {
     fn of(info: &str) -> Self {
         let field = |name| {
             let mut lines = info.lines().filter_map(|line| line.split_once(':'));
-            lines.find_map(|(is, value)| (is == name).then(|| value.trim()))
+            lines.find_map(|(key, value)| (key == name).then(|| value.trim()))
         };
         let has_limit = field("maxmemory").is_some_and(|bytes| bytes != "0");
         let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction");

@@ -53,7 +53,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let _number: u64 = parts.next()?.parse().ok()?;
     let run = parts.next()?;
     let marks = parts.next()?;
-    let has = |mark| marks.split(',').any(|its| its == mark);
+    let has = |mark| marks.split(',').any(|present| present == mark);
     let age = now.saturating_sub(renewed);
     lasts(renewed, now).then_some(Lease {
         incarnation: incarnation.parse().ok()?,

@@ -8,45 +8,45 @@ use redis::Script;
 /// is written only over a record of the same owner. A value that cannot be read as a record is left unchanged and returned. If the key is
 /// not a hash, the script returns an empty text.
 const REGISTER: &str = "
-local is = redis.pcall('HGET', KEYS[1], 'o')
-if type(is) == 'table' then return '' end
-if is then
-    local incarnation, epoch = string.match(is, ' (%x+) (%d+)$')
-    if not epoch then return is end
-    local its, mine = tonumber(epoch), tonumber(ARGV[3])
-    local is_deleted = string.sub(is, 1, 2) == '- '
-    local is_same = its == mine and incarnation == ARGV[2]
-    if its > mine or (its == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return is end
+local stored = redis.pcall('HGET', KEYS[1], 'o')
+if type(stored) == 'table' then return '' end
+if stored then
+    local incarnation, epoch = string.match(stored, ' (%x+) (%d+)$')
+    if not epoch then return stored end
+    local stored_epoch, mine = tonumber(epoch), tonumber(ARGV[3])
+    local is_deleted = string.sub(stored, 1, 2) == '- '
+    local is_same = stored_epoch == mine and incarnation == ARGV[2]
+    if stored_epoch > mine or (stored_epoch == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return stored end
 end
-local entered = ARGV[6]
-if is and string.sub(is, 1, string.len(ARGV[7])) == ARGV[7] then entered = ARGV[1] end
-redis.call('HSET', KEYS[1], 'o', entered, 'p', ARGV[4])
+local written = ARGV[6]
+if stored and string.sub(stored, 1, string.len(ARGV[7])) == ARGV[7] then written = ARGV[1] end
+redis.call('HSET', KEYS[1], 'o', written, 'p', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-return entered
+return written
 ";
 
 /// Replaces the first ownership by the second. Returns the record that is stored afterwards, if any.
 const CLAIM: &str = "
-local is = redis.call('HGET', KEYS[1], 'o')
-if is == ARGV[1] then
-    is = ARGV[2]
-    redis.call('HSET', KEYS[1], 'o', is)
+local stored = redis.call('HGET', KEYS[1], 'o')
+if stored == ARGV[1] then
+    stored = ARGV[2]
+    redis.call('HSET', KEYS[1], 'o', stored)
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
-return is
+return stored
 ";
 
 /// Replaces a record by a tombstone, unless another owner's epoch is not lower.
 ///
 /// A value that is not a record is left unchanged.
 const DELETE: &str = "
-local is, epoch = redis.pcall('HGET', KEYS[1], 'o'), ARGV[2]
-if type(is) == 'table' then return 0 end
-if is then
-    local incarnation, its = string.match(is, ' (%x+) (%d+)$')
-    if not its then return 0 end
-    if incarnation ~= ARGV[1] and tonumber(its) >= tonumber(epoch) then return 0 end
-    if tonumber(its) > tonumber(epoch) then epoch = its end
+local stored, epoch = redis.pcall('HGET', KEYS[1], 'o'), ARGV[2]
+if type(stored) == 'table' then return 0 end
+if stored then
+    local incarnation, stored_epoch = string.match(stored, ' (%x+) (%d+)$')
+    if not stored_epoch then return 0 end
+    if incarnation ~= ARGV[1] and tonumber(stored_epoch) >= tonumber(epoch) then return 0 end
+    if tonumber(stored_epoch) > tonumber(epoch) then epoch = stored_epoch end
 end
 redis.call('HDEL', KEYS[1], 'p')
 redis.call('HSET', KEYS[1], 'o', '- ' .. ARGV[1] .. ' ' .. epoch)
@@ -54,11 +54,11 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or creates it if requested. Returns whether there was a lease to renew, and the time of the backend.
+/// Renews a lease, or creates it if requested. Returns whether the lease existed, and the time of the backend.
 ///
 /// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
-/// leases, and records when a client was turned away, unless a later time is known. If the known time is ahead of the clock by more than
-/// the allowed skew, because the clock was set back, the known time becomes now.
+/// leases, and records when a client was turned away, unless a later time is known. If the clock was set back, the known time may be ahead
+/// of it by more than the allowed skew. The known time then becomes now.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

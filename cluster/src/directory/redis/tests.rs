@@ -37,7 +37,7 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
 
 /// The clock of the backend was set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived since.
 #[test]
-fn a_lease_of_another_clock_counts_as_one_that_lapsed_now() {
+fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
     let [a, b] = [(); 2].map(|()| Incarnation::random());
     let lease = |incarnation: Incarnation, renewed| {
         let text = format!("{renewed} 1 run settled 10.0.0.7:9000");

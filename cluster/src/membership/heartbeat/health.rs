@@ -21,17 +21,19 @@ use crate::{
     sessions::Lapse,
 };
 
-/// Maximum time since the last answered heartbeat before the lease may have lapsed during a stall: 5 s.
+/// Time after the last answered heartbeat from which a stall may have let the lease lapse: 5 s.
 ///
 /// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
-/// Maximum time from the start of one heartbeat to that of the next, in a process that has not stalled: 3 s.
+/// Maximum time between the starts of two heartbeats, unless the process has stalled: 3 s.
 ///
 /// Chosen as the interval of heartbeats and twice their timeout.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
-/// Maximum time by which the directory's clock is set back unnoticed: 1 s, as long as a lease may be ahead of it.
+/// Maximum time by which the directory's clock is set back unnoticed: 1 s.
+///
+/// Equal to the time by which a lease may be ahead of that clock.
 const MAX_SET_BACK: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
@@ -155,7 +157,7 @@ impl DirectoryHealth {
         self.lapse
     }
 
-    /// Returns `true` if the next heartbeat is so late that this process has stalled, and the lease may have lapsed meanwhile.
+    /// Returns `true` if this process has stalled, and the lease may have lapsed meanwhile. The next heartbeat is late then.
     fn has_stalled(&self, now: Instant) -> bool {
         let Some(begun) = self.last_begun else {
             return false;

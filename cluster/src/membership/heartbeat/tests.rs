@@ -101,7 +101,7 @@ async fn owned(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
         .map(|entry| entry.ownership.owner)
 }
 
-/// An instance that dies half a second after it turned a client away has reported that.
+/// An instance reports a turned-away client within `MIN_INTERVAL`, even if the instance dies soon after that.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_was_turned_away_is_reported_without_delay() {
     let memory = MemoryDirectory::default();
@@ -126,7 +126,7 @@ async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     one.task.abort();
     sleep(LEASE_TTL).await;
     assert!(!is_alive(&memory, one.me).await);
-    assert!(!one.is_consistent(), "no heartbeat checks it any more");
+    assert!(!one.is_consistent(), "no heartbeat confirms it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,7 +193,10 @@ async fn all_is_written_before_it_is_consistent(
         .is_none_or(|since| since == before)
     {
         sleep(Duration::from_millis(1)).await;
-        assert!(begun.elapsed() < 4 * SECOND, "it is never consistent again");
+        assert!(
+            begun.elapsed() < 4 * SECOND,
+            "the directory is never consistent again"
+        );
     }
     for id in ids {
         assert_eq!(owned(&memory, id).await, Some(one.me));
@@ -289,7 +292,7 @@ async fn a_session_that_is_missing_in_an_empty_directory_is_not_reported_missing
         assert_eq!(owned(&memory, "living").await, Some(one.me));
         assert!(
             two.would_deny(session("unknown").session).await,
-            "five seconds later it may"
+            "all sessions are written again by then"
         );
     }
 }
@@ -335,7 +338,7 @@ async fn a_look_before_a_restart_proves_nothing_after_it() {
     assert!(!one.heartbeat.proves(&look.leases));
 }
 
-/// An instance saw that there was no lease. Then the owner returned, and only after that the claim was made.
+/// An instance found that the owner had no lease. It claims the session only after the owner has renewed its lease.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     let memory = MemoryDirectory::default();
@@ -352,9 +355,9 @@ async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     one.until_consistent().await;
     let claims = read.claimed_by(two.me);
     let claim = memory.claim(wanted, read, claims).await.unwrap();
-    let is = memory.load(wanted).await.unwrap().unwrap().ownership;
-    assert_eq!(claim, Claim::Lost(Record::Owned(is)));
-    assert!(is.owner == one.me && is.epoch > read.epoch);
+    let current = memory.load(wanted).await.unwrap().unwrap().ownership;
+    assert_eq!(claim, Claim::Lost(Record::Owned(current)));
+    assert!(current.owner == one.me && current.epoch > read.epoch);
     sleep(10 * SECOND).await;
     assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
 }
@@ -373,9 +376,9 @@ async fn a_session_cannot_be_claimed_on_a_record_read_before_its_loss() {
     one.link.set(Fault::None);
     one.until_consistent().await;
     let claim = memory.claim(wanted, read, read.claimed_by(two.me)).await;
-    let is = memory.load(wanted).await.unwrap().unwrap().ownership;
-    assert_eq!(claim.unwrap(), Claim::Lost(Record::Owned(is)));
-    assert!(is.owner == one.me && is.epoch > read.epoch);
+    let current = memory.load(wanted).await.unwrap().unwrap().ownership;
+    assert_eq!(claim.unwrap(), Claim::Lost(Record::Owned(current)));
+    assert!(current.owner == one.me && current.epoch > read.epoch);
     assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
 }
 
@@ -406,7 +409,7 @@ async fn an_owner_that_returns_to_older_data_does_not_supersede_a_later_claim() 
     );
 }
 
-/// The answer was lost. The next heartbeat finds the lease, and must not take it for one that never expired.
+/// The reply to the acquisition was lost. The next heartbeat finds a lease, which must not count as one that never lapsed.
 #[tokio::test(start_paused = true)]
 async fn the_lapse_of_a_lease_that_was_acquired_without_a_reply_is_detected() {
     let memory = MemoryDirectory::default();
@@ -422,8 +425,8 @@ async fn the_lapse_of_a_lease_that_was_acquired_without_a_reply_is_detected() {
     }
     one.link.set(Fault::None);
     one.until_consistent().await;
-    let is = memory.load(session("a").session).await.unwrap().unwrap();
-    assert!(is.ownership.epoch > read.ownership.epoch);
+    let current = memory.load(session("a").session).await.unwrap().unwrap();
+    assert!(current.ownership.epoch > read.ownership.epoch);
 }
 
 #[tokio::test(start_paused = true)]
@@ -457,7 +460,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     let mut two = Instance::with(2, &memory, &[]).await;
-    // The first instance does not notice the claim in time.
+    // The first instance does not detect the claim in time.
     one.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
     claim_from(&memory, session("a").session, one.me, two.me).await;
@@ -490,7 +493,10 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     let begun = Instant::now();
     one.until_not_consistent().await;
     while !one.is_consistent() {
-        assert!(begun.elapsed() < 120 * SECOND, "it never ends");
+        assert!(
+            begun.elapsed() < 120 * SECOND,
+            "the sessions are never all written"
+        );
         sleep(100 * Duration::from_millis(1)).await;
         assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, one.me).await);
     }
@@ -510,7 +516,10 @@ async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
     let new = session("new");
     one.sessions.begin("new", new.params);
     let written = timeout(2 * SECOND, one.sessions.until_written(new.session));
-    assert!(written.await.is_ok(), "it waits for the deletions");
+    assert!(
+        written.await.is_ok(),
+        "the new session waits for the deletions"
+    );
     one.sessions.until_all_removed().await;
     assert_eq!(memory.sessions(), 1);
 }
@@ -541,7 +550,7 @@ async fn an_instance_that_shuts_down_releases_its_lease_and_is_not_consistent() 
     assert_eq!(
         owned(&memory, "a").await,
         Some(one.me),
-        "others find it there, and claim it"
+        "other instances find the record, and can claim the session"
     );
 }
 

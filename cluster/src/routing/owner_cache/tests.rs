@@ -13,7 +13,7 @@ use crate::ids::Owner;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns the cache of an instance, its directory, and the owner of the session "a" there, which is another instance.
+/// Returns the cache of an instance, its directory, and the owner of the session "a", which is another instance.
 async fn owners() -> (OwnerCache, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
     let other = registered(&directory, instance(2), "a").await;
@@ -201,7 +201,7 @@ async fn only_the_given_owner_is_invalidated() {
     assert_eq!(
         found(&owners, "a").await,
         Some(other),
-        "it is asked for again"
+        "the session is looked up again"
     );
     assert_eq!(directory.asked("look"), 1);
 }

@@ -30,7 +30,7 @@ const STAGES: [ShutdownStage; 4] = [
 #[test]
 fn a_head_decides_at_once_or_requires_a_look_up() {
     let rows = [
-        // has_session, is_here, is_from_peer
+        // has_session, is_local, is_from_peer
         ((false, false, false), [Action::Serve; 4]),
         ((true, true, false), [Action::Serve; 4]),
         ((true, false, false), [Action::LookUp; 4]),
@@ -139,10 +139,10 @@ fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
             "{failure:?}"
         );
     }
-    let away = Action::Refuse(Refusal::OwnerAway);
+    let unreachable = Action::Refuse(Refusal::OwnerUnreachable);
     let rows = [
         (LeaseState::Expired, claim(Cause::LeaseOver)),
-        (LeaseState::Alive, away),
+        (LeaseState::Alive, unreachable),
         (LeaseState::NoAnswer, Action::Refuse(Refusal::Inconsistent)),
     ];
     for (lease, action) in rows {
@@ -155,7 +155,7 @@ fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
     let not_consistent = Action::Refuse(Refusal::Inconsistent);
     let again = Action::Refuse(Refusal::Again);
     let rows = [
-        // claimed, is_sound, is_whole
+        // claimed, is_consistent, is_whole
         (Claimed::Won, true, true, Action::Reclaim),
         (Claimed::Won, false, true, Action::Reclaim),
         (Claimed::Won, true, false, again),
@@ -192,8 +192,8 @@ fn the_relay_after_the_third_claim_is_the_last() {
         for claim in 1..=MAX_CLAIMS {
             let action = plan.on_claim(Claimed::Lost(owner(3)), true, true);
             assert_eq!(action, Action::Relay(owner(3)));
-            let is_end =
-                plan.on_relay_failure(owner(3), failure) == Action::Refuse(Refusal::OwnerAway);
+            let is_end = plan.on_relay_failure(owner(3), failure)
+                == Action::Refuse(Refusal::OwnerUnreachable);
             assert_eq!(is_end, claim == MAX_CLAIMS, "{failure:?} {claim}");
         }
     }
@@ -218,7 +218,7 @@ const FAILURES: [Failure; 7] = [
     Failure::Stalled,
 ];
 
-/// The answers of a directory and of peers, in the order of the questions.
+/// The replies of the directory and of peers, in the order of the requests.
 #[derive(Debug, Clone)]
 struct Answers {
     incoming: IncomingRequest,
@@ -281,14 +281,14 @@ fn run(answers: &Answers) -> Vec<Option<Action>> {
     let mut actions = vec![Some(answers.incoming.action())];
     let mut is_whole = true;
     while let Some(Some(action)) = actions.last().copied() {
-        assert!(actions.len() < 16, "in circles: {actions:?}");
+        assert!(actions.len() < 16, "the plan does not end: {actions:?}");
         let next = match action {
             Action::Serve
             | Action::Reclaim
             | Action::Transfer
             | Action::Moved
             | Action::Refuse(_) => break,
-            Action::LookUpLater => unreachable!("nothing was given up"),
+            Action::LookUpLater => unreachable!("no session was relinquished"),
             Action::LookUp => Some(plan.on_lookup(answers.known, answers.is_consistent[0])),
             Action::Relay(owner) => failures.next().expect("four relays").map(|failure| {
                 let is_sent = match failure {
@@ -347,12 +347,12 @@ proptest! {
 
         // A 404 needs a directory that has no owner of the session and was consistent.
         if last == Some(Action::Serve) && answers.incoming.has_session && !answers.incoming.is_local {
-            let says_so = if claims == 0 {
+            let is_proven = if claims == 0 {
                 answers.known == Known::Unowned && answers.is_consistent[0]
             } else {
                 answers.claimed == Claimed::Unowned && answers.is_consistent[1]
             };
-            prop_assert!(says_so, "{:?}", actions);
+            prop_assert!(is_proven, "{:?}", actions);
         }
 
         // No claim from an owner that may live: the owner answered "not here" itself, or its lease has expired.

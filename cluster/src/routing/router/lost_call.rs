@@ -21,7 +21,7 @@ use crate::{
 /// Chosen because the former owner detects the claim after its next heartbeat, closes the session, and writes the answers.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of former owners that are remembered: 16,384.
+/// Maximum number of recorded former owners: 16,384.
 const MAX_FORMER: usize = 16 * 1024;
 
 /// The former owners of the sessions that this instance claimed within [`LOSS_TIMEOUT`].
@@ -72,8 +72,8 @@ impl Router {
     ///
     /// All their answers that were not lost are then in the directory.
     ///
-    /// Such a call may still be running if another instance owns the session by now, or if this one claimed it a moment ago from an
-    /// instance that still has its lease.
+    /// Such a call may still be running if another instance owns the session by now. It may also be running if this instance claimed the
+    /// session less than [`LOSS_TIMEOUT`] ago, from an instance that still has its lease.
     fn has_ended(&self, session: SessionHash, look: &Look) -> bool {
         let is_anothers =
             matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);

@@ -1,8 +1,8 @@
 //! A peer's requests while this instance transfers its sessions.
 //!
 //! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call begins on the peer. If its
-//! client cancels the call while it waits, the call begins nowhere. No session has the call yet, so this instance answers the call itself. The
-//! session manager notices the cancel, so the application has accepted it, whichever way it came.
+//! client cancels the call while it waits, the call does not begin. No session has the call yet, so this instance answers the call itself.
+//! The session manager reports the cancel. The application has therefore accepted the cancel, whether a client or a peer sent it.
 
 use std::sync::{Arc, Mutex};
 
@@ -113,11 +113,11 @@ impl Router {
         }
         let look = self.directory.look(session).await;
         let is_mine = |look: Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
-        let is_there = look.is_ok_and(is_mine);
-        if !is_there {
+        let is_recorded = look.is_ok_and(is_mine);
+        if !is_recorded {
             self.sessions.write_again(session);
         }
-        is_there
+        is_recorded
     }
 }
 

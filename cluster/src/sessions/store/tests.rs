@@ -43,7 +43,7 @@ impl Instance {
     fn new(number: u8, directory: &Faulty) -> Self {
         let me = instance(number);
         let directory = Limited::new(directory.clone());
-        let (sessions, _lost) = Sessions::new(me.incarnation);
+        let (sessions, _relinquished) = Sessions::new(me.incarnation);
         let heartbeat = Heartbeat::new(
             me,
             directory.clone(),

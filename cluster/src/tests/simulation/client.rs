@@ -1,5 +1,5 @@
-//! Clients that obey the protocol as the SDKs do. They wait after a 503, and resume with the last event id after the retry time. They
-//! open a new session on 404. Sometimes they delete their session or never resume.
+//! Clients that obey the protocol as the SDKs do. They wait after a 503, and resume with the last event id after the retry delay. They open
+//! a new session on 404. Sometimes they delete their session or never resume.
 
 use std::{
     convert::Infallible,
@@ -29,13 +29,14 @@ use super::{
 };
 use crate::manager::NOT_BEGUN;
 
-/// Maximum time that a request waits for its head, unless its call has begun: the head limit, a lease and the time to claim.
+/// Maximum time that a request waits for its head, unless its call has begun: 25 s. Chosen as the head timeout, a lease and the time to
+/// claim.
 const HEAD_LIMIT: Ms = 25_000;
 
 /// Maximum time until a session answers after the faults: 10 s.
 const PROBE_LIMIT: Ms = 10_000;
 
-/// After this long without a head a client may have counted as turned away: 100 ms.
+/// Time without a head after which a client may have counted as turned away: 100 ms.
 const WAITED: Ms = 100;
 
 /// The parameters of `initialize`.
@@ -70,14 +71,14 @@ struct Inner {
 /// What a client does during a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Plan {
-    Stays,
-    /// Hangs up after `after`, and resumes `away` later.
-    ComesBack {
+    StaysConnected,
+    /// Disconnects after `after`, and resumes `absence` later.
+    Resumes {
         after: Ms,
-        away: Ms,
+        absence: Ms,
     },
-    /// Hangs up after `after`, and never resumes.
-    Leaves {
+    /// Disconnects after `after`, and never resumes.
+    Disconnects {
         after: Ms,
     },
 }
@@ -86,8 +87,8 @@ pub(super) enum Plan {
 enum Read {
     Answer(Answer),
     /// The stream ended or broke.
-    Over,
-    HungUp,
+    Ended,
+    Disconnected,
 }
 
 /// A stream of a call, as its client reads it.
@@ -185,25 +186,25 @@ impl Client {
             tokio::spawn(async move { this.half_body(&session).await });
         } else {
             let (ms, plan) = match self.roll(20) {
-                0..=9 => (self.roll(800), Plan::Stays),
-                10..=12 => (1_000 + self.roll(10_000), Plan::Stays),
+                0..=9 => (self.roll(800), Plan::StaysConnected),
+                10..=12 => (1_000 + self.roll(10_000), Plan::StaysConnected),
                 17 => {
-                    let plan = Plan::ComesBack {
+                    let plan = Plan::Resumes {
                         after: self.roll(1_000),
-                        away: 12_000 + self.roll(13_000),
+                        absence: 12_000 + self.roll(13_000),
                     };
                     (300 + self.roll(4_500), plan)
                 }
                 13..=16 => {
-                    let plan = Plan::ComesBack {
+                    let plan = Plan::Resumes {
                         after: self.roll(1_500),
-                        away: self.roll(4_000),
+                        absence: self.roll(4_000),
                     };
                     (500 + self.roll(8_000), plan)
                 }
                 _ => {
                     let after = self.roll(1_500);
-                    (2_000 + self.roll(20_000), Plan::Leaves { after })
+                    (2_000 + self.roll(20_000), Plan::Disconnects { after })
                 }
             };
             tokio::spawn(async move { this.call(&session, ms, plan).await });
@@ -287,8 +288,8 @@ impl Client {
         let mut exchange = self.begin(session, &label, number, ms).await?;
         let mut event = None;
         let mut hang_up = match plan {
-            Plan::Stays => None,
-            Plan::ComesBack { after, .. } | Plan::Leaves { after } => Some(after),
+            Plan::StaysConnected => None,
+            Plan::Resumes { after, .. } | Plan::Disconnects { after } => Some(after),
         };
         loop {
             let by = exchange.host;
@@ -300,7 +301,7 @@ impl Client {
                 Some(after) => select! {
                     biased;
                     read = self.read(&mut stream, number, &label, &mut event) => read,
-                    () = self.pause(after) => Read::HungUp,
+                    () = self.pause(after) => Read::Disconnected,
                 },
             };
             drop(stream);
@@ -310,16 +311,16 @@ impl Client {
                     self.0.watcher.answered(&label, answer);
                     return Some(());
                 }
-                (Read::HungUp, Plan::Leaves { .. }) => {
+                (Read::Disconnected, Plan::Disconnects { .. }) => {
                     self.client(&label, watcher::Client::Left { since });
                     return None;
                 }
-                (Read::HungUp, Plan::ComesBack { away, .. }) if event.is_some() => {
-                    self.client(&label, watcher::Client::Away { since });
-                    self.pause(away).await;
+                (Read::Disconnected, Plan::Resumes { absence, .. }) if event.is_some() => {
+                    self.client(&label, watcher::Client::Disconnected { since });
+                    self.pause(absence).await;
                 }
-                (Read::Over, _) if event.is_some() => {
-                    self.client(&label, watcher::Client::Away { since });
+                (Read::Ended, _) if event.is_some() => {
+                    self.client(&label, watcher::Client::Disconnected { since });
                     self.pause(RETRY).await;
                 }
                 _ => {
@@ -328,9 +329,9 @@ impl Client {
                     return None;
                 }
             }
-            let resumes = watcher::Client::Resumes {
+            let resumes = watcher::Client::Resuming {
                 since: self.now(),
-                away: since,
+                disconnected: since,
             };
             self.client(&label, resumes);
             exchange = self.resume(session, &label, event.as_deref()?).await?;
@@ -357,7 +358,7 @@ impl Client {
                 }
                 Some(404) => {
                     self.lost(session, &exchange);
-                    self.client(label, watcher::Client::Over);
+                    self.client(label, watcher::Client::Done);
                     return None;
                 }
                 status => {
@@ -388,11 +389,11 @@ impl Client {
                 Some(503) => self.0.watcher.turned_away(label, exchange.host),
                 Some(404) => {
                     self.lost(session, &exchange);
-                    self.client(label, watcher::Client::Over);
+                    self.client(label, watcher::Client::Done);
                     return None;
                 }
                 Some(400) => {
-                    self.0.watcher.answered(label, Answer::Gone);
+                    self.0.watcher.answered(label, Answer::Lost);
                     return None;
                 }
                 Some(status) => self.expect_code(status, label, &[502]),
@@ -412,7 +413,7 @@ impl Client {
         loop {
             let events = match stream.next().await {
                 Ok(events) => events,
-                Err(_) => return Read::Over,
+                Err(_) => return Read::Ended,
             };
             for (id, data) in events {
                 if let Some(id) = id {
@@ -427,9 +428,9 @@ impl Client {
 
     async fn delete(&self, session: &str) {
         {
-            let mut its = self.0.session.lock().unwrap();
-            if its.as_deref() == Some(session) {
-                *its = None;
+            let mut current = self.0.session.lock().unwrap();
+            if current.as_deref() == Some(session) {
+                *current = None;
             }
         }
         self.0.watcher.deleted(session);
@@ -439,7 +440,7 @@ impl Client {
                 && let Some((status, _)) = self.head(&exchange, "delete", None).await
             {
                 if status.is_success() {
-                    self.0.watcher.is_deleted(session);
+                    self.0.watcher.deletion_confirmed(session);
                     return;
                 }
                 if status == StatusCode::NOT_FOUND {
@@ -478,18 +479,18 @@ impl Client {
         }
     }
 
-    /// Makes `calls` calls at once, all of which end while the client is away.
+    /// Makes `calls` calls at once, all of which end while the client is disconnected.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
     )]
-    pub(super) fn burst(&self, calls: usize, ms: Ms, away: Ms) -> Option<Arc<str>> {
+    pub(super) fn burst(&self, calls: usize, ms: Ms, absence: Ms) -> Option<Arc<str>> {
         let session = self.0.session.lock().unwrap().clone()?;
         for _ in 0..calls {
             let (this, session) = (self.clone(), session.clone());
-            let plan = Plan::ComesBack {
+            let plan = Plan::Resumes {
                 after: ms.saturating_sub(300),
-                away: away + self.roll(2_000),
+                absence: absence + self.roll(2_000),
             };
             tokio::spawn(async move { this.call(&session, ms, plan).await });
         }
@@ -541,7 +542,7 @@ impl Client {
                 if !answers {
                     let session = watcher::short(&session);
                     let what = format!("{session} does not answer through {host}: {last}");
-                    this.0.watcher.fail(Check::Settles, what);
+                    this.0.watcher.fail(Check::Recovery, what);
                 }
             });
         }
@@ -636,12 +637,12 @@ impl Client {
             let may_wait = label.is_some_and(|label| self.0.watcher.may_wait(label, HEAD_LIMIT));
             if !may_wait && self.0.watcher.has_lived_since(exchange.host, since) {
                 let what = format!("{what} waits at {} since {since}", exchange.host);
-                self.0.watcher.fail(Check::Waits, what);
+                self.0.watcher.fail(Check::HeadTimeout, what);
             }
         }
     }
 
-    /// A response has its head. If that took longer than `WAITED`, the client may have counted as turned away meanwhile.
+    /// Called when a response has its head. After more than `WAITED`, the client may have counted as turned away meanwhile.
     fn waited(&self, since: Ms) {
         if self.now() - since > WAITED {
             self.0.watcher.has_waited();
@@ -650,9 +651,9 @@ impl Client {
 
     fn lost(&self, session: &str, exchange: &Exchange) {
         self.0.watcher.not_found(session, exchange.host);
-        let mut its = self.0.session.lock().unwrap();
-        if its.as_deref() == Some(session) {
-            *its = None;
+        let mut current = self.0.session.lock().unwrap();
+        if current.as_deref() == Some(session) {
+            *current = None;
         }
     }
 
@@ -703,11 +704,11 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     if message["result"]["content"][0]["text"] == format!("done:{label}") {
         return Some(Answer::Done);
     }
-    let said = message["error"]["message"].as_str().unwrap_or_default();
-    if said.contains("left no answer") {
-        return Some(Answer::Gone);
+    let error = message["error"]["message"].as_str().unwrap_or_default();
+    if error.contains("left no answer") {
+        return Some(Answer::Lost);
     }
-    if said == NOT_BEGUN {
+    if error == NOT_BEGUN {
         return Some(Answer::NotBegun);
     }
     Some(Answer::Other(message.to_string()))

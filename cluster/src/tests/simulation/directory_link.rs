@@ -1,7 +1,8 @@
 //! How each instance reaches the directory.
 //!
-//! A request travels to the directory, is done there in one step, and its answer travels back. The step is done whether or not the
-//! instance still waits. The link has the name of each request and no more, so it does not depend on the operations of a directory.
+//! A request arrives at the directory after a delay, and is executed there in one step. Its reply arrives after another delay. The step is
+//! executed whether or not the instance still waits. The link knows only the name of each request, and therefore does not depend on the
+//! operations of a directory.
 
 use std::{
     collections::HashMap,
@@ -25,13 +26,13 @@ use crate::directory::{
 /// Requests that a directory without free memory refuses.
 const WRITES: [&str; 4] = ["register", "claim", "acquire_lease", "keep_answer"];
 
-/// How the directory is reached.
+/// The state of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkState {
     Up,
     /// The directory refuses connections.
     Refused,
-    /// The directory is stalled. Queued requests are done when it resumes.
+    /// The directory is stalled. Queued requests are executed when it resumes.
     Stalled,
     /// Each request takes this long.
     Slow(Ms),
@@ -129,30 +130,30 @@ impl DirectoryLink {
         self.state.lock().unwrap()
     }
 
-    /// Does the work of a request at the directory, and sends its answer back.
+    /// Executes a request at the directory, and sends its reply.
     fn execute(
         self,
         what: &'static str,
         work: Work,
         host: HostId,
-        back: Ms,
+        reply_delay: Ms,
         answer: oneshot::Sender<<Work as Future>::Output>,
     ) {
         if self.is_stalled() {
             let directory_link = self.clone();
-            let later = move || directory_link.execute(what, work, host, back, answer);
+            let later = move || directory_link.execute(what, work, host, reply_delay, answer);
             self.state().queued.push(Box::new(later));
             return;
         }
         let is_refused = self.state().has_no_memory && WRITES.contains(&what);
         let done = if is_refused {
-            Err(DirectoryError::failed("it has no memory left"))
+            Err(DirectoryError::failed("out of memory"))
         } else {
-            let _there = self.world.enter();
+            let _inside = self.world.enter();
             let done = work.now_or_never();
-            done.expect("a directory in memory waits for nothing")
+            done.expect("a directory in memory never waits")
         };
-        self.post.after(host, back, move || {
+        self.post.after(host, reply_delay, move || {
             // The instance may have stopped waiting.
             let _answered = answer.send(done);
         });
@@ -170,10 +171,10 @@ impl Gate for InstanceLink {
         } = self;
         let (directory_link, host, machine) = (directory_link.clone(), *host, *machine);
         Box::pin(async move {
-            let (there, back) = match directory_link.link_state(machine) {
+            let (request_delay, reply_delay) = match directory_link.link_state(machine) {
                 LinkState::Refused => {
                     directory_link.post.pause(host, 1).await;
-                    return Err(DirectoryError::failed("it is away"));
+                    return Err(DirectoryError::failed("connection refused"));
                 }
                 LinkState::Slow(time) => (time / 2, time - time / 2),
                 LinkState::Up | LinkState::Stalled => {
@@ -182,8 +183,8 @@ impl Gate for InstanceLink {
             };
             let (answer, answered) = oneshot::channel();
             let at = directory_link.clone();
-            directory_link.post.after(WORLD, there, move || {
-                at.execute(what, work, host, back, answer);
+            directory_link.post.after(WORLD, request_delay, move || {
+                at.execute(what, work, host, reply_delay, answer);
             });
             let lost = |_| Err(DirectoryError::failed("the connection broke"));
             answered.await.unwrap_or_else(lost)

@@ -17,8 +17,8 @@ pub(super) enum Fault {
     /// An instance is killed, and restarted at the same address.
     Kill,
     /// A machine loses its power, and regains it later.
-    Vanish,
-    Stop,
+    PowerLoss,
+    Suspend,
     /// A second instance starts at the address of a running one, which then shuts down.
     SharedAddress,
     Leave,
@@ -30,10 +30,10 @@ pub(super) enum Fault {
     SilentOneWay,
     SlowPath,
     Cut,
-    DirectoryAway,
-    DirectoryFrozen,
+    DirectoryOutage,
+    DirectoryStall,
     DirectorySlow,
-    DirectoryAwayForOne,
+    DirectoryOutageForOne,
     DirectorySlowForOne,
     DirectoryEmpty,
     DirectorySnapshot,
@@ -41,9 +41,9 @@ pub(super) enum Fault {
     /// An instance is killed or shuts down. Later the directory returns with a snapshot, which may be from before that.
     MoveAndSnapshot,
     /// A machine is suspended. About that time, the directory loses all data.
-    StopAndEmpty,
+    SuspendAndEmpty,
     /// The directory loses all data and is slow, and one instance has thousands of sessions to write.
-    ManyAndEmpty,
+    ManySessionsAndEmpty,
     EvictSession,
     EvictLease,
     EvictAnswer,
@@ -58,9 +58,9 @@ pub(super) enum Fault {
     /// Many calls of one client end while it is disconnected. Their instance is killed 3 s later.
     BurstAndKill,
     /// The directory is unreachable, and an instance is killed after the outage.
-    AwayAndKill,
+    OutageAndKill,
     /// An instance shuts down while the directory is unreachable.
-    AwayAndLeave,
+    OutageAndLeave,
     /// An instance is killed, and then the first request of each session is half a body.
     KillAndHalfBodies,
 }
@@ -68,8 +68,8 @@ pub(super) enum Fault {
 /// Every kind, with its weight.
 pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::Kill, 8),
-    (Fault::Vanish, 4),
-    (Fault::Stop, 12),
+    (Fault::PowerLoss, 4),
+    (Fault::Suspend, 12),
     (Fault::SharedAddress, 3),
     (Fault::Leave, 5),
     (Fault::RollingRestart, 2),
@@ -79,17 +79,17 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::SilentOneWay, 4),
     (Fault::SlowPath, 5),
     (Fault::Cut, 5),
-    (Fault::DirectoryAway, 6),
-    (Fault::DirectoryFrozen, 4),
+    (Fault::DirectoryOutage, 6),
+    (Fault::DirectoryStall, 4),
     (Fault::DirectorySlow, 6),
-    (Fault::DirectoryAwayForOne, 4),
+    (Fault::DirectoryOutageForOne, 4),
     (Fault::DirectorySlowForOne, 4),
     (Fault::DirectoryEmpty, 3),
     (Fault::DirectorySnapshot, 3),
     (Fault::DirectoryFailover, 4),
     (Fault::MoveAndSnapshot, 3),
-    (Fault::StopAndEmpty, 2),
-    (Fault::ManyAndEmpty, 1),
+    (Fault::SuspendAndEmpty, 2),
+    (Fault::ManySessionsAndEmpty, 1),
     (Fault::EvictSession, 2),
     (Fault::EvictLease, 2),
     (Fault::EvictAnswer, 1),
@@ -100,8 +100,8 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::CutAndMadeUpIds, 1),
     (Fault::Burst, 1),
     (Fault::BurstAndKill, 1),
-    (Fault::AwayAndKill, 3),
-    (Fault::AwayAndLeave, 3),
+    (Fault::OutageAndKill, 3),
+    (Fault::OutageAndLeave, 3),
     (Fault::KillAndHalfBodies, 3),
 ];
 
@@ -118,13 +118,13 @@ pub(super) struct ClientProfile {
 #[derive(Debug, Clone)]
 pub(super) enum Event {
     Kill(Machine),
-    Vanish(Machine),
+    PowerLoss(Machine),
     /// A new instance starts, unless the machine has one.
     Start(Machine),
     StartBeside(Machine),
-    Stop(Machine),
-    Continue(Machine),
-    /// The oldest instance of a machine shuts down. The balancer notices it `noticed` later.
+    Suspend(Machine),
+    Resume(Machine),
+    /// The oldest instance of a machine shuts down. The balancer detects this `noticed` later.
     Leave {
         machine: Machine,
         noticed: Ms,
@@ -151,18 +151,18 @@ pub(super) enum Event {
     CutClients(Machine),
     /// The balancer sends all requests to one machine, if it has an instance.
     Prefer(Option<Machine>),
-    /// An instance gets this many more sessions, whose clients are all disconnected.
+    /// An instance gets this number of further sessions, whose clients are all disconnected.
     Sessions(Machine, usize),
     MadeUp {
         machine: Machine,
-        many: usize,
+        count: usize,
     },
-    /// A client makes `calls` calls at once, and is disconnected for `away`. The owner of its session is killed after `kill`.
+    /// A client makes `calls` calls at once, and is disconnected for `absence`. The owner of its session is killed after `kill`.
     Burst {
         client: usize,
         calls: usize,
         ms: Ms,
-        away: Ms,
+        absence: Ms,
         kill: Option<Ms>,
     },
     /// Every client sends half a body.
@@ -195,13 +195,13 @@ impl Plan {
     ) -> Self {
         let mut plan = Self::default();
         let total: u64 = weights.values().sum();
-        let many = 1 + dice.roll() % 4;
-        for _ in 0..many {
+        let count = 1 + dice.roll() % 4;
+        for _ in 0..count {
             let mut pick = dice.roll() % total.max(1);
             let kind = weights.iter().find(|(_, weight)| {
-                let is_it = pick < **weight;
+                let is_picked = pick < **weight;
                 pick = pick.saturating_sub(**weight);
-                is_it
+                is_picked
             });
             let Some((kind, _)) = kind else {
                 break;
@@ -231,29 +231,29 @@ impl Plan {
                 self.at(at, Event::Kill(one));
                 self.at(at + 500 + roll(12_000), Event::Start(one));
             }
-            Fault::Vanish => {
-                self.at(at, Event::Vanish(one));
+            Fault::PowerLoss => {
+                self.at(at, Event::PowerLoss(one));
                 self.at(at + 5_000 + roll(20_000), Event::Start(one));
             }
-            Fault::Stop => {
+            Fault::Suspend => {
                 let time = seconds(&[1, 5, 7, 10, 10, 30], roll(6));
-                self.at(at, Event::Stop(one));
-                self.at(at + time, Event::Continue(one));
+                self.at(at, Event::Suspend(one));
+                self.at(at + time, Event::Resume(one));
             }
             Fault::SharedAddress => {
                 self.at(at, Event::StartBeside(one));
                 let noticed = roll(1_000);
-                let leaves = Event::Leave {
+                let leave = Event::Leave {
                     machine: one,
                     noticed,
                 };
-                self.at(at + 500 + roll(8_000), leaves);
+                self.at(at + 500 + roll(8_000), leave);
             }
-            Fault::Leave => self.leaves(one, at, roll(2_000)),
+            Fault::Leave => self.leave(one, at, roll(2_000)),
             Fault::RollingRestart => {
                 let mut at = at;
                 for machine in 0..machines {
-                    self.leaves(machine, at, roll(500));
+                    self.leave(machine, at, roll(500));
                     at += 3_000 + roll(4_000);
                 }
             }
@@ -280,11 +280,11 @@ impl Plan {
                     self.at(at + roll(6_000), Event::Cut { one, other, after });
                 }
             }
-            Fault::DirectoryAway => {
+            Fault::DirectoryOutage => {
                 let time = seconds(&[1, 5, 5, 20, 60], roll(5));
                 self.directory(LinkState::Refused, at, time);
             }
-            Fault::DirectoryFrozen => {
+            Fault::DirectoryStall => {
                 let time = seconds(&[1, 5, 5, 20], roll(4));
                 self.directory(LinkState::Stalled, at, time);
             }
@@ -292,7 +292,7 @@ impl Plan {
                 let link_state = LinkState::Slow([300, 450, 2_000][roll(3) as usize]);
                 self.directory(link_state, at, 3_000 + roll(20_000));
             }
-            Fault::DirectoryAwayForOne => {
+            Fault::DirectoryOutageForOne => {
                 self.at(at, Event::DirectoryFor(one, LinkState::Refused));
                 let time = seconds(&[1, 5, 20], roll(3));
                 self.at(at + time, Event::DirectoryFor(one, LinkState::Up));
@@ -306,9 +306,9 @@ impl Plan {
                 );
             }
             Fault::DirectoryEmpty => {
-                let away = roll(3_000);
-                self.directory(LinkState::Refused, at, away);
-                self.at(at + away, Event::Empty);
+                let outage = roll(3_000);
+                self.directory(LinkState::Refused, at, outage);
+                self.at(at + outage, Event::Empty);
             }
             Fault::DirectorySnapshot => self.snapshot(at, roll(at), roll(3_000)),
             Fault::DirectoryFailover => self.snapshot(at, roll(3_000), roll(2_000)),
@@ -317,18 +317,18 @@ impl Plan {
                     self.at(at, Event::Kill(one));
                     self.at(at + 1_000 + roll(3_000), Event::Start(one));
                 } else {
-                    self.leaves(one, at, roll(500));
+                    self.leave(one, at, roll(500));
                 }
-                let away = roll(2_000);
-                self.snapshot(at + 8_000 + roll(10_000), 8_000 + roll(18_000), away);
+                let outage = roll(2_000);
+                self.snapshot(at + 8_000 + roll(10_000), 8_000 + roll(18_000), outage);
             }
-            Fault::StopAndEmpty => {
-                self.at(at, Event::Stop(one));
+            Fault::SuspendAndEmpty => {
+                self.at(at, Event::Suspend(one));
                 let begins = at + roll(1_500);
                 self.at(begins, Event::Empty);
-                self.at(at + 1_000 + roll(12_000), Event::Continue(one));
+                self.at(at + 1_000 + roll(12_000), Event::Resume(one));
             }
-            Fault::ManyAndEmpty => {
+            Fault::ManySessionsAndEmpty => {
                 self.at(at, Event::Sessions(one, 5_000));
                 let empty = at + 3_000;
                 self.directory(LinkState::Slow(400), empty, 14_000);
@@ -349,15 +349,21 @@ impl Plan {
                 self.at(at + 1_000 + roll(15_000), Event::NoMemory(false));
             }
             Fault::Clock => {
-                let wrong = [1_000, 60_000, 3_600_000][roll(3) as usize];
-                let wrong = if roll(2) == 0 { wrong } else { -wrong };
-                self.at(at, Event::Clock(one, wrong));
+                let skew = [1_000, 60_000, 3_600_000][roll(3) as usize];
+                let skew = if roll(2) == 0 { skew } else { -skew };
+                self.at(at, Event::Clock(one, skew));
                 self.at(at + 1_000 + roll(20_000), Event::Clock(one, 0));
             }
             Fault::CutClients => self.at(at, Event::CutClients(one)),
             Fault::MadeUpIds => {
-                let many = 200;
-                self.at(at, Event::MadeUp { machine: one, many });
+                let count = 200;
+                self.at(
+                    at,
+                    Event::MadeUp {
+                        machine: one,
+                        count,
+                    },
+                );
             }
             Fault::CutAndMadeUpIds => {
                 // The restarted instance has no owners in its cache.
@@ -366,8 +372,14 @@ impl Plan {
                 self.directory(LinkState::Slow(300), at, 9_000);
                 for wave in 0..25 {
                     let at = at + wave * 300;
-                    let many = 110;
-                    self.at(at, Event::MadeUp { machine: one, many });
+                    let count = 110;
+                    self.at(
+                        at,
+                        Event::MadeUp {
+                            machine: one,
+                            count,
+                        },
+                    );
                 }
                 self.at(at, Event::Prefer(Some(one)));
                 self.at(at + 9_000, Event::Prefer(None));
@@ -380,7 +392,7 @@ impl Plan {
                     client: roll(clients as u64) as usize,
                     calls: 90,
                     ms: 1_500,
-                    away: 4_500,
+                    absence: 4_500,
                     kill: (kind == Fault::BurstAndKill).then_some(4_500),
                 };
                 self.at(at, burst);
@@ -395,21 +407,21 @@ impl Plan {
                 self.at(at + 10, Event::HalfBodies);
                 self.at(at + 2_000 + roll(8_000), Event::Start(one));
             }
-            Fault::AwayAndKill => {
+            Fault::OutageAndKill => {
                 let time = seconds(&[5, 20], roll(2));
                 self.directory(LinkState::Refused, at, time);
-                let dies = at + time + 3_000 + roll(4_000);
-                self.at(dies, Event::Kill(one));
-                self.at(dies + 2_000, Event::Start(one));
+                let killed_at = at + time + 3_000 + roll(4_000);
+                self.at(killed_at, Event::Kill(one));
+                self.at(killed_at + 2_000, Event::Start(one));
             }
-            Fault::AwayAndLeave => {
+            Fault::OutageAndLeave => {
                 self.directory(LinkState::Refused, at, 4_000 + roll(4_000));
-                self.leaves(one, at + roll(2_000), roll(500));
+                self.leave(one, at + roll(2_000), roll(500));
             }
         }
     }
 
-    fn leaves(&mut self, machine: Machine, at: Ms, noticed: Ms) {
+    fn leave(&mut self, machine: Machine, at: Ms, noticed: Ms) {
         self.at(at, Event::Leave { machine, noticed });
     }
 
@@ -430,17 +442,17 @@ impl Plan {
         let pairs = [(one, other), (other, one)];
         for (from, to) in pairs.into_iter().take(1 + usize::from(is_both)) {
             self.at(at, Event::Paths { from, to, path });
-            let path = PathState::Fine;
+            let path = PathState::Up;
             self.at(at + time, Event::Paths { from, to, path });
         }
     }
 
-    /// The directory is unreachable for `away`, and returns with the data that it had `age` before.
-    fn snapshot(&mut self, at: Ms, age: Ms, away: Ms) {
+    /// Makes the directory unreachable for `outage`. The directory then returns with the data that it had `age` before.
+    fn snapshot(&mut self, at: Ms, age: Ms, outage: Ms) {
         let number = self.snapshots;
         self.snapshots += 1;
         self.at(at.saturating_sub(age), Event::Snapshot(number));
-        self.directory(LinkState::Refused, at, away);
-        self.at(at + away, Event::LoadSnapshot(number));
+        self.directory(LinkState::Refused, at, outage);
+        self.at(at + outage, Event::LoadSnapshot(number));
     }
 }

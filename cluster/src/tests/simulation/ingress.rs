@@ -1,9 +1,9 @@
-//! The public listener of an instance, and the connections of its clients. A request is passed to the application itself, without
-//! HTTP in between. What a client does to its connection is passed on.
+//! The public listener of an instance, and the connections of its clients. A request is passed to the application itself, without HTTP in
+//! between. A disconnect of a client is passed on.
 //!
-//! 1. A request that waits while its instance is stopped is passed to the application when the instance resumes. This holds also if
-//!    the client has hung up meanwhile: a server reads what its socket has before it detects the end.
-//! 2. A client that hangs up drops the future or the body of the response.
+//! 1. A request that waits while its instance is stopped is passed to the application when the instance resumes. This also holds if the
+//!    client has disconnected meanwhile, because a server reads its socket before it detects the end.
+//! 2. When a client disconnects, the future or the body of the response is dropped.
 
 use std::{
     collections::VecDeque,
@@ -227,7 +227,7 @@ impl Exchange {
     /// Returns the next bytes of the body.
     pub(super) async fn data(&self) -> Result<Bytes, End> {
         self.poll(|state| match (state.data.pop_front(), state.end) {
-            // Data that a broken connection has not delivered by then are lost.
+            // Data that the connection has not delivered before it broke are lost.
             (Some(data), None | Some(End::Whole)) => Some(Ok(data)),
             (_, Some(end)) => Some(Err(end)),
             (None, None) => None,

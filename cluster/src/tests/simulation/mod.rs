@@ -11,19 +11,19 @@
 //! | `SIMULATION_CHECKS` | the checks, in the same form |
 //! | `SIMULATION_ALL` | every failing seed is reported in one line, and none ends the test |
 //!
-//! Two of them run only by name, because the README states them as limits. The fault `EvictSession`: a record that the backend evicts
-//! is missing for up to a minute. The check `SentAnswer`: an answer that was sent as its client hung up is lost if its instance died
-//! then.
+//! One fault and one check run only by name, because the README states them as limits. The fault `EvictSession`: a record that the backend
+//! evicts is missing for up to 70 s. The check `SentAnswer`: an answer that was sent when its client disconnected is lost if its instance
+//! dies.
 //!
 //! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a target folder of its own runs ten times as fast.
 //!
 //! # Why not turmoil
 //!
-//! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens. 100 simulated seconds of six
-//! hosts are 600,000 polls. Its hosts can be crashed and the paths between them held. But no host can be stopped while time
-//! continues, which is the fault that the rules of a lease are about.
+//! turmoil polls each of its hosts every tick, a millisecond by default, even if the host is idle. In 100 simulated seconds, six hosts are
+//! polled 600,000 times. Its hosts can be crashed and the paths between them held. But no host can be suspended while time continues, and
+//! leases exist because of this fault.
 //!
-//! Here a runtime is only polled when something arrives for it, or every 100 ms. A stopped process is not polled, and its clock jumps
+//! Here a runtime is only polled when something arrives for it, or every 100 ms. A suspended process is not polled, and its clock jumps
 //! when it resumes ([`time`]). The network between instances is byte streams with hyper on both ends ([`net`]). A client's request is
 //! passed to the application itself ([`ingress`]).
 //!
@@ -77,7 +77,7 @@ thread_local! {
 /// Faults and checks that are excluded unless they are named: limits that the README states.
 const LIMITS: &str = "-EvictSession,SentAnswer";
 
-/// Maximum number of runs unless `SIMULATION_SECONDS` is set: 60, so that a fast machine has the same result.
+/// Maximum number of runs unless `SIMULATION_SECONDS` is set: 60. Chosen because a fast machine then has the same result.
 const RUNS: u64 = 60;
 
 /// Duration unless `SIMULATION_SECONDS` is set: 3 s.
@@ -94,37 +94,37 @@ fn simulation() {
     };
     let hook = take_hook();
     set_hook(Box::new(move |info| {
-        let is_of_a_run = PANICS.with_borrow_mut(|panics| {
+        let is_of_run = PANICS.with_borrow_mut(|panics| {
             let panics = panics.as_mut();
             panics.map(|panics| panics.push(info.to_string())).is_some()
         });
-        if !is_of_a_run {
+        if !is_of_run {
             hook(info);
         }
     }));
     if let Some(seed) = number("SIMULATION_SEED") {
-        let outcome = of_its_own(seed, &setup);
+        let outcome = on_own_thread(seed, &setup);
         println!("{outcome}");
         assert!(outcome.failures.is_empty(), "seed {seed} failed");
         return;
     }
     let seconds = number("SIMULATION_SECONDS").unwrap_or(SECONDS);
     let from = number("SIMULATION_FROM").unwrap_or(0);
-    let goes_on = env::var("SIMULATION_ALL").is_ok();
+    let continues = env::var("SIMULATION_ALL").is_ok();
     let begun = now();
     let (mut runs, mut requests) = (0, 0);
     let mut found: BTreeMap<watcher::Check, usize> = BTreeMap::new();
     let most = number("SIMULATION_SECONDS").map_or(RUNS, |_: u64| u64::MAX);
     while begun.elapsed().as_secs() < seconds && runs < most {
         let seed = from + runs;
-        let outcome = of_its_own(seed, &setup);
+        let outcome = on_own_thread(seed, &setup);
         runs += 1;
         requests += outcome.requests;
         if outcome.failures.is_empty() {
             continue;
         }
         let first = &outcome.failures[0];
-        assert!(goes_on, "{outcome}\nSIMULATION_SEED={seed}");
+        assert!(continues, "{outcome}\nSIMULATION_SEED={seed}");
         *found.entry(first.check).or_default() += 1;
         println!(
             "{:>4} s seed {seed} {:?} {:?}: {}",
@@ -139,7 +139,7 @@ fn simulation() {
 }
 
 /// Runs a seed on its own thread, because `std` draws its random state once a thread.
-fn of_its_own(seed: u64, setup: &Setup) -> Outcome {
+fn on_own_thread(seed: u64, setup: &Setup) -> Outcome {
     thread::scope(|scope| {
         let run = move || {
             PANICS.set(Some(Vec::new()));
@@ -176,12 +176,12 @@ fn number<T: FromStr>(variable: &str) -> Option<T> {
 fn chosen<T: fmt::Debug + Copy>(variable: &str, all: &[T]) -> Vec<T> {
     let named = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
     let named = named.as_str();
-    let (is_without, named) = match named.strip_prefix('-') {
+    let (is_excluding, named) = match named.strip_prefix('-') {
         Some(named) => (true, named),
         None => (false, named),
     };
     let named: BTreeSet<&str> = named.split(',').map(str::trim).collect();
     let all = all.iter().copied();
-    all.filter(|it| named.contains(format!("{it:?}").as_str()) != is_without)
+    all.filter(|it| named.contains(format!("{it:?}").as_str()) != is_excluding)
         .collect()
 }

@@ -30,13 +30,13 @@ pub(super) type Machine = usize;
 /// Maximum number of machines: 8.
 const MACHINES: Machine = 8;
 
-/// How long a path may be silent before the kernels give up its connections: 15 s.
+/// Time of silence on a path after which the kernels reset its connections: 15 s.
 const DEAD_AFTER: Ms = 15_000;
 
 /// How bytes pass from one machine to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathState {
-    Fine,
+    Up,
     /// Connections are refused. Open ones continue.
     Refused,
     /// Connections are reset when bytes are sent, and cannot be opened.
@@ -187,7 +187,7 @@ impl Net {
         }
     }
 
-    /// The kernels give up the connections of a path that is still silent.
+    /// Resets the connections of a path that is still silent, as the kernels do.
     fn time_out(&self, from: Machine, to: Machine) {
         let now = self.post.now();
         let is_dead = {
@@ -236,10 +236,12 @@ impl Net {
         between.map(|connection| connection.pipes.clone()).collect()
     }
 
-    /// A machine loses its power, or regains it.
-    pub(super) fn vanish(&self, machine: Machine, is_away: bool) {
-        self.state().vanished.retain(|away| *away != machine);
-        if is_away {
+    /// Sets whether a machine has no power.
+    pub(super) fn vanish(&self, machine: Machine, is_without_power: bool) {
+        self.state()
+            .vanished
+            .retain(|vanished| *vanished != machine);
+        if is_without_power {
             self.state().vanished.push(machine);
             let net = self.clone();
             self.post.after(WORLD, DEAD_AFTER, move || {
@@ -292,17 +294,21 @@ impl Net {
     ) -> io::Result<Box<dyn Duplex>> {
         let (target, path) = {
             let mut state = self.state();
-            let there = state.listeners.get(&address).map_or(0, Vec::len);
-            let pick = state.dice.roll() as usize % there.max(1);
+            let listeners = state.listeners.get(&address).map_or(0, Vec::len);
+            let pick = state.dice.roll() as usize % listeners.max(1);
             let listening = state.listeners.get(&address).and_then(|all| all.get(pick));
             let target = listening.map(|it| (it.host, it.machine, it.accepts.clone()));
             // Machines have one address each.
-            let there = target
+            let target_machine = target
                 .as_ref()
                 .map_or_else(|| machine_of(address), |it| it.1);
-            let is_away = state.vanished.contains(&there) || state.vanished.contains(&machine);
-            let (out, back) = (state.path(machine, there), state.path(there, machine));
-            let path = if is_away || back == PathState::Silent {
+            let is_without_power =
+                state.vanished.contains(&target_machine) || state.vanished.contains(&machine);
+            let (out, inward) = (
+                state.path(machine, target_machine),
+                state.path(target_machine, machine),
+            );
+            let path = if is_without_power || inward == PathState::Silent {
                 PathState::Silent
             } else {
                 out
@@ -319,7 +325,7 @@ impl Net {
             PathState::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
             _ => {}
         }
-        let Some((there, on, accepts)) = target else {
+        let Some((peer, on, accepts)) = target else {
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
         let pipes = [(); 2].map(|()| Arc::<Pipe>::default());
@@ -331,14 +337,14 @@ impl Net {
             write: other.clone(),
             cut_after: cut_after.clone(),
             from: (host, machine),
-            to: (there, on),
+            to: (peer, on),
         };
         let theirs = Socket {
             net: self.clone(),
             read: other,
             write: one,
             cut_after: cut_after.clone(),
-            from: (there, on),
+            from: (peer, on),
             to: (host, machine),
         };
         if accepts.is_closed() {
@@ -349,7 +355,7 @@ impl Net {
             pipes,
             cut_after,
         });
-        self.post.after(there, 1, move || {
+        self.post.after(peer, 1, move || {
             // Dropped if the listener has ended.
             let _sent = accepts.send((theirs, address_of(machine)));
         });
@@ -365,7 +371,7 @@ pub(super) fn address_of(machine: Machine) -> SocketAddr {
 fn machine_of(address: SocketAddr) -> Machine {
     match address {
         SocketAddr::V4(address) => usize::from(address.ip().octets()[3]) - 1,
-        SocketAddr::V6(_) => unreachable!("all addresses are of IPv4"),
+        SocketAddr::V6(_) => unreachable!("all addresses are IPv4"),
     }
 }
 
@@ -377,7 +383,7 @@ impl State {
         self.paths
             .get(&(from, to))
             .copied()
-            .unwrap_or(PathState::Fine)
+            .unwrap_or(PathState::Up)
     }
 }
 

@@ -26,13 +26,13 @@ use crate::{
 /// How long a detached call waits for its client: 5 s.
 pub(super) const GRACE: Ms = 5_000;
 
-/// How long an instance may take to leave.
+/// The limit of `leave`: 15 s.
 pub(super) const LEAVE_LIMIT: Ms = 15_000;
 
-/// How long a stream is quiet before it gets a comment: 15 s.
+/// Time without an event after which a stream gets a comment: 15 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// How long after the end of its stream a client resumes: 1 s.
+/// Delay from the end of its stream until a client resumes: 1 s.
 pub(super) const RETRY: Ms = 1_000;
 
 /// What all instances share.

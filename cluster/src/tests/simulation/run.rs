@@ -39,7 +39,7 @@ const FAULTS_TO: Ms = 30_000;
 /// How long after the faults the sessions are probed: a lease.
 const PROBED_AFTER: Ms = 6_000;
 
-/// How long after the faults a run ends. The long time, which some runs have, covers also the mark of the last client that was turned
+/// How long after the faults a run ends. Some runs have the long time, which also covers the report of the last client that was turned
 /// away.
 const SETTLE_TIME: Ms = 28_000;
 const LONG_SETTLE_TIME: Ms = 90_000;
@@ -79,7 +79,7 @@ struct Run {
 
 struct Running {
     node: Node,
-    is_stopped: bool,
+    is_suspended: bool,
     /// Set once `leave` has returned.
     has_left: Arc<AtomicBool>,
     leaves: bool,
@@ -89,12 +89,12 @@ struct Running {
 #[allow(clippy::disallowed_methods, reason = "clients are tasks")]
 pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
     let mut dice = Dice::seeded(seed);
-    let mut of_its_own = || Dice::seeded(dice.roll());
-    let (of_net, of_weather, mut of_plan) = (of_its_own(), of_its_own(), of_its_own());
-    let machines = 3 + (of_plan.roll() % 3) as usize;
-    let clients = 3 + (of_plan.roll() % 4) as usize;
+    let mut next_dice = || Dice::seeded(dice.roll());
+    let (net_dice, link_dice, mut plan_dice) = (next_dice(), next_dice(), next_dice());
+    let machines = 3 + (plan_dice.roll() % 3) as usize;
+    let clients = 3 + (plan_dice.roll() % 4) as usize;
     let plan = Plan::draw(
-        &mut of_plan,
+        &mut plan_dice,
         &setup.faults,
         machines,
         clients,
@@ -102,26 +102,26 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         FAULTS_TO,
     );
     let profile = ClientProfile {
-        delete: if of_plan.one_in(2) { 30 } else { 0 },
-        half_body: if of_plan.one_in(4) { 30 } else { 0 },
+        delete: if plan_dice.one_in(2) { 30 } else { 0 },
+        half_body: if plan_dice.one_in(4) { 30 } else { 0 },
         pause: 2_000,
     };
-    let is_long = of_plan.one_in(8);
+    let is_long = plan_dice.one_in(8);
 
     let post = Post::default();
     let world = Host::new(WORLD, 0);
     let memory = MemoryDirectory::default();
     let watcher = Watcher::new(post.clone(), setup.checks.clone(), memory.clone());
     let environment = Environment {
-        net: Net::new(post.clone(), of_net),
-        directory_link: DirectoryLink::new(post.clone(), world.handle(), of_weather),
+        net: Net::new(post.clone(), net_dice),
+        directory_link: DirectoryLink::new(post.clone(), world.handle(), link_dice),
         directory: Faulty::new(memory),
         watcher: watcher.clone(),
     };
     let balancer = Balancer::default();
     let clients = (0..clients).map(|number| {
         let (post, watcher, balancer) = (post.clone(), watcher.clone(), balancer.clone());
-        Client::new(number, post, watcher, balancer, profile, of_its_own())
+        Client::new(number, post, watcher, balancer, profile, next_dice())
     });
     let clients: Vec<Client> = clients.collect();
     let (faults, end) = (plan.kinds.clone(), plan.end);
@@ -214,7 +214,7 @@ impl Run {
         }
         for running in &mut self.nodes {
             let host = &mut running.node.host;
-            if !running.is_stopped && (woken.contains(&host.id) || now - host.at() >= LAG) {
+            if !running.is_suspended && (woken.contains(&host.id) || now - host.at() >= LAG) {
                 host.run_to(now);
             }
         }
@@ -236,7 +236,7 @@ impl Run {
             self.world.run_to(now);
         }
         let nodes = self.nodes.iter_mut();
-        let mut nodes = nodes.filter(|it| it.node.host.id == host && !it.is_stopped);
+        let mut nodes = nodes.filter(|it| it.node.host.id == host && !it.is_suspended);
         if let Some(running) = nodes.next() {
             running.node.host.run_to(now);
         }
@@ -260,7 +260,7 @@ impl Run {
         self.balancer.add(node.ingress.clone());
         self.nodes.push(Running {
             node,
-            is_stopped: false,
+            is_suspended: false,
             has_left: Arc::default(),
             leaves: false,
         });
@@ -297,7 +297,7 @@ impl Run {
                     self.exit(host);
                 }
             }
-            Event::Vanish(machine) => {
+            Event::PowerLoss(machine) => {
                 self.environment.net.vanish(machine, true);
                 for other in 0..self.machines {
                     watcher.path_changed(machine, other, true);
@@ -312,19 +312,19 @@ impl Run {
                 }
             }
             Event::StartBeside(machine) => self.start(machine),
-            Event::Stop(machine) => {
+            Event::Suspend(machine) => {
                 if let Some(host) = self.on(machine)
                     && let Some(running) = self.running(host)
-                    && !running.is_stopped
+                    && !running.is_suspended
                 {
-                    running.is_stopped = true;
-                    watcher.stopped(host, true);
+                    running.is_suspended = true;
+                    watcher.suspended(host, true);
                 }
             }
-            Event::Continue(machine) => self.go_on(machine),
+            Event::Resume(machine) => self.resume(machine),
             Event::Leave { machine, noticed } => self.leave(machine, noticed),
             Event::Paths { from, to, path } => {
-                watcher.path_changed(from, to, path != PathState::Fine);
+                watcher.path_changed(from, to, path != PathState::Up);
                 self.environment.net.set(from, to, path);
             }
             Event::Cut { one, other, after } => {
@@ -390,31 +390,31 @@ impl Run {
                 let host = machine.and_then(|machine| self.on(machine));
                 self.balancer.prefer(host);
             }
-            Event::Sessions(machine, many) => {
+            Event::Sessions(machine, count) => {
                 if let Some(host) = self.on(machine)
                     && let Some(running) = self.running(host)
                 {
-                    running.node.add_sessions(many);
+                    running.node.add_sessions(count);
                 }
             }
-            Event::MadeUp { machine, many } => {
+            Event::MadeUp { machine, count } => {
                 if let Some(host) = self.on(machine)
                     && let Some(running) = self.running(host)
                 {
                     let ingress = running.node.ingress.clone();
                     let client = self.clients[0].clone();
-                    self.world.run(async { client.make_up(&ingress, many) });
+                    self.world.run(async { client.make_up(&ingress, count) });
                 }
             }
             Event::Burst {
                 client,
                 calls,
                 ms,
-                away,
+                absence,
                 kill,
             } => {
                 let client = self.clients[client].clone();
-                let session = self.world.run(async { client.burst(calls, ms, away) });
+                let session = self.world.run(async { client.burst(calls, ms, absence) });
                 let owner = session.and_then(|session| watcher.owner(&session));
                 if let Some((after, owner)) = kill.zip(owner)
                     && let Some(running) = self.running(owner)
@@ -432,20 +432,23 @@ impl Run {
         }
     }
 
-    fn go_on(&mut self, machine: Machine) {
+    fn resume(&mut self, machine: Machine) {
         let now = self.now;
         for running in &mut self.nodes {
-            if running.node.machine == machine && running.is_stopped {
-                running.is_stopped = false;
+            if running.node.machine == machine && running.is_suspended {
+                running.is_suspended = false;
                 self.environment
                     .watcher
-                    .stopped(running.node.host.id, false);
+                    .suspended(running.node.host.id, false);
                 running.node.host.jump_to(now - 1);
             }
         }
     }
 
-    #[allow(clippy::disallowed_methods, reason = "it shuts down while it serves")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "an instance shuts down while it serves"
+    )]
     fn leave(&mut self, machine: Machine, noticed: Ms) {
         let watcher = self.environment.watcher.clone();
         let (post, balancer) = (self.post.clone(), self.balancer.clone());
@@ -476,9 +479,9 @@ impl Run {
         self.environment.directory_link.set_no_memory(false);
         for machine in 0..self.machines {
             self.environment.directory_link.set(machine, LinkState::Up);
-            self.go_on(machine);
+            self.resume(machine);
             for other in 0..self.machines {
-                self.environment.net.set(machine, other, PathState::Fine);
+                self.environment.net.set(machine, other, PathState::Up);
             }
             if self.on(machine).is_none() {
                 self.start(machine);
@@ -498,13 +501,13 @@ impl Run {
             if !living.contains(&lease) {
                 watcher.fail(
                     Check::Directory,
-                    format!("{lease} has ended, and has a lease"),
+                    format!("{lease} has ended, but has a lease"),
                 );
             }
         }
         for session in watcher.deleted_sessions() {
             if memory.has_owner(SessionHash::of(&session)) {
-                let what = format!("{session} was deleted, and is in the directory");
+                let what = format!("{session} was deleted, but has an owner in the directory");
                 watcher.fail(Check::Directory, what);
             }
         }

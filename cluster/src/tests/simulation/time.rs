@@ -1,7 +1,7 @@
 //! Simulated time: one runtime for each process, all of which follow one clock.
 //!
 //! 1. Every instance has its own current-thread runtime with a paused clock, and all clients share one. Only [`Host::run_to`] polls a
-//!    runtime. So a stopped process is a runtime that is not polled, and a killed one is a runtime that is dropped with its tasks.
+//!    runtime. A suspended process is therefore a runtime that is not polled. A killed one is a runtime that is dropped with its tasks.
 //! 2. Everything that passes from one runtime to another is a [`Post`]: a closure with its time. The runtime that it wakes is first
 //!    advanced to that time, and then polled.
 //! 3. A runtime without a post is advanced every [`LAG`] at the latest. Its own timers run in order and at their times, but what they
@@ -41,13 +41,13 @@ pub(crate) fn wall_clock() -> Option<u64> {
     WALL_CLOCK.get()
 }
 
-/// A process. [`WORLD`] is that of all clients, the others are instances.
+/// The id of a process: [`WORLD`], or an instance.
 pub(super) type HostId = usize;
 
 /// The process of all clients, and of the directory.
 pub(super) const WORLD: HostId = 0;
 
-/// How far a runtime without a post may be behind: 100 ms.
+/// Maximum time by which a runtime without a post may be behind: 100 ms.
 pub(super) const LAG: Ms = 100;
 
 /// Closures that are due at a time. Clones share them.
@@ -226,7 +226,7 @@ impl Host {
         self.at = now;
     }
 
-    /// Sets the clock to `now` at once, as for a process that was stopped meanwhile.
+    /// Sets the clock to `now` at once, as for a process that was suspended until then.
     pub(super) fn jump_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
@@ -241,7 +241,7 @@ impl Host {
         drop(self.runtime.take());
     }
 
-    /// Runs a future that waits for nothing.
+    /// Runs a future that does not wait.
     pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> T {
         self.set_wall_clock();
         self.runtime.as_ref().unwrap().block_on(future)

@@ -1,24 +1,24 @@
 //! The watcher records every event of a run, and checks each event against the promises of the cluster.
 //!
-//! | check | is broken by |
+//! | check | violated by |
 //! |---|---|
 //! | [`Check::Owner`] (a) | a call that begins on an instance after another living one has begun to serve its session |
-//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or away for less than a grace |
+//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or disconnected for less than a grace |
 //! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a living instance has turned away within the grace |
 //! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
 //! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
-//! | [`Check::Answer`] (d) | a call that ended in time, whose client gets an error in place of the answer, or nothing |
+//! | [`Check::Answer`] (d) | a call that ended in time, whose client gets an error in place of the answer, or no reply |
 //! | [`Check::SentAnswer`] (d) | the same for a call whose client hung up while its answer was on the connection |
-//! | [`Check::Settles`] (e) | a session that does not answer in time after the faults |
+//! | [`Check::Recovery`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
-//! | [`Check::Waits`] | a request without a head for longer than any limit, whose call has not begun |
-//! | [`Check::Twice`] | a call that begins twice, or after its client got the error that it does not begin |
+//! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not begun |
+//! | [`Check::StartedTwice`] | a call that begins twice, or after its client got the error that it does not begin |
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
-//! What the rules permit is no failure. An instance may lose its sessions if it was stopped for longer than a lease, or if its
-//! directory was away for longer than that.
+//! What the rules permit is no failure. An instance may lose its sessions if it was suspended for longer than a lease. It may also lose
+//! them if its directory was unreachable for that time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,25 +36,25 @@ use crate::{
     lock::lock,
 };
 
-/// Within this time after it was sent, a DELETE is confirmed.
+/// Maximum time from a DELETE until its confirmation: 10 s.
 const DELETE_TIME: Ms = 10_000;
 
-/// After this long without the directory an instance may have lost its lease: less than
+/// Time without the directory after which an instance may have lost its lease: 3.4 s. Less than
 /// [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE) minus one heartbeat interval.
 const LEASE_AT_RISK: Ms = 3_400;
 
-/// How long after an instance was out of reach its sessions may still turn out to be another instance's: 10 s.
+/// Time after an outage of an instance within which another instance may still prove to own its sessions: 10 s.
 const AFTERMATH: Ms = 10_000;
 
-/// How long after its last heartbeat the lease of an instance lapses, which then counts as turned-away clients: 8 s.
+/// Maximum time from the fault of an instance until its lease lapses, which counts as turned-away clients: 8 s.
 ///
 /// This includes the interval of heartbeats.
 const LAPSE: Ms = 8_000;
 
-/// For how long a client that was turned away may delay cancels: 50 s.
+/// Maximum time for which a client that was turned away may delay cancels: 50 s.
 const TURNED_AWAY: Ms = 50_000;
 
-/// Maximum time until a hang-up arrives: 200 ms.
+/// Maximum time until a disconnect is detected: 200 ms.
 const HANG_UP: Ms = 200;
 
 /// Maximum duration of a write to a consistent directory: 1 s.
@@ -70,11 +70,11 @@ pub(super) enum Check {
     NotRestored,
     Answer,
     SentAnswer,
-    Settles,
+    Recovery,
     Orphan,
     Directory,
-    Waits,
-    Twice,
+    HeadTimeout,
+    StartedTwice,
     Status,
     Panic,
 }
@@ -88,11 +88,11 @@ pub(super) const CHECKS: [Check; 14] = [
     Check::NotRestored,
     Check::Answer,
     Check::SentAnswer,
-    Check::Settles,
+    Check::Recovery,
     Check::Orphan,
     Check::Directory,
-    Check::Waits,
-    Check::Twice,
+    Check::HeadTimeout,
+    Check::StartedTwice,
     Check::Status,
     Check::Panic,
 ];
@@ -109,8 +109,8 @@ pub(super) enum End {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
-    /// The server is dead, and has stored no answer.
-    Gone,
+    /// The error of a call whose server has ended without a stored answer.
+    Lost,
     /// The call does not begin.
     NotBegun,
     Other(String),
@@ -120,20 +120,20 @@ pub(super) enum Answer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Client {
     /// The request has no head yet.
-    Asks,
+    Requesting,
     /// Reads a stream through instance `by`.
     Attached { by: HostId, since: Ms },
     /// Has no stream, and will resume.
-    Away { since: Ms },
-    /// Requests its stream. It was away since `away`.
-    Resumes { since: Ms, away: Ms },
+    Disconnected { since: Ms },
+    /// Requests its stream again, `disconnected` since that time.
+    Resuming { since: Ms, disconnected: Ms },
     /// Has no stream, and never resumes.
     Left { since: Ms },
-    /// Has an answer, or gave up because of a 404.
-    Over,
+    /// Has an answer, or abandoned the call because of a 404.
+    Done,
 }
 
-/// What is missing of a directory that counts as away.
+/// The reason why the directory counts as unreachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lack {
     Path,
@@ -186,7 +186,7 @@ struct Process {
     machine: Machine,
     incarnation: Incarnation,
     state: State,
-    /// When the process was stopped, and until when.
+    /// When the process was suspended, and until when.
     stops: Vec<(Ms, Option<Ms>)>,
     /// When the process began to leave.
     leaves: Option<Ms>,
@@ -197,7 +197,7 @@ struct Process {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Alive,
-    Stopped,
+    Suspended,
     Dead { at: Ms },
 }
 
@@ -216,7 +216,7 @@ struct Log {
     calls: BTreeMap<Arc<str>, Call>,
     sessions: BTreeMap<String, Session>,
     processes: BTreeMap<HostId, Process>,
-    /// When the directory was out of reach of a machine, or of all.
+    /// When the directory was unreachable for a machine, or for all.
     cuts: Vec<(Option<Machine>, Ms, Option<Ms>, Lack)>,
     /// When the directory lost data.
     losses: Vec<Ms>,
@@ -293,14 +293,18 @@ impl Watcher {
         }
     }
 
-    pub(super) fn stopped(&self, host: HostId, is_stopped: bool) {
+    pub(super) fn suspended(&self, host: HostId, is_suspended: bool) {
         let now = self.post.now();
-        let verb = if is_stopped { "stops" } else { "goes on" };
+        let verb = if is_suspended {
+            "is suspended"
+        } else {
+            "resumes"
+        };
         self.note(format!("instance {host} {verb}"));
         self.log().may_lapse(now);
         if let Some(process) = self.log().processes.get_mut(&host) {
-            if is_stopped {
-                process.state = State::Stopped;
+            if is_suspended {
+                process.state = State::Suspended;
                 process.stops.push((now, None));
             } else {
                 process.state = State::Alive;
@@ -329,7 +333,7 @@ impl Watcher {
         }
     }
 
-    /// Records that the directory is out of reach of a machine, or of all machines, or is reachable again.
+    /// Records that the directory is unreachable for a machine or for all machines, or reachable again.
     pub(super) fn cut(&self, machine: Option<Machine>, lack: Lack, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
@@ -351,7 +355,7 @@ impl Watcher {
         self.log().losses.push(now);
     }
 
-    /// Records that the directory lost an answer, which no instance notices.
+    /// Records that the directory lost an answer, which no instance detects.
     pub(super) fn evicted_answer(&self, what: &str) {
         let now = self.post.now();
         self.note(format!("the directory lost {what}"));
@@ -398,10 +402,10 @@ impl Watcher {
         if call.answer == Some(Answer::NotBegun) {
             let what =
                 format!("{label} begins on {host}, and its client received that it does not");
-            log.fail(Check::Twice, now, what);
+            log.fail(Check::StartedTwice, now, what);
         } else if let Some((before, _)) = call.begun.replace((host, now)) {
             let what = format!("{label} begins on {host}, and has begun on {before}");
-            log.fail(Check::Twice, now, what);
+            log.fail(Check::StartedTwice, now, what);
         }
     }
 
@@ -461,7 +465,7 @@ impl Watcher {
     }
 
     /// Records that an instance confirmed the deletion of a session.
-    pub(super) fn is_deleted(&self, session: &str) {
+    pub(super) fn deletion_confirmed(&self, session: &str) {
         let now = self.post.now();
         let mut log = self.log();
         let known = log.sessions.get(session);
@@ -477,7 +481,7 @@ impl Watcher {
     pub(super) fn called(&self, label: &str, session: &str) {
         let call = Call {
             session: session.to_owned(),
-            client: Client::Asks,
+            client: Client::Requesting,
             begun: None,
             ended: None,
             turned_away: None,
@@ -505,14 +509,14 @@ impl Watcher {
         let mut log = self.log();
         log.last_refusal = log.last_refusal.max(Some(now));
         if let Some(call) = log.calls.get_mut(label) {
-            let away = match call.client {
-                Client::Resumes { away, .. } => away,
+            let disconnected = match call.client {
+                Client::Resuming { disconnected, .. } => disconnected,
                 _ => now,
             };
             let first = call.turned_away.map(|before| before.first);
             call.turned_away = Some(TurnedAway {
                 by,
-                first: first.filter(|first| *first >= away).unwrap_or(now),
+                first: first.filter(|first| *first >= disconnected).unwrap_or(now),
                 last: now,
             });
         }
@@ -533,7 +537,7 @@ impl Watcher {
             log.fail(check, now, what);
         }
         if let Some(call) = log.calls.get_mut(label) {
-            call.client = Client::Over;
+            call.client = Client::Done;
             call.answer = Some(answer);
         }
     }
@@ -557,8 +561,8 @@ impl Watcher {
         self.log().last_served(session).map(|served| served.0)
     }
 
-    /// Returns `true` if a call may still wait for its head. Either it has begun, or the last instance that served its session is
-    /// stopped, or began to serve the session less than `limit` ago.
+    /// Returns `true` if a call may still wait for its head. That holds if the call has begun, or if the last instance that served its
+    /// session is suspended. It also holds if that instance began to serve the session less than `limit` ago.
     pub(super) fn may_wait(&self, label: &str, limit: Ms) -> bool {
         let (log, now) = (self.log(), self.post.now());
         let Some(call) = log.calls.get(label) else {
@@ -568,7 +572,7 @@ impl Watcher {
             let state = log.processes.get(&owner).map(|process| process.state);
             since + limit > now
                 || match state {
-                    Some(State::Stopped) => true,
+                    Some(State::Suspended) => true,
                     // The call may have waited for its turn until then.
                     Some(State::Dead { at }) => at + limit > now,
                     Some(State::Alive) | None => false,
@@ -577,7 +581,7 @@ impl Watcher {
         call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
 
-    /// Returns `true` if an instance is alive and was not stopped after `since`.
+    /// Returns `true` if an instance is alive and was not suspended after `since`.
     pub(super) fn has_lived_since(&self, host: HostId, since: Ms) -> bool {
         let log = self.log();
         let process = log.processes.get(&host);
@@ -597,7 +601,7 @@ impl Watcher {
         let mut found = Vec::new();
         for (label, call) in &log.calls {
             let session = log.sessions.get(&call.session);
-            let is_gone = session.is_none_or(|session| session.is_deleted || session.is_lost);
+            let has_ended = session.is_none_or(|session| session.is_deleted || session.is_lost);
             if let (Client::Left { since }, Some((host, _)), None) =
                 (call.client, call.begun, call.ended)
                 && log.is_alive(host)
@@ -609,10 +613,10 @@ impl Watcher {
                 found.push((Check::Orphan, what));
             }
             if let (
-                Client::Resumes { since, .. } | Client::Attached { since, .. },
+                Client::Resuming { since, .. } | Client::Attached { since, .. },
                 Some((End::Done, at)),
             ) = (call.client, call.ended)
-                && !is_gone
+                && !has_ended
                 && now.saturating_sub(since.max(at).max(faults_over)) > limit
             {
                 let what = format!("the client of {label} does not get the answer of {at}");
@@ -634,7 +638,7 @@ impl Watcher {
             // It died before the client sent the DELETE.
             State::Dead { at: died } if died + DELETE_TIME < at => Some(true),
             State::Dead { at: died } => Some(log.was_consistent(host, at, died) >= WRITTEN),
-            State::Alive | State::Stopped => Some(!log.may_have_lost(host, at, self.post.now())),
+            State::Alive | State::Suspended => Some(!log.may_have_lost(host, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, hosts, at)| {
             *at > last + 2 * WRITTEN && hosts.iter().all(|host| is_known(*host, *at) == Some(true))
@@ -696,7 +700,7 @@ impl Log {
         longest
     }
 
-    /// Returns `true` if an instance may have lost a session by the rules since `from`.
+    /// Returns `true` if the rules permit an instance to have lost a session since `from`.
     fn may_have_lost(&self, host: HostId, from: Ms, now: Ms) -> bool {
         self.longest_absence(host, from.saturating_sub(AFTERMATH), now) >= LEASE_AT_RISK
     }
@@ -704,38 +708,42 @@ impl Log {
     /// Returns `true` if another instance served a session last, or owns it in the directory.
     fn is_anothers(&self, session: &str, host: HostId) -> bool {
         let served = self.last_served(session).map(|it| it.0);
-        let owners = [served, self.owner_there(session)];
+        let owners = [served, self.recorded_owner(session)];
         owners.into_iter().flatten().any(|owner| owner != host)
     }
 
     /// Returns the owner of a session in the directory.
-    fn owner_there(&self, session: &str) -> Option<HostId> {
+    fn recorded_owner(&self, session: &str) -> Option<HostId> {
         let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
         let mut processes = self.processes.iter();
         let (host, _) = processes.find(|(_, process)| process.incarnation == owner)?;
         Some(*host)
     }
 
-    /// Returns `true` if a call's client is attached, or if its server may not know of the hang-up yet.
+    /// Returns `true` if a call's client is attached, or if its server may not have detected the disconnect yet.
     fn may_have_been_sent(&self, host: HostId, label: &str, now: Ms) -> bool {
         let Some(call) = self.calls.get(label) else {
             return false;
         };
         let since = match call.client {
             Client::Attached { .. } => return true,
-            Client::Away { since } | Client::Resumes { away: since, .. } => since,
+            Client::Disconnected { since }
+            | Client::Resuming {
+                disconnected: since,
+                ..
+            } => since,
             _ => return false,
         };
         // The relaying instance closes its connection when it runs again and the path is free. The owner reads the end when it runs.
-        let stood_still = |host: HostId| {
+        let was_suspended = |host: HostId| {
             let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
             stops.any(|(from, until)| {
                 *from <= since + HANG_UP && until.is_none_or(|until| until + HANG_UP > now)
             })
         };
-        let is_late = |by| stood_still(by) || self.is_disturbed(by, host, now);
-        since + HANG_UP > now || stood_still(host) || call.by.is_some_and(is_late)
+        let is_late = |by| was_suspended(by) || self.is_disturbed(by, host, now);
+        since + HANG_UP > now || was_suspended(host) || call.by.is_some_and(is_late)
     }
 
     fn last_served(&self, session: &str) -> Option<(HostId, Ms)> {
@@ -751,21 +759,21 @@ impl Log {
         let served = &self.sessions.get(session)?.served;
         // The opening of the session may be recorded later than its first call.
         served.iter().find(|(by, _)| *by == host)?;
-        // The other instance may have had no lease without knowing.
+        // The other instance may have had no lease, and not have detected that.
         let is_record_true = self.losses.is_empty() || self.may_have_lost(owner, now, now);
-        if is_record_true && self.owner_there(session) == Some(host) {
+        if is_record_true && self.recorded_owner(session) == Some(host) {
             return None;
         }
-        // The rules permit an instance to continue without the directory.
-        // A directory with older data must have settled before the instance learns of a claim.
-        let learns_after = if self.losses.is_empty() {
+        // The rules permit an instance to continue without the directory. A directory with older data must have settled before the instance
+        // detects a claim.
+        let detects_within = if self.losses.is_empty() {
             2_500
         } else {
             10_000
         };
         let is_cut = self.cuts.iter().any(|(machine, _, until, _)| {
             (machine.is_none() || *machine == self.machine(host))
-                && until.is_none_or(|until| until + learns_after >= now)
+                && until.is_none_or(|until| until + detects_within >= now)
         });
         (!is_cut).then(|| format!("{owner} serves its session since {since}"))
     }
@@ -790,7 +798,11 @@ impl Log {
                 let why = format!("its client is attached by {by} since {since}");
                 return Some((Check::Attached, why));
             }
-            Client::Away { since } | Client::Resumes { away: since, .. } if now - since < GRACE => {
+            Client::Disconnected { since }
+            | Client::Resuming {
+                disconnected: since,
+                ..
+            } if now - since < GRACE => {
                 let why = format!("its client is disconnected only since {since}");
                 return Some((Check::Attached, why));
             }
@@ -801,9 +813,9 @@ impl Log {
             _ => {}
         }
         let TurnedAway { by, first, last } = call.turned_away?;
-        // A stopped instance may not have sent its mark in a heartbeat yet.
-        if let Client::Resumes { away, .. } = call.client
-            && (away..=away + GRACE).contains(&first)
+        // A suspended instance may not have reported the client in a heartbeat yet.
+        if let Client::Resuming { disconnected, .. } = call.client
+            && (disconnected..=disconnected + GRACE).contains(&first)
             && now - last < GRACE
             && self.is_alive(by)
         {
@@ -838,17 +850,17 @@ impl Log {
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
             (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
-            (Answer::Gone, Some((End::Done, at))) => {
+            (Answer::Lost, Some((End::Done, at))) => {
                 let (host, _) = call.begun?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let served = self.last_served(&call.session);
                 let is_here = served.is_none_or(|it| it.0 == host);
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
-                    State::Alive | State::Stopped if is_here => {
+                    State::Alive | State::Suspended if is_here => {
                         return Some(format!("{host} is alive, and it ended at {at}"));
                     }
-                    State::Alive | State::Stopped => now,
+                    State::Alive | State::Suspended => now,
                 };
                 let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
                 // `leave` returns early only once the directory has all answers.
@@ -859,18 +871,18 @@ impl Log {
                 let is_written = !is_evicted && (has_left_early || had_time);
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
-            (Answer::Gone, None) => {
+            (Answer::Lost, None) => {
                 let (host, begun) = call.begun?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let is_lost =
                     self.is_anothers(&call.session, host) && self.may_have_lost(host, begun, now);
                 (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
-            (Answer::Gone, Some(_)) => None,
+            (Answer::Lost, Some(_)) => None,
         }
     }
 
-    /// Returns `true` if the limit of a `leave` may have cancelled a call in the moment in which it ended.
+    /// Returns `true` if the limit of a `leave` may have cancelled a call at the time of its end.
     fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
         let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
         let leaves = process.and_then(|process| process.leaves);
@@ -882,14 +894,14 @@ impl Log {
         self.last_refusal = self.last_refusal.max(Some(now + LAPSE));
     }
 
-    /// Returns for how long, between `from` and `until`, the directory was consistent for an instance and lost nothing.
+    /// Returns the time between `from` and `until` in which the directory was consistent for an instance and lost no data.
     fn was_consistent(&self, host: HostId, from: Ms, until: Ms) -> Ms {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
         let stops = self.processes.get(&host).map(|process| &process.stops);
         let stops = stops.into_iter().flatten().map(|(_, end)| *end);
-        let sound_from = cuts
+        let consistent_from = cuts
             .map(|(_, _, end, _)| *end)
             .chain(stops)
             .map(|end| end.map_or(until, |end| end + 2_000))
@@ -897,7 +909,7 @@ impl Log {
             .chain(self.losses.iter().map(|at| at + 2_000))
             .max()
             .unwrap_or(0);
-        until.saturating_sub(from.max(sound_from))
+        until.saturating_sub(from.max(consistent_from))
     }
 
     /// Returns why a session must be known. Returns `None` if a 404 is permitted.
@@ -916,7 +928,7 @@ impl Log {
                     (Check::NotFound, why)
                 })
             }
-            State::Stopped => {
+            State::Suspended => {
                 let stopped = process.stops.last().map_or(now, |stop| stop.0);
                 (now - stopped < LEASE_AT_RISK
                     && self.longest_absence(owner, stopped.saturating_sub(AFTERMATH), stopped)

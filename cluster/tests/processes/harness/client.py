@@ -34,14 +34,14 @@ class Session:
             if response and response.status == 200:
                 self.id = response.headers["mcp-session-id"]
                 await response.text()
-                await self.tell(endpoint, "notifications/initialized")
+                await self.notify(endpoint, "notifications/initialized")
                 facts.note("session", session=self.id, endpoint=endpoint.name)
                 return self
             await asyncio.sleep(AGAIN_AFTER)
         raise TimeoutError(f"no session through {endpoint.name}")
 
     async def post(self, endpoint, message, more=(), until=None):
-        """Sends a message, the second half of it when `until` is set, and returns with the head."""
+        """Sends a message, and returns the response once its head has arrived. The second half is sent when `until` is set."""
         body = body_of(message)
         response = await Response.open(endpoint, "POST", self.headers(more), body, kept=len(body) // 2 if until else 0)
         if until:
@@ -49,13 +49,13 @@ class Session:
             response.send_rest()
         return await response.head()
 
-    async def tell(self, endpoint, method, params=None, limit=PATIENCE):
+    async def notify(self, endpoint, method, params=None, limit=PATIENCE):
         """Sends a notification. Returns the status, 0 for none."""
         message = {"method": method, **({"params": params} if params else {})}
         return await self._status(self.post(endpoint, message), limit)
 
     async def reply(self, endpoint, question, result):
-        """Answers what the server asked. Returns the status."""
+        """Answers a request of the server. Returns the status."""
         return await self._status(self.post(endpoint, {"id": question["id"], "result": result}), PATIENCE)
 
     async def delete(self, endpoint):
@@ -64,13 +64,13 @@ class Session:
         return await self._status(send(), PATIENCE)
 
     async def poke(self, endpoint, limit=PATIENCE):
-        """Looks whether the session is known there."""
-        status = await self.tell(endpoint, "notifications/roots/list_changed", limit=limit)
+        """Checks whether the endpoint finds the session."""
+        status = await self.notify(endpoint, "notifications/roots/list_changed", limit=limit)
         self.facts.note("poked", session=self.id, endpoint=endpoint.name, status=status)
         return status
 
     async def whose(self, endpoint, group):
-        """Asks which instance serves the session there, and again after a 503, as a client is told to."""
+        """Asks which instance serves the session. Retries after a 503, as `Retry-After` requires."""
         for _ in range(int(ANSWERS_WITHIN / AGAIN_AFTER)):
             status, name = await self._whoami(endpoint)
             if status != 503:
@@ -140,7 +140,7 @@ class Call:
         self.question = asyncio.get_running_loop().create_future()
 
     async def ask(self, endpoint, until_started=True, until=None):
-        """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for.
+        """Calls the tool. With `until_started`, returns when the client has all events except the answer.
 
         The second half of its first request is sent when `until` is set."""
         self._note_asked(endpoint)
@@ -148,7 +148,7 @@ class Call:
             try:
                 response = await self.session.post(endpoint, self._message(), until=until)
             except Broken as error:
-                # It may have begun. Nobody knows, so it is not sent again.
+                # The call may have begun, so it is not sent again.
                 self._note("refused", status=0, what=repr(error), endpoint=endpoint.name)
                 return self
             if response.status == 200:
@@ -176,15 +176,15 @@ class Call:
         self._note("refused", status=status, endpoint=endpoint.name)
 
     def cut(self, reset=False):
-        """Cuts the client off."""
+        """Disconnects the client."""
         self._detach()
         self._note("cut", reset=reset, last=self._last)
         self._stream.cut(reset)
 
-    async def back(self, endpoint, limit=PATIENCE, obeys=False):
-        """Its client resumes, and again if that may help: as `Retry-After` has it if it obeys that."""
+    async def resume(self, endpoint, limit=PATIENCE, obeys=False):
+        """The client resumes, and retries after temporary failures. If `obeys`, it waits as `Retry-After` requires."""
         self._detach()
-        self._note("back", endpoint=endpoint.name)
+        self._note("resuming", endpoint=endpoint.name)
         deadline = asyncio.get_running_loop().time() + limit
         while asyncio.get_running_loop().time() < deadline:
             status, what, pause = 0, None, AGAIN_AFTER
@@ -197,7 +197,7 @@ class Call:
             except Broken as error:
                 what = repr(error)
             if status == 200:
-                self._note("returned", endpoint=endpoint.name)
+                self._note("resumed", endpoint=endpoint.name)
                 self._attach(response)
                 return True
             self._note("refused", status=status, what=what, endpoint=endpoint.name)
@@ -207,11 +207,11 @@ class Call:
         return False
 
     async def end(self, endpoint, limit=PATIENCE):
-        """Waits for the answer or an error. Whenever the stream ends before, the client comes back."""
+        """Waits for the answer or an error. If the stream ends before, the client resumes."""
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or not (await self._reads(left) or await self._comes_back(endpoint, left)):
+            if left <= 0 or not (await self._reads(left) or await self._resume_again(endpoint, left)):
                 self._note("gave up")
                 break
         self.close()
@@ -226,12 +226,12 @@ class Call:
         over.cancel()
         return self._over.is_set() or not self._pump.done()
 
-    async def _comes_back(self, endpoint, limit):
-        # Who has seen no event has nothing to come back with.
+    async def _resume_again(self, endpoint, limit):
+        # Without an event id, the client cannot resume.
         if self._last is None:
             return False
         await asyncio.sleep(0.05)
-        return await self.back(endpoint, limit)
+        return await self.resume(endpoint, limit)
 
     async def until_over(self, limit=PATIENCE):
         """Waits for the answer or an error on the current stream."""
@@ -243,7 +243,7 @@ class Call:
         await asyncio.wait([self._pump], timeout=limit)
 
     async def read_some(self, size):
-        """Reads `size` bytes, so that the stream can be cut in the middle."""
+        """Reads `size` bytes. The stream can then be cut in the middle of an event."""
         self._detach()
         try:
             await self._stream.some(size)
@@ -274,13 +274,13 @@ class Call:
             async for event_id, data in response.events():
                 self._last = event_id or self._last
                 if data:
-                    self._hear(json.loads(data))
+                    self._on_message(json.loads(data))
         except Broken as error:
             how = repr(error)
         if not self._over.is_set():
             self._note("cut off", how=how)
 
-    def _hear(self, message):
+    def _on_message(self, message):
         params = message.get("params", {})
         if message.get("method") == "notifications/progress":
             self._progress.append(params["progress"])

@@ -12,7 +12,7 @@ class Facts:
         self._folder = folder
         folder.mkdir(exist_ok=True)
         self._files = {}
-        self._told = {}
+        self._first_facts = {}
         self._waiting = {}
         self._followers = {}
 
@@ -24,7 +24,7 @@ class Facts:
         fact = {**json.loads(line), "instance": instance}
         self._write(instance, fact)
         key = fact["event"], fact.get("tag")
-        self._told.setdefault(key, fact)
+        self._first_facts.setdefault(key, fact)
         for waiting in self._waiting.pop(key, ()):
             if not waiting.done():
                 waiting.set_result(fact)
@@ -38,8 +38,8 @@ class Facts:
     async def until(self, event, tag, limit):
         """Returns the first such fact of an instance, or `None` after `limit`."""
         key = event, tag
-        if key in self._told:
-            return self._told[key]
+        if key in self._first_facts:
+            return self._first_facts[key]
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(waiting)
         done, _ = await asyncio.wait([waiting], timeout=limit)

@@ -168,7 +168,7 @@ defaults
     timeout check 1s
     option abortonclose
     option http-server-close
-    # Else the beginning of an answer waits 200 ms for more of it.
+    # Without this, the beginning of a response waits 200 ms for more bytes.
     option http-no-delay
     option redispatch 1
     retries 3
@@ -201,22 +201,22 @@ backend instances
 
     async def take_out(self, node):
         """Sends no new connections to this instance, as before every orderly deployment."""
-        await self._tell(f"disable server instances/{node.name}")
+        await self._send(f"disable server instances/{node.name}")
 
     async def put_back(self, node):
-        await self._tell(f"enable server instances/{node.name}")
+        await self._send(f"enable server instances/{node.name}")
 
     async def cut(self, node):
         """Closes all connections that this instance serves, at once."""
-        await self._tell(f"shutdown sessions server instances/{node.name}")
+        await self._send(f"shutdown sessions server instances/{node.name}")
 
-    async def _tell(self, command):
+    async def _send(self, command):
         reader, writer = await asyncio.open_unix_connection(self._control)
         writer.write(command.encode() + b"\n")
-        said = (await reader.read()).decode().strip()
+        reply = (await reader.read()).decode().strip()
         writer.close()
-        if said:
-            self.facts.note("broken", what=f"haproxy: {command}: {said}")
+        if reply:
+            self.facts.note("broken", what=f"haproxy: {command}: {reply}")
 
 
 def free_port():

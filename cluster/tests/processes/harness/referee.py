@@ -6,8 +6,8 @@ from .facts import read
 
 # Tolerance for early cancels, because several processes have their own clocks.
 EARLY = 0.05
-# The error for a call whose server has failed.
-GONE = -32603
+# The JSON-RPC error code for a call whose server has failed.
+LOST_CALL = -32603
 # Maximum time until a connected client receives the answer.
 AT_ONCE = 1.0
 LEASE = 6.0
@@ -38,14 +38,14 @@ class Outages:
     def __init__(self, facts):
         self._all = []
         for fact in facts:
-            if fact.get("what") == "redis" and fact["event"] == "away":
+            if fact.get("what") == "redis" and fact["event"] == "outage":
                 self._all.append([fact["at"], float("inf")])
-            elif fact.get("what") == "redis" and fact["event"] == "returned" and self._all:
+            elif fact.get("what") == "redis" and fact["event"] == "recovered" and self._all:
                 self._all[-1][1] = fact["at"]
 
     def at(self, since, until):
         """Returns the outages within an interval."""
-        return [(away, back) for away, back in self._all if away <= until and back >= since]
+        return [(begin, end) for begin, end in self._all if begin <= until and end >= since]
 
 
 class Call:
@@ -108,21 +108,21 @@ class Judge:
             self._fault("living session not found", call)
         getattr(self, f"_{call.story.replace('-', '_')}")(call)
 
-    def _back(self, call):
+    def _resumes(self, call):
         """The client always resumed in time."""
         if call.cancelled_at:
             self._fault("false cancel", call)
         self._answered(call)
 
-    def _resumed(self, call):
+    def _resumes_by_itself(self, call):
         """The client is an SDK. It resumed by itself after each cut, and deleted its session at the end."""
         if self._was_slow(call):
             # The machine is too busy for a result.
-            return self._fault("away for longer than the grace", call)
-        self._back(call)
-        returned = len(call.all("returned"))
-        if returned < call.cuts:
-            self._fault(f"not resumed: {returned} times of {call.cuts}", call)
+            return self._fault("disconnected for longer than the grace", call)
+        self._resumes(call)
+        resumed = len(call.all("resumed"))
+        if resumed < call.cuts:
+            self._fault(f"not resumed: {resumed} times of {call.cuts}", call)
         deleted, closed = call.at("deleted"), self._closed.get(call.session)
         if not deleted or not closed:
             return self._fault("session left open", call)
@@ -132,27 +132,27 @@ class Judge:
 
     def _stay(self, call):
         """The client stayed connected."""
-        self._back(call)
+        self._resumes(call)
         if call.one("cut off"):
             self._fault("attached call cut off", call)
         if call.ended and call.one("answered"):
             late = call.at("answered") - call.ended["at"]
             self._late("answer", late, AT_ONCE, call)
 
-    def _gone(self, call):
+    def _abandoned(self, call):
         """The client disconnected for good."""
         if not call.one("started") or call.left_at is None:
             return self._fault("never began", call)
         due = call.left_at + self.limits.grace
         limit, what = due + self.limits.orphan, "orphan"
-        for _, back in self._outages.at(call.left_at, due + EARLY):
-            limit, what = max(limit, back + self.limits.grace + self.limits.orphan_after_outage), "orphan after an outage"
-            due = max(due, back)
+        for _, recovered in self._outages.at(call.left_at, due + EARLY):
+            limit, what = max(limit, recovered + self.limits.grace + self.limits.orphan_after_outage), "orphan after an outage"
+            due = max(due, recovered)
         # While an instance turns clients away, no orphan is cancelled, because such a client may be its own. An instance also reports this
         # when it has stalled, or when a client waits for its owner.
-        for away in self._turned_away:
-            if call.left_at - self.limits.backoff <= away <= limit:
-                limit = max(limit, away + self.limits.backoff + self.limits.orphan)
+        for turned_away in self._turned_away:
+            if call.left_at - self.limits.backoff <= turned_away <= limit:
+                limit = max(limit, turned_away + self.limits.backoff + self.limits.orphan)
         if call.cancelled_at is None:
             return self._fault("missed cancel", call)
         if call.cancelled_at < due - EARLY:
@@ -165,9 +165,9 @@ class Judge:
     def _lost(self, call):
         """The owner was killed."""
         failed = call.one("failed")
-        if call.one("answered") or not failed or failed["code"] != GONE:
+        if call.one("answered") or not failed or failed["code"] != LOST_CALL:
             return self._fault("no error of a lost call", call)
-        self._late("error", failed["at"] - call.at("back"), self.limits.error, call)
+        self._late("error", failed["at"] - call.at("resuming"), self.limits.error, call)
 
     def _given_up(self, call):
         """The owner was stopped, and another instance has claimed the session."""
@@ -178,24 +178,25 @@ class Judge:
         """The owner was stopped, and another instance may have claimed the session."""
         return self._answered(call) if call.one("answered") else self._given_up(call)
 
-    def _told(self, call):
+    def _ended_by_client(self, call):
         """The client cancelled the call, or deleted its session, at another instance."""
-        if not call.cancelled_at or not call.one("told"):
+        sent = call.one("sent")
+        if not call.cancelled_at or not sent:
             return self._fault("missed cancel", call)
-        self._late(call.one("told")["what"], call.cancelled_at - call.at("told"), self.limits.effect, call)
+        self._late(sent["what"], call.cancelled_at - sent["at"], self.limits.effect, call)
 
     def _question(self, call):
         """The client answered the tool's request at another instance."""
-        heard, told = call.one("heard"), call.one("told")
-        if not heard or not told or heard["word"] != f"word of {call.tag}":
-            return self._fault("unheard answer", call)
-        self._late(told["what"], heard["at"] - told["at"], self.limits.effect, call)
+        received, sent = call.one("received"), call.one("sent")
+        if not received or not sent or received["word"] != f"word of {call.tag}":
+            return self._fault("answer not received", call)
+        self._late(sent["what"], received["at"] - sent["at"], self.limits.effect, call)
         self._answered(call)
 
     def _half(self, call):
         """The client sent half of the call, and stayed connected until that was answered, or until it was cut off."""
         if call.one("started"):
-            self._fault("began of half a body", call)
+            self._fault("began with half a body", call)
         if call.one("refused") and not call.one("cut"):
             idle = call.at("refused") - call.at("asked")
             self._late("half a body", idle, BODY_IDLE + BODY_IDLE_SEEN, call)
@@ -203,11 +204,11 @@ class Judge:
             self._fault("half a body without an end", call)
 
     def _was_slow(self, call):
-        """Returns whether the client had not even tried to resume when its grace ended."""
+        """Returns whether the client had not tried to resume before its grace ended."""
         if not call.cancelled_at:
             return False
         cut = max((fact["at"] for fact in call.all("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
-        tries = [*call.all("back"), *call.all("returned")]
+        tries = [*call.all("resuming"), *call.all("resumed")]
         tried = any(cut < fact["at"] < call.cancelled_at for fact in tries)
         return not tried and call.cancelled_at - cut > self.limits.grace - EARLY
 
@@ -246,7 +247,7 @@ def judge(folder, grace, backoff, strict):
     for fact in facts:
         if fact.get("tag"):
             by_tag[fact["tag"]].append(fact)
-    calls = [Call(of) for of in by_tag.values() if any(fact["event"] == "asked" for fact in of)]
+    calls = [Call(of_call) for of_call in by_tag.values() if any(fact["event"] == "asked" for fact in of_call)]
     judge = Judge(facts, Limits(grace, backoff, strict))
     for call in calls:
         judge.judge(call)
@@ -272,7 +273,7 @@ def judge(folder, grace, backoff, strict):
 
 
 def _of_sessions(facts):
-    """A living session is known everywhere, and one instance at a time owns it."""
+    """Every instance finds a living session, and one instance at a time owns the session."""
     groups = defaultdict(set)
     for fact in facts:
         if fact["event"] == "poked" and fact["status"] in (400, 403, 404, 421):
@@ -287,15 +288,15 @@ def _of_sessions(facts):
 
 
 def _of_owners(facts):
-    """A call begins where its session was last opened or restored. A session stays with an instance that is alive."""
+    """A call begins on the instance that last opened or restored its session. A living instance keeps its sessions."""
     opened, owns = {}, {}
     for fact in facts:
         event, session, instance = fact["event"], fact.get("session"), fact.get("instance")
         if event == "owns":
             owns |= dict.fromkeys(fact["sessions"], instance)
         elif event in ("ending", "killed"):
-            gone = instance or fact["process"]
-            owns = {session: owner for session, owner in owns.items() if owner != gone}
+            ended = instance or fact["process"]
+            owns = {session: owner for session, owner in owns.items() if owner != ended}
         elif event == "opened":
             opened[session] = fact
             if owns.get(session, instance) != instance:
@@ -307,7 +308,7 @@ def _of_owners(facts):
 
 
 def _of_leases(facts):
-    """No instance claims a session of a stopped instance before that one's lease has ended."""
+    """No instance claims a session of a stopped instance before the lease of that instance has ended."""
     stops = [fact for fact in facts if fact["event"] == "stopped"]
     for fact in facts:
         if fact["event"] != "opened" or not fact["restored"]:
@@ -330,22 +331,22 @@ def _print(plans, calls, worst, facts):
     for scenario in plans:
         stories = Counter(call.story for call in calls if call.scenario == scenario)
         checks = sum(fact["event"] == "check" and fact.get("scenario") == scenario for fact in facts)
-        told = ", ".join(f"{number} {story}" for story, number in sorted(stories.items()))
-        print(f"{scenario}: {told}" + (f", {checks} checks" if checks else ""))
-        for (of, what), seconds in sorted(worst.items()):
-            if of == scenario:
+        counts = ", ".join(f"{number} {story}" for story, number in sorted(stories.items()))
+        print(f"{scenario}: {counts}" + (f", {checks} checks" if checks else ""))
+        for (measured, what), seconds in sorted(worst.items()):
+            if measured == scenario:
                 seconds.sort()
                 print(f"    {what}: {len(seconds)} times, median {1000 * seconds[len(seconds) // 2]:.0f} ms, worst {1000 * seconds[-1]:.0f} ms")
         refused = Counter(
             fact["status"] for call in calls if call.scenario == scenario for fact in call.all("refused")
         )
         if refused:
-            print(f"    asked to come again: {', '.join(f'{number} times {status}' for status, number in sorted(refused.items()))}")
+            print(f"    refused: {', '.join(f'{number} times {status}' for status, number in sorted(refused.items()))}")
     poked = Counter(fact["status"] for fact in facts if fact["event"] == "poked")
     if poked:
-        print(f"living sessions looked for: {', '.join(f'{number} times {status}' for status, number in sorted(poked.items()))}")
+        print(f"living sessions probed: {', '.join(f'{number} times {status}' for status, number in sorted(poked.items()))}")
     whose = [fact for fact in facts if fact["event"] == "whose"]
     if whose:
-        print(f"owners asked for: {len(whose)} times, in {len({fact['group'] for fact in whose})} groups")
+        print(f"owners looked up: {len(whose)} times, in {len({fact['group'] for fact in whose})} groups")
 
 

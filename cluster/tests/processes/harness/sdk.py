@@ -39,8 +39,8 @@ class SdkCall(Call):
         self._world = world
         self._story = story
         self._size = 0
-        self._is_written_down = False
-        world.facts.follow(self.name, self._written)
+        self._is_recorded = False
+        world.facts.follow(self.name, self._on_fact)
 
     async def begin(self, program, cuts=0, events=3, size=60, **more):
         """The client opens a session and calls the tool. It will be cut off `cuts` times."""
@@ -60,11 +60,11 @@ class SdkCall(Call):
         if self.program.runs:
             await super().close()
         self.proxy.stop()
-        self._write_down()
+        self._record_exchanges()
         for what in self.notes:
             self._note("missed", how=what)
 
-    # === what is done to it, and becomes of it, as facts ===
+    # === actions on the client, and their results, as facts ===
 
     def cut(self, reset=False):
         self._note("cut", reset=reset)
@@ -77,17 +77,17 @@ class SdkCall(Call):
     async def leave(self, how):
         """Returns when the end was answered, because a client that is closed immediately aborts its last request."""
         if not self.told("started"):
-            # There is nothing to end, or the client could not connect.
+            # The call has not started, or the client could not connect.
             return
-        what = "deleted" if self.over() else "told"
+        what = "deleted" if self.over() else "sent"
         self.gone = how == "delete"
         if self.gone:
-            # A later answer may be that there is no such session.
-            self._write_down()
+            # After the DELETE, exchanges may be answered with 404.
+            self._record_exchanges()
         self.program.order(**{how: self.name})
-        await self.until(lambda: self._said(how) or self.told("closed"), PATIENCE)
-        if said := self._said(how):
-            self._note(what, at=said.at, what=how)
+        await self.until(lambda: self._exchange_of(how) or self.told("closed"), PATIENCE)
+        if exchange := self._exchange_of(how):
+            self._note(what, at=exchange.at, what=how)
 
     def finish(self):
         self._finished = True
@@ -104,29 +104,29 @@ class SdkCall(Call):
         else:
             self._note("failed", code=None, text=event["error"])
 
-    def _written(self, fact):
+    def _on_fact(self, fact):
         """A fact of an instance."""
         ends = {"completed": "finished", "cancelled": "cancelled", "dropped": "cancelled"}
         self.heard({**fact, "event": ends.get(fact.get("how"), fact["event"])})
 
-    def _said(self, how):
+    def _exchange_of(self, how):
         is_it = {
             "cancel": lambda exchange: exchange.rpc == "notifications/cancelled",
             "delete": lambda exchange: exchange.method == "DELETE",
         }[how]
         return next((exchange for exchange in self.proxy.exchanges if is_it(exchange) and exchange.status), None)
 
-    def _write_down(self):
+    def _record_exchanges(self):
         """Records the exchanges of its proxy, once."""
-        if self._is_written_down:
+        if self._is_recorded:
             return
-        self._is_written_down = True
+        self._is_recorded = True
         resumes = self.proxy.of_call()[1:]
         for exchange in self.proxy.exchanges:
             if (exchange.status or 0) >= 400:
                 self._note("refused", at=exchange.at, status=exchange.status)
             if exchange in resumes:
-                self._note("returned" if exchange.event_ids else "back", at=exchange.at)
+                self._note("resumed" if exchange.event_ids else "resuming", at=exchange.at)
 
     def _note(self, event, **more):
         self._world.facts.note(event, tag=self.name, **more)

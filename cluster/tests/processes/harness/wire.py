@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 LINE = 1 << 22
 CONNECT_WITHIN = 5.0
-# Longer than an instance waits for the head of a relay.
+# Longer than the timeout of an instance for the head of a relayed response.
 HEAD_WITHIN = 30.0
 # The errors of a cut connection, whichever side cut it.
 Broken = (OSError, EOFError, asyncio.TimeoutError, ValueError)
 
 
 class Endpoint(NamedTuple):
-    """Where requests go in: the balancer, or an instance."""
+    """The address of the balancer or of an instance."""
 
     name: str
     host: str
@@ -38,7 +38,7 @@ class Response:
         return self
 
     def send_rest(self):
-        """Sends the bytes that were held back."""
+        """Sends the rest of the body."""
         self._writer.write(self._rest)
 
     async def head(self, limit=HEAD_WITHIN):

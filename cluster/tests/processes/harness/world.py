@@ -15,7 +15,7 @@ DRAIN = 5.0
 BACKOFF = 3.0
 SECRET = "a secret of instances"
 NAMES = "abc"
-# An instance answers "no such session" only after 6 s with a sound directory.
+# An instance answers "no such session" only after 6 s with a consistent directory.
 SETTLED_WITHIN = 30.0
 
 
@@ -47,14 +47,14 @@ class World:
             self.facts.note("broken", what=repr(error))
 
     async def settle(self):
-        """Returns when all instances have known the directory to be sound for long enough."""
+        """Returns when all instances have found the directory consistent for long enough."""
         await asyncio.gather(*(self._settled(node) for node in self.nodes))
 
     async def _settled(self, node):
         other_session = Session(self.facts, str(uuid.uuid4()))
         for _ in range(int(SETTLED_WITHIN / 0.2)):
-            # It looks at its own, as nobody else was told this id.
-            if await other_session.tell(node.endpoint, "notifications/roots/list_changed") == 404:
+            # No other session has this id, so the instance answers 404 once it is settled.
+            if await other_session.notify(node.endpoint, "notifications/roots/list_changed") == 404:
                 return
             await asyncio.sleep(0.2)
         self.facts.note("broken", what=f"{node.name} does not settle")
@@ -83,7 +83,9 @@ class World:
         return await Session.open(self.facts, endpoint)
 
     async def call(self, scenario, story, endpoint, session=None, through=None, until_started=True, **more):
-        """A call whose client has its events but the answer. The session is opened at the first endpoint, it goes through the second."""
+        """Makes a call, and returns it when its client has all events except the answer.
+
+        The session is opened at `endpoint`. The call is sent to `through`, if given."""
         session = session or await self.session(endpoint)
         return await Call(session, scenario, story, **more).ask(through or endpoint, until_started)
 

@@ -20,10 +20,10 @@ pub(crate) fn note(event: &str, more: Value) {
     // Each line is written at once, so the last line of a killed process is whole.
     let line = format!("{fact}\n");
     let mut out = stdout().lock();
-    let _nobody_reads = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    let _best_effort = out.write_all(line.as_bytes()).and_then(|()| out.flush());
 }
 
-/// The first 80 characters of an id.
+/// Returns the first 80 characters of an id.
 pub(crate) fn short(id: &impl Display) -> String {
     id.to_string().chars().take(80).collect()
 }

@@ -34,10 +34,10 @@ mod fault;
 mod options;
 mod tools;
 
-/// Maximum time for connections to close after the last call.
-const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
+/// Maximum time for connections to close after the last call: 2 s.
+const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The reconnect delay sent to SDKs. Chosen because graces are short here.
+/// The reconnect delay that is sent to SDKs: 300 ms. Chosen because graces are short here.
 const RETRY: Duration = Duration::from_millis(300);
 
 /// The log filter if `RUST_LOG` is not set.
@@ -111,10 +111,10 @@ async fn serve() -> Result<(), Failure> {
         ended = &mut serving => {
             ended?;
             // Completes the shutdown if it was the cause.
-            let _in_time = timeout(CONNECTIONS_MAY_TAKE, ending).await;
+            let _in_time = timeout(CONNECTION_END_TIMEOUT, ending).await;
         }
         // Connections that stay open end with the process.
-        () = &mut ending => drop(timeout(CONNECTIONS_MAY_TAKE, serving).await),
+        () = &mut ending => drop(timeout(CONNECTION_END_TIMEOUT, serving).await),
     }
     Ok(())
 }

@@ -25,8 +25,8 @@ use tokio::{sync::oneshot, time::sleep};
 
 use crate::facts::{self, note};
 
-/// Time after which a call without `seconds` ends if it is not released.
-const FORGOTTEN_AFTER: f64 = 120.0;
+/// Time after which a call without `seconds` ends if it is not released: 120 s.
+const DEFAULT_SECONDS: f64 = 120.0;
 
 #[derive(Clone)]
 pub(crate) struct Tools {
@@ -53,8 +53,11 @@ impl Tools {
     /// Lets the call with this tag answer.
     pub(crate) fn release(&self, tag: &str) {
         let held = self.held().remove(tag);
-        let is_there = held.is_some_and(|held| held.send(()).is_ok());
-        note("released", json!({ "tag": tag, "there": is_there }));
+        let was_waiting = held.is_some_and(|held| held.send(()).is_ok());
+        note(
+            "released",
+            json!({ "tag": tag, "was_waiting": was_waiting }),
+        );
     }
 
     async fn work(
@@ -75,7 +78,7 @@ impl Tools {
                 let _sent = context.peer.notify_progress(progress).await;
             }
         }
-        let time = Duration::from_secs_f64(number("seconds").unwrap_or(FORGOTTEN_AFTER).max(0.0));
+        let time = Duration::from_secs_f64(number("seconds").unwrap_or(DEFAULT_SECONDS).max(0.0));
         tokio::select! {
             biased;
             () = context.ct.cancelled() => {
@@ -89,7 +92,7 @@ impl Tools {
         self.held().remove(&tag);
         working.end("completed");
         let bytes = number("bytes").unwrap_or_default() as usize;
-        Ok(said(format!("{tag:.<bytes$}")))
+        Ok(text_result(format!("{tag:.<bytes$}")))
     }
 
     async fn ask(
@@ -101,21 +104,21 @@ impl Tools {
         let working = Working::begin(tag.clone(), context);
         let question = question(&text(arguments, "what"), &tag)
             .map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
-        let heard = tokio::select! {
+        let reply = tokio::select! {
             biased;
             () = context.ct.cancelled() => {
                 working.end("cancelled");
                 return Err(ErrorData::new(ErrorCode(-32_099), format!("cancelled: {tag}"), None));
             }
-            heard = context.peer.send_request(question) => heard,
+            reply = context.peer.send_request(question) => reply,
         };
-        let heard = match heard.map(serde_json::to_value) {
+        let reply = match reply.map(serde_json::to_value) {
             Ok(Ok(answer)) => word(&answer).to_owned(),
             other => format!("{other:?}"),
         };
-        note("heard", json!({ "tag": tag, "word": heard }));
+        note("received", json!({ "tag": tag, "word": reply }));
         working.end("completed");
-        Ok(said(heard))
+        Ok(text_result(reply))
     }
 
     fn held(&self) -> MutexGuard<'_, HashMap<String, oneshot::Sender<()>>> {
@@ -139,14 +142,14 @@ impl ServerHandler for Tools {
         let result = match &*request.name {
             "work" => self.work(&arguments, &context).await?,
             "ask" => self.ask(&arguments, &context).await?,
-            "whoami" => said(self.name.to_string()),
+            "whoami" => text_result(self.name.to_string()),
             _ => return Err(ErrorData::invalid_params("no such tool", None)),
         };
         Ok(result.into())
     }
 }
 
-/// The request to the client: sampling or elicitation.
+/// Returns the request to the client: sampling or elicitation.
 fn question(what: &str, tag: &str) -> Result<ServerRequest, serde_json::Error> {
     let question = match what {
         "sampling" => json!({
@@ -168,7 +171,7 @@ fn question(what: &str, tag: &str) -> Result<ServerRequest, serde_json::Error> {
     serde_json::from_value(question)
 }
 
-/// The word in the client's answer.
+/// Returns the word in the client's answer.
 fn word(answer: &Value) -> &str {
     let word = answer.pointer("/content/word").or(answer.get("model"));
     word.and_then(Value::as_str).unwrap_or_default()
@@ -182,7 +185,7 @@ fn text(arguments: &Map<String, Value>, name: &str) -> String {
         .to_owned()
 }
 
-fn said(text: String) -> CallToolResult {
+fn text_result(text: String) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
 

@@ -25,16 +25,16 @@ mod setups;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A machine may be busy. A wait that takes longer than this has failed.
+/// Timeout of each wait: 20 s. Chosen because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
     Limited::new(at(&server.url()).unwrap())
 }
 
-async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
+async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
     let begun = Instant::now();
-    while !is_so().await {
+    while !condition().await {
         assert!(begun.elapsed() < PATIENCE, "never: {what}");
         sleep(Duration::from_millis(5)).await;
     }
@@ -50,16 +50,16 @@ struct Living {
 }
 
 impl Living {
-    async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
-        let living = Self::begin(directory(server), number, sessions_here);
+    async fn start(server: &Server, number: u8, session_count: usize) -> Self {
+        let living = Self::begin(directory(server), number, session_count);
         living.until_consistent().await;
         living
     }
 
     /// Starts an instance without waiting for its directory.
-    fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
+    fn begin(directory: Limited, number: u8, session_count: usize) -> Self {
         let me = instance(number);
-        let (sessions, _lost) = Sessions::new(me.incarnation);
+        let (sessions, _relinquished) = Sessions::new(me.incarnation);
         let heartbeat = Heartbeat::new(
             me,
             directory.clone(),
@@ -68,7 +68,7 @@ impl Living {
             Answers::new(directory.clone()),
             false,
         );
-        for id in 0..sessions_here {
+        for id in 0..session_count {
             let id = id.to_string();
             sessions.begin(&id, session(&id).params);
         }
@@ -83,14 +83,14 @@ impl Living {
     }
 
     async fn until_consistent(&self) {
-        eventually("it is consistent", async || {
+        eventually("the directory is consistent", async || {
             self.heartbeat.consistent_since().is_some()
         })
         .await;
     }
 
     async fn until_not_consistent(&self) {
-        eventually("it is not consistent", async || {
+        eventually("the directory is not consistent", async || {
             self.heartbeat.consistent_since().is_none()
         })
         .await;
@@ -144,9 +144,9 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
     let owner: Vec<String> = server
         .ask(&format!("HGETALL {}", session_key(secret)))
         .await;
-    let is = ownership(&directory, secret).await.unwrap();
-    assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
-    assert_eq!(is.owner, me);
+    let stored = ownership(&directory, secret).await.unwrap();
+    assert_eq!(owner, ["o", &stored.to_string(), "p", "{}"]);
+    assert_eq!(stored.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
     for (key, most) in keys.iter().zip([ANSWER_TTL, LEASES_TTL, RECORD_TTL]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
@@ -183,22 +183,22 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
     server.kill().await;
     server.start_again().await;
     let begun = Instant::now();
-    let mut sound_before_all = false;
+    let mut is_consistent_too_early = false;
     let before = one.heartbeat.consistent_since();
     while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
         assert!(!denies(living).await);
-        let is_again = one
+        let is_consistent_again = one
             .heartbeat
             .consistent_since()
             .is_some_and(|since| Some(since) != before);
         let known: usize = server.ask("DBSIZE").await;
-        // The sessions are 1,000 keys, and the lease is one more. `is_again` is older than `known`.
-        sound_before_all |= is_again && known < 1_001;
+        // The sessions have 1,000 keys, and all leases have one. `is_consistent_again` was read before `known`.
+        is_consistent_too_early |= is_consistent_again && known < 1_001;
         sleep(Duration::from_millis(5)).await;
     }
-    assert!(!sound_before_all);
-    let is = ownership(&two.directory, living).await.unwrap();
-    assert_eq!(is.owner, one.me);
+    assert!(!is_consistent_too_early);
+    let stored = ownership(&two.directory, living).await.unwrap();
+    assert_eq!(stored.owner, one.me);
     eventually("an unknown session is denied again", async || {
         denies(unknown).await
     })
@@ -249,7 +249,7 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     one.until_not_consistent().await;
     // Long enough for the lease to expire.
     sleep(LEASE_TTL).await;
-    server.go_on();
+    server.resume();
     let begun = Instant::now();
     one.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
@@ -322,8 +322,8 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
             .unwrap(),
         []
     );
-    let is = ownership(&directory, good.session).await.unwrap();
-    assert_eq!(is.owner, me);
+    let stored = ownership(&directory, good.session).await.unwrap();
+    assert_eq!(stored.owner, me);
 }
 
 #[tokio::test]
@@ -342,7 +342,7 @@ async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
     one.until_not_consistent().await;
     let before = connections().await;
     sleep(2 * SECOND).await;
-    // One of the new connections is that of the question itself.
+    // One of the new connections is that of `INFO` itself.
     assert!(connections().await > before + 1);
     let () = server.ask("REPLICAOF NO ONE").await;
     one.until_consistent().await;
@@ -369,7 +369,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     assert_eq!(
         clients.lines().count(),
         3,
-        "one is the question's:\n{clients}"
+        "one connection is that of CLIENT LIST:\n{clients}"
     );
     let answers = clients.lines().find(|client| client.contains("cmd=set "));
     let id = answers.and_then(|client| client.split(' ').next()).unwrap();
@@ -431,7 +431,7 @@ async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
 /// The clock of the backend was ahead when an instance turned a client away, and was set back.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
+async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
     let server = Server::start().await;
     let now: Vec<u64> = server.ask("TIME").await;
     let ahead = (now[0] + 3_600) * 1_000;

@@ -1,4 +1,4 @@
-//! A Redis for one test, on a free port. It keeps nothing on a disk unless an option requests that.
+//! A Redis for one test, on a free port. It writes no data to a disk unless an option requests that.
 
 use std::{
     env, fs,
@@ -116,7 +116,7 @@ impl Server {
         self.signal(Signal::STOP);
     }
 
-    pub(super) fn go_on(&self) {
+    pub(super) fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
@@ -164,8 +164,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process is killed with its handle. The process and the folder may not exist any more.
-        let _gone = fs::remove_dir_all(&self.folder);
+        // The process is killed with its handle. The folder may have been removed already.
+        let _removed = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -39,8 +39,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl History {
-    /// Returns the first time when everything was written, after the last event that broke the consistency and an answered heartbeat
-    /// since.
+    /// Returns the time since which the directory is consistent by definition. That is the first write of everything after two events: the
+    /// last one that broke the consistency, and an answered heartbeat since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
         let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
         let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
@@ -83,14 +83,14 @@ proptest! {
                         health.on_lease_missing();
                         prop_assert!(health.is_unreachable());
                     }
-                    let todo = health.on_heartbeat_answered(now, BackendRunId::new(&run.to_string()));
-                    let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < MIN_LEASE) && was_alive;
+                    let required = health.on_heartbeat_answered(now, BackendRunId::new(&run.to_string()));
+                    let is_unchanged = last.is_some_and(|(at, before)| before == run && now - at < MIN_LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
-                    let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
-                    prop_assert_eq!(todo.was_lost, !is_as_left);
-                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_consistent);
-                    was_consistent &= !todo.write_all;
-                    history.0.push((now, if is_as_left { What::Intact } else { What::Broken }));
+                    let is_reachable_again = failed.is_none_or(|(_, what)| *what == What::Failed);
+                    prop_assert_eq!(required.was_lost, !is_unchanged);
+                    prop_assert_eq!(required.write_all, !is_unchanged || is_reachable_again && was_consistent);
+                    was_consistent &= !required.write_all;
+                    history.0.push((now, if is_unchanged { What::Intact } else { What::Broken }));
                     last = Some((now, run));
                 }
             }

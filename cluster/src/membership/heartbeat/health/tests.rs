@@ -4,7 +4,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a health and a time: `time` after a heartbeat that found everything unchanged.
+/// Returns a health, and the moment `time` after its last heartbeat. That heartbeat found everything unchanged.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
     let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
     health.on_heartbeat_begun(begun);
@@ -97,5 +97,5 @@ fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     assert_eq!(health.lapse(now), Some(Lapse::by_failures(now)));
     health.on_all_written(now);
     assert_eq!(health.lapse(now), None);
-    assert!(health.renewal_due().is_some(), "in their time");
+    assert!(health.renewal_due().is_some(), "new epochs stay due");
 }

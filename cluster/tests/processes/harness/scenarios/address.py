@@ -11,10 +11,10 @@ from ..tcp_proxy import TcpProxy
 GROUPS = 10
 SHORT = 2
 CALLS = 6
-# Time for which all connections reach the newcomer. It is longer than a call without its client would live if no
-# instance refused clients. An instance cancels no call before it has run for the time of a lease, and it has just
-# started.
-AWAY = LEASE + BEAT + 0.5
+# Time for which all connections reach the newcomer. It is longer than the time after which a call without
+# its client would be cancelled if no instance refused clients. An instance cancels no call during the first lease after
+# its start, and the first member has just started.
+NEWCOMER_ONLY = LEASE + BEAT + 0.5
 # A call ends this long after its instance began to leave.
 LATER = 0.5
 
@@ -45,11 +45,11 @@ async def _meet(world, proxy, first, newcomer, number):
     await asyncio.gather(*(group.begin() for group in groups))
     proxy.targets = (newcomer.peers_at,)
     over = asyncio.Event()
-    coming = [asyncio.create_task(group.resume(over)) for group in groups]
-    await asyncio.sleep(AWAY)
+    resumes = [asyncio.create_task(group.resume(over)) for group in groups]
+    await asyncio.sleep(NEWCOMER_ONLY)
     over.set()
     proxy.targets = (first.peers_at,)
-    await asyncio.gather(*coming)
+    await asyncio.gather(*resumes)
     await asyncio.gather(*(group.begin_last() for group in groups))
     proxy.targets = (newcomer.peers_at,)
     for group in groups:
@@ -69,18 +69,18 @@ class Group:
     async def begin(self):
         self._direct = await self._call("stay", self._first_endpoint)
         self._relayed = await self._call("stay", self._other)
-        self._back = await self._call("back", self._first_endpoint)
-        self._kept = await self._call("back", self._third)
-        self._sessions = [call.session for call in (self._direct, self._relayed, self._back, self._kept)]
+        self._resuming = await self._call("resumes", self._first_endpoint)
+        self._kept = await self._call("resumes", self._third)
+        self._sessions = [call.session for call in (self._direct, self._relayed, self._resuming, self._kept)]
         self._own(self._sessions)
 
     async def resume(self, over):
         """All connections of the other instances reach the newcomer, until `over`."""
-        for call in (self._back, self._kept):
+        for call in (self._resuming, self._kept):
             call.cut()
-        coming = [asyncio.create_task(self._back.back(self._other, obeys=True))]
+        resumes = [asyncio.create_task(self._resuming.resume(self._other, obeys=True))]
         await self._world.released(self._kept)
-        coming.append(asyncio.create_task(self._kept.back(self._third, obeys=True)))
+        resumes.append(asyncio.create_task(self._kept.resume(self._third, obeys=True)))
         # A client of the first member, and a client that was connected before, are not affected.
         await self._world.release(self._direct)
         await self._direct.until_over()
@@ -88,29 +88,29 @@ class Group:
         await self._relayed.until_over()
         while not over.is_set():
             for session in self._sessions:
-                await self._look(session, over)
+                await self._check_session(session, over)
             await asyncio.sleep(0.5)
-        await asyncio.gather(*coming)
-        await self._world.release(self._back)
-        await asyncio.gather(self._back.end(self._other), self._kept.end(self._third))
+        await asyncio.gather(*resumes)
+        await self._world.release(self._resuming)
+        await asyncio.gather(self._resuming.end(self._other), self._kept.end(self._third))
 
     async def begin_last(self):
         """These calls end while the first member leaves."""
         self._attached = await self._call("stay", self._other)
-        self._last = await self._call("back", self._other)
+        self._last = await self._call("resumes", self._other)
         self._own([self._attached.session, self._last.session])
 
     def cut_last(self):
         self._last.cut()
 
     async def end(self, leaving):
-        coming = asyncio.create_task(self._last.back(self._third, obeys=True))
+        resumes = asyncio.create_task(self._last.resume(self._third, obeys=True))
         await asyncio.sleep(LATER)
         await self._world.release(self._attached)
         await self._attached.until_over()
         await self._world.release(self._last)
         await leaving
-        await coming
+        await resumes
         await self._last.end(self._third)
         for call in (self._direct, self._relayed, self._attached):
             call.close()
@@ -118,8 +118,8 @@ class Group:
         for session in [*self._sessions, self._attached.session, self._last.session]:
             await asyncio.gather(*(session.whose(endpoint, f"after {session.id}") for endpoint in endpoints))
 
-    async def _look(self, session, over):
-        """An instance that does not reach the owner asks the client to come again."""
+    async def _check_session(self, session, over):
+        """Checks that an instance that does not reach the owner asks the client to retry."""
         for endpoint in (self._other, self._third):
             status = await session.poke(endpoint)
             if not over.is_set():

@@ -10,8 +10,8 @@ CALLS = 600
 SHORT = 72
 # Number of sessions, with three concurrent calls each, whose streams have the same numbers.
 AT_A_TIME = 24
-# Where the client is when the answer is made.
-VARIANTS = ["there", "away", "in it"]
+# The state of the client when the answer is sent.
+VARIANTS = ["connected", "disconnected", "in transit"]
 
 
 async def play(world, short):
@@ -31,21 +31,21 @@ async def _run(world, turns, number, dice):
 
 
 async def _cut(world, session, variant, times, dice):
-    size = 60_000 if variant == "in it" else 60
-    call = await world.call("cuts", "back", world.front, session, size=size)
+    size = 60_000 if variant == "in transit" else 60
+    call = await world.call("cuts", "resumes", world.front, session, size=size)
     for _ in range(times - 1):
         call.cut(dice.random() < 0.5)
         await asyncio.sleep(dice.uniform(0.0, GRACE / 3))
-        await call.back(world.front)
+        await call.resume(world.front)
         await asyncio.sleep(dice.uniform(0.0, 0.2))
-    if variant == "in it":
+    if variant == "in transit":
         await world.release(call)
         await call.read_some(20_000)
     call.cut(dice.random() < 0.5)
-    if variant == "away":
+    if variant == "disconnected":
         await world.released(call)
     await asyncio.sleep(dice.uniform(0.0, GRACE / 3))
-    await call.back(world.front)
-    if variant == "there":
+    await call.resume(world.front)
+    if variant == "connected":
         await world.release(call)
     await call.end(world.front)

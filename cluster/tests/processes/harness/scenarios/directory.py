@@ -23,26 +23,26 @@ async def play(world, short):
 
 
 async def _outage(world, how, seconds, groups):
-    away, back, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    failed, recovered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
     groups = [Group(world, number) for number in range(groups)]
     await asyncio.gather(*(group.begin() for group in groups))
-    playing = asyncio.gather(*(group.play(away, back, over) for group in groups))
+    playing = asyncio.gather(*(group.play(failed, recovered, over) for group in groups))
     # Shorter than a grace.
     await asyncio.sleep(GRACE / 4)
-    await _take_away(world, how, seconds)
-    world.facts.note("away", what="redis", how=how)
-    away.set()
+    await _begin_outage(world, how, seconds)
+    world.facts.note("outage", what="redis", how=how)
+    failed.set()
     await asyncio.sleep(seconds)
-    await _bring_back(world, how)
-    world.facts.note("returned", what="redis")
-    back.set()
+    await _end_outage(world, how)
+    world.facts.note("recovered", what="redis")
+    recovered.set()
     await asyncio.sleep(GRACE + LATE)
     over.set()
     await playing
     await world.settle()
 
 
-async def _take_away(world, how, seconds):
+async def _begin_outage(world, how, seconds):
     if how == "pause":
         await world.redis.ask(f"CLIENT PAUSE {seconds * 1000} ALL")
     elif how == "stop":
@@ -51,7 +51,7 @@ async def _take_away(world, how, seconds):
         await world.redis.kill()
 
 
-async def _bring_back(world, how):
+async def _end_outage(world, how):
     if how == "stop":
         world.redis.signal(signal.SIGCONT)
     elif how == "kill":
@@ -71,30 +71,30 @@ class Group:
         """Begins all calls while the directory works."""
         self._by_owner = await self._call("stay", self._owner)
         self._by_relay = await self._call("stay", self._other)
-        self._back = await self._call("back", self._owner)
-        self._leaving = [await self._call("gone", endpoint) for endpoint in (self._owner, self._other)]
-        self._left = await self._call("gone", self._other)
+        self._resuming = await self._call("resumes", self._owner)
+        self._leaving = [await self._call("abandoned", endpoint) for endpoint in (self._owner, self._other)]
+        self._left = await self._call("abandoned", self._other)
 
-    async def play(self, away, back, over):
+    async def play(self, failed, recovered, over):
         poking = asyncio.create_task(self._poke(over))
         # The directory fails before the grace ends.
         self._left.cut()
-        await away.wait()
+        await failed.wait()
         await asyncio.sleep(0.3)
         await self._world.release(self._by_owner)
-        for call in [self._back, *self._leaving]:
+        for call in [self._resuming, *self._leaving]:
             call.cut(self._reset)
-        coming = asyncio.create_task(self._back.back(self._third, 90.0))
+        resumes = asyncio.create_task(self._resuming.resume(self._third, 90.0))
         # Begins without the directory.
-        opened = await self._call("back", self._owner)
+        opened = await self._call("resumes", self._owner)
         await self._by_owner.until_over()
-        await back.wait()
+        await recovered.wait()
         await self._world.release(self._by_relay)
         await self._by_relay.until_over()
-        await coming
-        await self._end(self._back)
+        await resumes
+        await self._end(self._resuming)
         opened.cut()
-        await opened.back(self._third)
+        await opened.resume(self._third)
         await self._end(opened)
         await over.wait()
         await poking
@@ -112,8 +112,8 @@ class Group:
         await call.end(self._third)
 
     async def _poke(self, over):
-        """Checks living sessions all the time."""
+        """Probes living sessions repeatedly."""
         while not over.is_set():
-            for call in (self._by_owner, self._by_relay, self._back):
+            for call in (self._by_owner, self._by_relay, self._resuming):
                 await call.session.poke(self._world.front, limit=5.0)
             await asyncio.sleep(0.15)

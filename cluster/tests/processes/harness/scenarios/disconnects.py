@@ -20,12 +20,12 @@ async def play(world, short):
 async def _leave(world, turns, number):
     async with turns:
         owner, other, third = (node.endpoint for node in world.turn(number))
-        variant = ["owner", "relay", "back"][number // 3 % 3]
-        call = await world.call("disconnects", "gone", owner, through=owner if variant == "owner" else other)
-        if variant == "back":
+        variant = ["owner", "relay", "resumed"][number // 3 % 3]
+        call = await world.call("disconnects", "abandoned", owner, through=owner if variant == "owner" else other)
+        if variant == "resumed":
             call.cut()
             await asyncio.sleep(GRACE / 4)
-            await call.back(third)
+            await call.resume(third)
             await asyncio.sleep(0.1)
         call.cut(reset=number % 2 == 0)
         # The referee judges whether that was in time.

@@ -31,12 +31,12 @@ def _check(world, what, right, **more):
 
 
 async def _events(world, number):
-    """A client of one session names events of another one, at every instance."""
+    """A client of one session names events of another session, at every instance."""
     owner, other, third = world.turn(number)
-    kept = await world.call("forged", "back", owner.endpoint)
+    kept = await world.call("forged", "resumes", owner.endpoint)
     kept.cut()
     await world.released(kept)
-    running = await world.call("forged", "back", owner.endpoint)
+    running = await world.call("forged", "resumes", owner.endpoint)
     other_sessions = [await world.session(node.endpoint) for node in (owner, other)]
     plain, incarnation, number, request = kept.last.split("~")
     generation, call = f"{plain}~{incarnation}", f"{number}~{request}"
@@ -47,30 +47,30 @@ async def _events(world, number):
         for endpoint in (owner.endpoint, other.endpoint, third.endpoint, world.front):
             tries += [_name(world, other_session, endpoint, name, [kept, running]) for name in names]
     await asyncio.gather(*tries)
-    await kept.back(other.endpoint)
+    await kept.resume(other.endpoint)
     await kept.end(other.endpoint)
     await world.release(running)
     await running.end(other.endpoint)
 
 
 async def _name(world, other_session, endpoint, name, victims):
-    headers, heard, status = other_session.headers({"last-event-id": name}), [], 0
+    headers, received, status = other_session.headers({"last-event-id": name}), [], 0
     try:
         response = await (await Response.open(endpoint, "GET", headers)).head()
         status = response.status
         # A stream of the client's own session may stay open, without data.
-        await asyncio.wait_for(_listen(response, heard), LISTEN)
+        await asyncio.wait_for(_listen(response, received), LISTEN)
     except asyncio.TimeoutError:
         response.cut()
     except Broken:
         pass
-    is_silent = all(victim.tag not in "".join(heard) for victim in victims)
-    _check(world, "forged event", is_silent and status in (200, 400, 404, 409), status=status, name=name, heard=heard[:5])
+    is_silent = all(victim.tag not in "".join(received) for victim in victims)
+    _check(world, "forged event", is_silent and status in (200, 400, 404, 409), status=status, name=name, received=received[:5])
 
 
-async def _listen(response, heard):
+async def _listen(response, received):
     async for _, data in response.events():
-        heard.append(data)
+        received.append(data)
 
 
 async def _headers(world, number):
@@ -79,12 +79,12 @@ async def _headers(world, number):
     session = await world.session(owner.endpoint)
     note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()
     for name in ("mcp-cluster", "MCP-Cluster-Client", "mcp-cluster-client"):
-        for said in (SECRET, "relay", "moved", "10.0.0.1:1"):
+        for value in (SECRET, "relay", "moved", "10.0.0.1:1"):
             for endpoint in (owner.endpoint, other.endpoint, world.front):
-                status, headers, _ = await answers(endpoint, "POST", session.headers({name: said}), note)
+                status, headers, _ = await answers(endpoint, "POST", session.headers({name: value}), note)
                 right = status == 202 and not any(name.startswith("mcp-cluster") for name in headers)
                 _check(world, "forged header", right, status=status, endpoint=endpoint.name)
-            unknown = {**session.headers({name: said}), "mcp-session-id": str(uuid.uuid4())}
+            unknown = {**session.headers({name: value}), "mcp-session-id": str(uuid.uuid4())}
             status, headers, _ = await answers(third.endpoint, "POST", unknown, note)
             _check(world, "forged header of no session", status == 404, status=status)
     # The listener of the peers, without the secret and with another.
@@ -92,7 +92,7 @@ async def _headers(world, number):
     for forged in ({}, {"mcp-cluster": "relay"}, {"mcp-cluster": f"{SECRET}x"}, {"mcp-cluster": SECRET[:-1]}):
         status, _, _ = await answers(peers, "POST", session.headers(forged), note)
         _check(world, "peers' listener", status == 403, status=status)
-    # With it, a session that is not there is nobody's to relay.
+    # A request with the secret is never relayed, even if its session is not local.
     unknown = {**session.headers({"mcp-cluster": SECRET}), "mcp-session-id": str(uuid.uuid4())}
     status, _, _ = await answers(peers, "POST", unknown, note)
     _check(world, "one hop", status == 421, status=status)
@@ -108,14 +108,14 @@ async def _long(world, number):
         for field in ("mcp-session-id", "last-event-id"):
             headers = {**session.headers(), field: long}
             status, _, _ = await answers(endpoint, "GET" if field == "last-event-id" else "POST", headers, note)
-            # 0: the connection was closed before all of it was taken.
+            # 0: the connection was closed before the whole request was read.
             _check(world, f"long {field}", status in (0, 400, 404, 414, 431), status=status, endpoint=endpoint.name)
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": long}}
         status, _, _ = await answers(endpoint, "POST", session.headers(), json.dumps(cancel).encode())
         _check(world, "long cancel", status == 202, status=status, endpoint=endpoint.name)
-    call = Call(session, "forged", "back")
+    call = Call(session, "forged", "resumes")
     call.id = long
     await call.ask(other.endpoint)
     await world.release(call)
     await call.end(other.endpoint)
-    _check(world, "lives on", await session.poke(third.endpoint) == 202)
+    _check(world, "session still found", await session.poke(third.endpoint) == 202)

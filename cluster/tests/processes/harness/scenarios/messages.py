@@ -11,16 +11,16 @@ async def play(world, short):
     each = SHORT if short else EACH
     world.facts.note("plan", scenario="messages", calls=each * len(WHAT))
     for number in range(each):
-        # A few at a time, because this is not a load test.
+        # A few calls at a time, because this is not a load test.
         await asyncio.gather(*((_stop if what in ("cancel", "DELETE") else _question)(world, what, number) for what in WHAT))
 
 
 async def _stop(world, what, number):
     owner, other, third = (node.endpoint for node in world.turn(number))
-    call = await world.call("messages", "told", owner, through=owner if number % 2 else third)
-    world.facts.note("told", tag=call.tag, what=what)
+    call = await world.call("messages", "ended-by-client", owner, through=owner if number % 2 else third)
+    world.facts.note("sent", tag=call.tag, what=what)
     if what == "cancel":
-        await call.session.tell(other, "notifications/cancelled", {"requestId": call.id})
+        await call.session.notify(other, "notifications/cancelled", {"requestId": call.id})
     else:
         await call.session.delete(other)
     await world.facts.until("ended", call.tag, 3.0)
@@ -41,7 +41,7 @@ async def _question(world, what, number):
         result = {"model": word, "role": "assistant", "content": {"type": "text", "text": "x"}}
     else:
         result = {"action": "accept", "content": {"word": word}}
-    world.facts.note("told", tag=call.tag, what=what)
+    world.facts.note("sent", tag=call.tag, what=what)
     await session.reply(other, question, result)
-    await world.facts.until("heard", call.tag, 3.0)
+    await world.facts.until("received", call.tag, 3.0)
     await call.end(other, 3.0)

@@ -28,28 +28,28 @@ async def _outage(world, links, is_without, seconds):
     for name, other in links:
         world.network.silence(name, other)
     if is_without:
-        world.facts.note("away", what="redis", how="silent", links=links)
+        world.facts.note("outage", what="redis", how="silent", links=links)
     poking = asyncio.create_task(_poke(sessions, [a, b, c], over))
     await asyncio.sleep(0.3)
-    for direct, relayed, back, late, gone, gone_relayed in groups:
+    for direct, _relayed, resumed, _late, abandoned, abandoned_relayed in groups:
         await world.release(direct)
-        for call in (back, gone):
+        for call in (resumed, abandoned):
             call.cut()
-        gone_relayed.cut()
+        abandoned_relayed.cut()
     # Through any instance that accepts the client. The call may belong to an instance that cannot.
-    coming = [asyncio.create_task(_come_back(world, calls[2])) for calls in groups]
+    resumes = [asyncio.create_task(_resume(world, calls[2])) for calls in groups]
     await asyncio.sleep(seconds)
     for name, other in links:
         world.network.restore(name, other)
     if is_without:
         await world.redis.ready()
-        world.facts.note("returned", what="redis")
+        world.facts.note("recovered", what="redis")
     for calls in groups:
         for call in (calls[1], calls[3]):
             await world.release(call)
     await asyncio.sleep(GRACE + LATE)
     over.set()
-    await asyncio.gather(*coming, poking)
+    await asyncio.gather(*resumes, poking)
     await asyncio.gather(*(call.end(c) for calls in groups for call in calls[:4]))
     await world.ended([call for calls in groups for call in calls[4:]])
     await world.settle()
@@ -59,21 +59,21 @@ async def _outage(world, links, is_without, seconds):
 
 
 async def _begin(world):
-    """Calls of sessions of the first instance: of clients that stay, that come back, and that leave."""
+    """Calls of sessions of the first instance: of clients that stay connected, that resume, and that disconnect for good."""
     a, b, c = (node.endpoint for node in world.nodes)
     return [
         await world.call("networks", "stay", a),
-        await world.call("networks", "back", a, through=c),
-        await world.call("networks", "back", a),
-        await world.call("networks", "back", a, through=a),
-        await world.call("networks", "gone", a),
-        await world.call("networks", "gone", a, through=c),
+        await world.call("networks", "resumes", a, through=c),
+        await world.call("networks", "resumes", a),
+        await world.call("networks", "resumes", a, through=a),
+        await world.call("networks", "abandoned", a),
+        await world.call("networks", "abandoned", a, through=c),
     ]
 
 
-async def _come_back(world, call):
+async def _resume(world, call):
     await asyncio.sleep(GRACE / 4)
-    await call.back(world.front, 60.0)
+    await call.resume(world.front, 60.0)
     await world.release(call)
 
 

@@ -20,18 +20,18 @@ async def _kill(world, number):
     owner, other, third = world.turn(number)
     endpoints = [owner.endpoint, other.endpoint, world.front]
     lost = [await world.call("owner", "lost", owner.endpoint, through=endpoint) for endpoint in endpoints[:LOST]]
-    kept = await world.call("owner", "back", owner.endpoint, through=other.endpoint)
+    kept = await world.call("owner", "resumes", owner.endpoint, through=other.endpoint)
     kept.cut()
     await asyncio.sleep(0.1)
     await world.released(kept)
-    # Time until the directory has it.
+    # Time until the directory has the answer.
     await asyncio.sleep(0.3)
     await owner.kill()
     try:
-        await asyncio.gather(kept.back(world.front), *(_lost(world, number, turn, call) for turn, call in enumerate(lost)))
+        await asyncio.gather(kept.resume(world.front), *(_lost(world, number, turn, call) for turn, call in enumerate(lost)))
         await kept.end(world.front)
-        await _goes_on(world, kept.session)
-        # All come at once, and one of them has the session.
+        await _call_again(world, kept.session)
+        # All requests arrive at once, and one instance claims the session.
         endpoints = [other.endpoint, third.endpoint, world.front] * 2
         for call in [*lost, kept]:
             group = f"after {call.tag}"
@@ -44,16 +44,16 @@ async def _lost(world, number, turn, call):
     if (number + turn) % 2:
         # The session continues before the client resumes the call. The same stream numbers then belong to another call.
         call.cut()
-        await _goes_on(world, call.session)
+        await _call_again(world, call.session)
     else:
         await call.until_cut_off(5.0)
-    await call.back(world.front)
+    await call.resume(world.front)
     await call.end(world.front)
     if not (number + turn) % 2:
-        await _goes_on(world, call.session)
+        await _call_again(world, call.session)
 
 
-async def _goes_on(world, session):
-    call = await world.call("owner", "back", world.front, session)
+async def _call_again(world, session):
+    call = await world.call("owner", "resumes", world.front, session)
     await world.release(call)
     await call.end(world.front)

@@ -16,18 +16,18 @@ async def play(world, short):
 
 async def _kill(world, number):
     relay, owner, other = world.turn(number)
-    calls = [await world.call("relay", "back", node.endpoint, through=relay.endpoint) for node in [owner, other] * (CALLS // 2)]
+    calls = [await world.call("relay", "resumes", node.endpoint, through=relay.endpoint) for node in [owner, other] * (CALLS // 2)]
     await relay.kill()
     try:
-        await asyncio.gather(*(_come_back(world, turn, call) for turn, call in enumerate(calls)))
+        await asyncio.gather(*(_resume(world, turn, call) for turn, call in enumerate(calls)))
     finally:
         await relay.restart()
 
 
-async def _come_back(world, turn, call):
+async def _resume(world, turn, call):
     await call.until_cut_off(5.0)
     if turn % 2:
         await world.released(call)
-    await call.back(world.front)
+    await call.resume(world.front)
     await world.release(call)
     await call.end(world.front)

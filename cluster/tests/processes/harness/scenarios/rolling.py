@@ -53,7 +53,7 @@ async def _work(world, session, over, dice):
     calls = 0
     while not over.is_set():
         calls += 1
-        call = Call(session, "rolling", "back", seconds=dice.uniform(0.0, LONGEST))
+        call = Call(session, "rolling", "resumes", seconds=dice.uniform(0.0, LONGEST))
         await call.ask(world.front, until_started=False)
         if dice.random() < 0.2 and call.last:
             call.cut()

@@ -38,11 +38,11 @@ async def delete(call):
 
 
 class Variant(NamedTuple):
-    """What happens to a call, and what the tool is asked for."""
+    """What happens to a call, and the arguments of the tool."""
 
     play: Callable[[SdkCall], Awaitable[None]]
     asks: dict
-    story: str = "resumed"
+    story: str = "resumes-by-itself"
 
 
 VARIANTS = {
@@ -52,10 +52,10 @@ VARIANTS = {
     "once": Variant(one, {"cuts": 1}),
     "once, silent": Variant(one, {"cuts": 1, "events": 0}),
     "twice": Variant(two, {"cuts": 2}),
-    "away": Variant(late, {"cuts": 1}),
-    "in it": Variant(on_its_way, {"cuts": 1, "size": 60_000}),
-    "cancel": Variant(cancel, {}, "told"),
-    "delete": Variant(delete, {}, "told"),
+    "disconnected": Variant(late, {"cuts": 1}),
+    "in transit": Variant(on_its_way, {"cuts": 1, "size": 60_000}),
+    "cancel": Variant(cancel, {}, "ended-by-client"),
+    "delete": Variant(delete, {}, "ended-by-client"),
 }
 
 
@@ -84,7 +84,7 @@ async def _run(process, call, variant, turns):
     async with turns:
         await call.begin(process, **variant.asks)
         await variant.play(call)
-        if variant.story == "resumed":
+        if variant.story == "resumes-by-itself":
             await call.answered()
         else:
             await call.cancelled()
@@ -95,11 +95,11 @@ async def _run(process, call, variant, turns):
 
 async def _killed(world, client, number):
     """Every other client was cut off before and has resumed."""
-    calls = [SdkCall(world, client, "gone", "killed") for _ in range(number)]
+    calls = [SdkCall(world, client, "abandoned", "killed") for _ in range(number)]
     process = program(world, client, calls, f"{client.key}-killed")
     await process.start("ready")
     try:
-        await asyncio.gather(*(_comes(process, call, turn % 2) for turn, call in enumerate(calls)))
+        await asyncio.gather(*(_begin_and_cut(process, call, turn % 2) for turn, call in enumerate(calls)))
         for call in calls:
             call.kill()
         await asyncio.gather(*(call.until(call.over, GRACE + 8.0) for call in calls if call.told("started")))
@@ -108,7 +108,7 @@ async def _killed(world, client, number):
         await asyncio.gather(*(call.close() for call in calls))
 
 
-async def _comes(process, call, cuts):
+async def _begin_and_cut(process, call, cuts):
     await call.begin(process, cuts=cuts)
     await call.streaming()
     if cuts:

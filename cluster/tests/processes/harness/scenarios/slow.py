@@ -61,7 +61,7 @@ async def _storm(world, number):
         await world.balancer.take_out(node)
     try:
         turns, dice = asyncio.Semaphore(AT_A_TIME), random.Random(3)
-        # No instance cancels a call before it has known the directory to be sound for that time.
+        # No instance cancels a call before it has known the directory to be consistent for that time.
         proved = asyncio.create_task(asyncio.sleep(LEASE))
         calls = await asyncio.gather(*(_begin(world, turns) for _ in range(number)))
         await world.balancer.put_back(other)
@@ -82,19 +82,19 @@ async def _storm(world, number):
 
 async def _begin(world, turns):
     async with turns:
-        return await world.call("slow", "back", world.front)
+        return await world.call("slow", "resumes", world.front)
 
 
 async def _resume(world, turn, call, pause):
     await call.until_cut_off()
     call.cut()
-    is_away = turn % 3 == 0
-    if is_away:
+    is_disconnected = turn % 3 == 0
+    if is_disconnected:
         # The answer is sent while the client is disconnected.
         await world.release(call)
     await asyncio.sleep(pause)
-    await call.back(world.front, obeys=True)
-    if not is_away:
+    await call.resume(world.front, obeys=True)
+    if not is_disconnected:
         await world.release(call)
     await call.end(world.front)
 

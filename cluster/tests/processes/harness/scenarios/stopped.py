@@ -12,8 +12,8 @@ from ..client import PATIENCE, Call
 from ..wire import Broken, Response
 
 # An instance waits 10 s for the head of a relayed GET, and the other requests wait as well. Then it gives up.
-STOPS = {9: "back", 10: "either", 14: "given_up"}
-SHORT = {9: "back", 12: "given_up"}
+STOPS = {9: "resumes", 10: "either", 14: "given_up"}
+SHORT = {9: "resumes", 12: "given_up"}
 GROUPS = 3
 CALLS = 3
 # Number of further calls that wait in the owner's sockets if it is given up.
@@ -36,13 +36,13 @@ async def _stop(world, number, seconds, story):
     owner, other, third = world.turn(number)
     calls = []
     for _ in range(GROUPS):
-        calls.append(await world.call("stopped", "stay" if story == "back" else story, owner.endpoint))
+        calls.append(await world.call("stopped", "stay" if story == "resumes" else story, owner.endpoint))
         calls.append(await world.call("stopped", story, owner.endpoint, through=other.endpoint))
         calls.append(await world.call("stopped", story, owner.endpoint))
     cut = calls[2::CALLS]
     late, rest = [], asyncio.Event()
     if story == "given_up":
-        late = [Call(call.session, "stopped", "back") for call in calls]
+        late = [Call(call.session, "stopped", "resumes") for call in calls]
         asking = [call.ask(owner.endpoint, until_started=False, until=rest) for call in late[2::CALLS]]
         asking = [asyncio.create_task(ask) for ask in asking]
         await asyncio.sleep(ARRIVED)
@@ -51,14 +51,14 @@ async def _stop(world, number, seconds, story):
     for call in cut:
         call.cut()
     waiting = [call.session.poke(third.endpoint, seconds + PATIENCE) for call in calls]
-    waiting += [call.back(third.endpoint) for call in cut] if story != "given_up" else []
+    waiting += [call.resume(third.endpoint) for call in cut] if story != "given_up" else []
     waiting = [asyncio.create_task(wait) for wait in waiting]
     if story == "given_up":
         looks = [asyncio.create_task(_look(call.session, third.endpoint)) for call in calls]
         waiting += [*looks, *asking]
         waiting += [asyncio.create_task(call.ask(owner.endpoint, until_started=False)) for call in late[0::CALLS]]
-        waiting += [asyncio.create_task(call.back(owner.endpoint)) for call in cut]
-        # A process does not stop in the moment of the signal.
+        waiting += [asyncio.create_task(call.resume(owner.endpoint)) for call in cut]
+        # The signal takes effect after a moment.
         await asyncio.sleep(ARRIVED)
         rest.set()
         await asyncio.sleep(seconds - ARRIVED - RELAYED_BEFORE)
@@ -79,7 +79,7 @@ async def _stop(world, number, seconds, story):
 
 
 async def _look(session, endpoint):
-    """A stream of the session, which is waited for. Returns the status, 0 for none."""
+    """Opens a stream of the session. Returns the status, 0 for none."""
     status = 0
     try:
         response = await Response.open(endpoint, "GET", session.headers())

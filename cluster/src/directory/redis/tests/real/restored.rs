@@ -1,12 +1,12 @@
-//! A Redis that loses its data, or has older data than the instances (rule 1).
+//! A Redis that loses its data, or has older data than the instances.
 
 use std::fs;
 
 use super::*;
 
-async fn owner_there(directory: &Limited, of: &str) -> Option<Owner> {
-    let there = ownership(directory, session(of).session).await;
-    there.map(|there| there.owner)
+async fn stored_owner(directory: &Limited, id: &str) -> Option<Owner> {
+    let stored = ownership(directory, session(id).session).await;
+    stored.map(|ownership| ownership.owner)
 }
 
 #[tokio::test]
@@ -27,20 +27,20 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let snapshot = server.folder().join("dump.rdb");
     let old = fs::read(&snapshot).unwrap();
 
-    // Then the living instance has these ten, and forty that the snapshot does not have. It claims five of the ten once more.
+    // Then the living instance owns these ten, and forty that the snapshot does not have. The instance claims five of the ten once more.
     let one = Living::begin(directory.clone(), 1, 50);
     one.until_consistent().await;
     for id in 0..5_u8 {
         let claimed = session(&id.to_string()).session;
-        let is = ownership(&directory, claimed).await.unwrap();
-        let wanted = is.claimed_by(one.me);
-        let claim = directory.claim(claimed, is, wanted).await.unwrap();
+        let stored = ownership(&directory, claimed).await.unwrap();
+        let wanted = stored.claimed_by(one.me);
+        let claim = directory.claim(claimed, stored, wanted).await.unwrap();
         assert_eq!(claim, Claim::Won);
         one.sessions.on_claimed(claimed, wanted.epoch);
     }
     let two = Living::start(&server, 2, 0).await;
     for id in 0..50 {
-        let owner = owner_there(&directory, &id.to_string()).await;
+        let owner = stored_owner(&directory, &id.to_string()).await;
         assert_eq!(owner, Some(one.me), "{id}");
     }
 
@@ -50,9 +50,9 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let begun = Instant::now();
     eventually("the living owner has all of its sessions", async || {
         for id in 0..50 {
-            let there = directory.look(session(&id.to_string()).session).await;
-            let is_its = there.is_ok_and(
-                |look| matches!(look.record, Some(Record::Owned(is)) if is.owner == one.me),
+            let look = directory.look(session(&id.to_string()).session).await;
+            let is_its = look.is_ok_and(
+                |look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == one.me),
             );
             if !is_its {
                 return false;
@@ -66,8 +66,15 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     sleep(LEASE_TTL + SECOND).await;
     for id in 0..50 {
         let id = id.to_string();
-        assert!(one.sessions.is_local(session(&id).session), "{id} is lost");
-        assert_eq!(owner_there(&two.directory, &id).await, Some(one.me), "{id}");
+        assert!(
+            one.sessions.is_local(session(&id).session),
+            "session {id} is lost"
+        );
+        assert_eq!(
+            stored_owner(&two.directory, &id).await,
+            Some(one.me),
+            "{id}"
+        );
     }
     one.until_consistent().await;
     assert!(!one.sessions.has_contested());
@@ -83,7 +90,7 @@ async fn flushed_records_are_written_again_and_no_session_is_lost() {
         let before = one.heartbeat.consistent_since();
         let () = server.ask("FLUSHALL").await;
         let begun = Instant::now();
-        eventually("it is consistent again", async || {
+        eventually("the directory is consistent again", async || {
             let since = one.heartbeat.consistent_since();
             if let Ok(look) = two.directory.look(session("7").session).await {
                 assert!(look.record.is_some() || !two.heartbeat.proves(&look.leases));
@@ -99,5 +106,5 @@ async fn flushed_records_are_written_again_and_no_session_is_lost() {
     for id in 0..1_000 {
         assert!(one.sessions.is_local(session(&id.to_string()).session));
     }
-    assert_eq!(owner_there(&two.directory, "999").await, Some(one.me));
+    assert_eq!(stored_owner(&two.directory, "999").await, Some(one.me));
 }

@@ -17,9 +17,9 @@ struct Group {
 impl Group {
     async fn start() -> Self {
         let primary = Server::start().await;
-        let of = primary.port().to_string();
-        let replica = Server::start_with(&["--replicaof", "127.0.0.1", &of]).await;
-        eventually("the replica is in step", async || {
+        let port = primary.port().to_string();
+        let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        eventually("the replica is synchronized", async || {
             replica.info("replication", "master_link_status").await == "up"
         })
         .await;
@@ -54,7 +54,7 @@ impl Group {
     }
 
     /// Asserts that the replica is the primary now, and has all that an instance needs.
-    async fn is_used_by(&self, one: &Living, sessions: usize) {
+    async fn assert_used_by(&self, one: &Living, sessions: usize) {
         self.until_failed_over().await;
         let failed_over = Instant::now();
         let id = self.replica.info("server", "run_id").await;
@@ -89,7 +89,7 @@ async fn after_a_failover_the_new_primary_is_used_within_seconds() {
     let one = Living::begin(group.directory(), 1, 100);
     one.until_consistent().await;
     group.primary.kill().await;
-    group.is_used_by(&one, 100).await;
+    group.assert_used_by(&one, 100).await;
 }
 
 #[tokio::test]
@@ -99,8 +99,8 @@ async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues()
     let one = Living::begin(group.directory(), 1, 100);
     one.until_consistent().await;
     group.primary.stop();
-    group.is_used_by(&one, 100).await;
-    group.primary.go_on();
+    group.assert_used_by(&one, 100).await;
+    group.primary.resume();
     eventually("the former primary is a replica", async || {
         group.primary.info("replication", "role").await == "slave"
     })
@@ -117,14 +117,14 @@ async fn a_former_primary_that_still_answers_is_abandoned() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
     one.until_consistent().await;
-    // Sentinel refuses until it has seen that the replica is in step, which it checks every 10 s.
+    // Sentinel refuses until it has detected that the replica is synchronized, which it checks every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
     eventually("the Sentinel begins", async || {
         let begun: redis::RedisResult<()> = group.sentinel.try_ask(&failover).await;
         begun.is_ok()
     })
     .await;
-    group.is_used_by(&one, 100).await;
+    group.assert_used_by(&one, 100).await;
 }
 
 #[tokio::test]
@@ -165,15 +165,18 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
             .advertise("10.0.0.7:9000")
             .connect()
     };
-    assert!(connect().await.is_ok(), "it is unreachable");
+    assert!(connect().await.is_ok(), "the directory is unreachable");
     server.start_again().await;
-    eventually("it is logged", async || warnings.with("Redis Cluster") > 0).await;
+    eventually("the error is logged", async || {
+        warnings.with("Redis Cluster") > 0
+    })
+    .await;
     sleep(3 * SECOND).await;
     assert!(one.heartbeat.consistent_since().is_none());
     let errors = warnings.with("ERROR");
     assert!(
         (1..=2).contains(&errors),
-        "one for each of the two, not for each heartbeat: {errors}"
+        "at most one for each of the two members, not for each heartbeat: {errors}"
     );
 }
 
@@ -193,7 +196,10 @@ async fn a_redis_that_evicts_is_logged_once() {
     // Once for each run of the backend.
     server.kill().await;
     server.start_again().await;
-    eventually("it is warned of again", async || warnings.with(warned) == 2).await;
+    eventually("the warning is logged again", async || {
+        warnings.with(warned) == 2
+    })
+    .await;
     sleep(5 * SECOND).await;
     assert_eq!(warnings.with(warned), 2);
 
@@ -279,7 +285,7 @@ mod tls {
 
     #[tokio::test]
     #[ignore = "needs redis-server: cluster/tests/redis/run"]
-    async fn a_certificate_of_another_authority_is_not_trusted_and_named() {
+    async fn a_certificate_of_another_authority_is_not_trusted_and_is_named_in_the_log() {
         let server = Server::start_with_tls().await;
         let other = server.folder().join("other");
         fs::create_dir_all(&other).unwrap();
@@ -289,7 +295,7 @@ mod tls {
         let url = format!("rediss://127.0.0.1:{}", server.port());
         let member = Cluster::redis(url).tls_root_certificate(pem);
         let member = member.advertise("10.0.0.7:9000").connect().await;
-        assert!(member.is_ok(), "as one whose directory is unreachable");
+        assert!(member.is_ok(), "the directory counts as unreachable");
         assert!(warnings.with("certificate") > 0);
         let strange = Limited::new(RedisDirectory::new(&address(&server, &other)).unwrap());
         strange.leases().await.unwrap_err();
