@@ -42,6 +42,8 @@ impl<M> CancellableSessionManager<M> {
     /// - Every stream counts, also of an untracked call and without a layer. A client that disconnects from an untracked call without the
     ///   answer is never lost, because the call may still run.
     /// - A client whose stream the server has ended is not lost: the server may have asked it to wait.
+    /// - On a dead network a disconnect is detected late, and then counts as later than the requests that the client has sent over other
+    ///   connections meanwhile.
     /// - With an event store, or another session manager than rmcp's own, a resumed stream counts as standalone if its last event id
     ///   is one of the latest 64 of the session's standalone streams. Otherwise it counts as one of an untracked call.
     ///

@@ -5,7 +5,7 @@
 
 use axum::{
     Json, Router,
-    extract::{Path, Query, Request, State},
+    extract::{Path, Query, Request, State, rejection::QueryRejection},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state, map_response},
     response::{IntoResponse as _, Response},
@@ -18,6 +18,7 @@ use super::calls_page::Page;
 use crate::{config::AdminToken, headers::exactly_one};
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Source {
     /// `process` of the `/calls.json` that has the call.
     process: Option<String>,
@@ -60,8 +61,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 async fn cancel(
     State(page): State<Page>,
     Path(id): Path<String>,
-    Query(source): Query<Source>,
+    source: Result<Query<Source>, QueryRejection>,
 ) -> (StatusCode, Json<Value>) {
+    let Ok(Query(source)) = source else {
+        let text = "the only parameter of the query is `process`";
+        return (StatusCode::BAD_REQUEST, error(text));
+    };
     if !page.is_of_this_process(source.process.as_deref()) {
         let text = "the call was of another process of the proxy";
         return (StatusCode::CONFLICT, error(text));

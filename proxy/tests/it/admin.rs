@@ -108,6 +108,7 @@ async fn a_script_with_the_token_cancels_one_call() {
     }
     for (path, status) in [
         (format!("/calls/{id}/cancel?process=0123456789abcdef"), 409),
+        (format!("/calls/{id}/cancel?proces=0123456789abcdef"), 400),
         ("/calls/999999999/cancel".to_owned(), 404),
         ("/calls/x/cancel".to_owned(), 404),
     ] {
