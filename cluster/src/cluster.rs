@@ -1,7 +1,7 @@
 //! The membership of an instance in a cluster, and its setup.
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -42,7 +42,7 @@ use crate::{
     },
     routing::{
         owner_cache::OwnerCache,
-        request_context::has_no_session,
+        request_context::{has_no_session, may_restore},
         router::{FormerOwners, Router, WaitingCalls},
     },
     session_closers::SessionClosers,
@@ -285,6 +285,11 @@ impl Cluster {
         self.shared.answers.count()
     }
 
+    /// Adds a session manager that closes sessions before those that are made later.
+    pub(crate) fn add_closer(&self, closer: std::sync::Weak<dyn crate::manager::CloseSession>) {
+        self.shared.session_closers.add(closer);
+    }
+
     /// Stops like a killed process: the lease is not released, and lapses.
     pub(crate) fn stop_heartbeat(&self) {
         self.shared.stop_heartbeat();
@@ -301,6 +306,10 @@ impl SessionStore for Cluster {
         // The calling service does not have the session. If another service of this instance does, the session must not be restored twice.
         if self.shared.session_closers.has_session(session_id).await {
             return Ok(None);
+        }
+        // The session was closed while a layer delayed a request that had found it open. A peer may be about to claim it.
+        if !may_restore() && !has_no_session() {
+            return Err(io::Error::other("the session is not claimed").into());
         }
         self.shared.store.load(session_id).await
     }
@@ -406,7 +415,6 @@ pub(crate) fn join_over(
     let session_closers = SessionClosers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
     let (pending_restores, answers) = (PendingRestores::default(), Answers::new(directory.clone()));
-    let restores = pending_restores.clone();
     let heartbeat = Heartbeat::new(
         me,
         directory.clone(),
@@ -438,7 +446,7 @@ pub(crate) fn join_over(
             answers,
             closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
             session_closers,
-            store: ClusterStore::new(me.incarnation, directory, sessions, restores),
+            store: ClusterStore::new(me.incarnation, directory, sessions),
             heartbeat_task: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),
     }

@@ -176,6 +176,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         events: S,
         session: &str,
         call: Option<Call>,
+        guard: Option<InFlightGuard>,
         event: String,
     ) -> TaggedStream<S> {
         let generation = self.generations.of(session);
@@ -183,7 +184,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             recorder: self.recorder.clone(),
             generation,
             event_suffix: Answers::event_suffix(generation, call.as_ref()),
-            _guard: call.as_ref().and_then(|_| self.sessions.enter(session)),
+            _guard: guard,
             call,
             event,
             is_answered: false,
@@ -254,8 +255,10 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             let number = self.recorder.answers.next_number();
             Call::new(id.clone(), request, number)
         });
-        // This process may have stalled while rmcp read the body.
-        let created = if self.heartbeat.may_serve(id) {
+        let guard = request.and_then(|_| self.sessions.enter(id));
+        // Meanwhile this process may have stalled, or the session may have been relinquished: then it is about to be closed.
+        let is_here = guard.is_some() || request.is_none();
+        let created = if is_here && self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);
             Either::Left(created.map_ok(Either::Left))
         } else {
@@ -268,7 +271,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                 Ok(Either::Left(created))
             }))
         };
-        created.map_ok(|events| self.tag(events, id, call, String::new()))
+        created.map_ok(|events| self.tag(events, id, call, guard, String::new()))
     }
 
     fn accept_message(
@@ -292,7 +295,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.tag(events, id, None, String::new()))
+        opened.map_ok(|events| self.tag(events, id, None, None, String::new()))
     }
 
     fn resume(
@@ -318,7 +321,8 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if let Some(call) = &call {
                 self.recorder.answers.on_resumed(call);
             }
-            self.tag(events, id, call, last_event_id)
+            let guard = call.as_ref().and_then(|_| self.sessions.enter(id));
+            self.tag(events, id, call, guard, last_event_id)
         })
     }
 

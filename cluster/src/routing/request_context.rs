@@ -12,6 +12,7 @@ use crate::ids::{Incarnation, NamedCall};
 task_local! {
     static RESUMED_CALL: (Incarnation, Option<NamedCall>);
     static HAS_NO_SESSION: ();
+    static MAY_RESTORE: ();
     static IS_RESUMED: Cell<bool>;
 }
 
@@ -49,4 +50,19 @@ pub(crate) async fn without_session<F: Future>(served: F) -> F::Output {
 /// Returns `true` if this task serves a request whose session provably does not exist.
 pub(crate) fn has_no_session() -> bool {
     HAS_NO_SESSION.try_with(|()| ()).is_ok()
+}
+
+/// Serves the request that restores its session, which this instance has claimed.
+pub(crate) async fn with_restore<F: Future>(served: F) -> F::Output {
+    MAY_RESTORE.scope((), served).await
+}
+
+/// Polls the response of a request that still restores its session.
+pub(crate) fn poll_restore<T>(poll: impl FnOnce() -> T) -> T {
+    MAY_RESTORE.sync_scope((), poll)
+}
+
+/// Returns `true` if this task serves the request that restores its session.
+pub(crate) fn may_restore() -> bool {
+    MAY_RESTORE.try_with(|()| ()).is_ok()
 }

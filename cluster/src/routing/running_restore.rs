@@ -19,7 +19,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::{
     ids::SessionHash,
-    routing::router::Router,
+    routing::{request_context::poll_restore, router::Router},
     sessions::{
         RESTORE_TIMEOUT,
         pending_restores::{PendingRestore, RestoreTurn},
@@ -111,10 +111,10 @@ impl http_body::Body for RestoringBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
-        let frame = Pin::new(&mut this.body).poll_frame(cx);
         let Some(restore) = &this.restore else {
-            return frame;
+            return Pin::new(&mut this.body).poll_frame(cx);
         };
+        let frame = poll_restore(|| Pin::new(&mut this.body).poll_frame(cx));
         let has_ended = matches!(frame, Poll::Ready(None | Some(Err(_))));
         let is_not_loaded = || !restore.router.sessions.is_local(restore.session());
         if has_ended

@@ -16,7 +16,7 @@ use crate::{
     routing::{
         fields::{Fields, SESSION_ID},
         plan::Action,
-        request_context::{with_resume_recorded, with_resumed_call, without_session},
+        request_context::{with_restore, with_resume_recorded, with_resumed_call, without_session},
         resume::{self, LAST_EVENT_ID, RewriteOutcome},
         routed::{Presence, Reclaimed, Routed, TransferOutcome},
         router::Router,
@@ -211,10 +211,12 @@ async fn restore_and_serve<S: Inner>(
         (Some(turn), Some(id)) => Some(RunningRestore::new(router, id.clone(), restore, turn)),
         _ => None,
     };
-    let served = serve(router, inner, request, rewritten, None).await?;
     let Some(running) = running else {
+        let guard = session.as_deref().and_then(|id| router.sessions.enter(id));
+        let served = serve(router, inner, request, rewritten, guard).await?;
         return Ok(Restored::Served(served));
     };
+    let served = with_restore(serve(router, inner, request, rewritten, None)).await?;
     let served = running.end_with(served);
     let has_failed = match served.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
@@ -292,36 +294,37 @@ pub(crate) async fn serve<S: Inner>(
             served.await
         }
     };
-    match rewritten {
-        RewriteOutcome::Unchanged => {
-            let response = served.await?.into_response();
-            Ok(unless_relinquished(router, response, guard.as_ref()))
-        }
+    let response = match rewritten {
+        RewriteOutcome::Unchanged => served.await?.into_response(),
         RewriteOutcome::Local(generation, call) => {
             let served = with_resumed_call(generation, call, served);
-            Ok(served.await?.into_response())
+            served.await?.into_response()
         }
         RewriteOutcome::LostCall(lost) => {
             let (response, is_resumed) = with_resume_recorded(served).await;
             let response = response?.into_response();
             if is_resumed && resume::is_accepted(&response) {
-                Ok(router.answer(&lost, response).await)
+                router.answer(&lost, response).await
             } else {
-                Ok(response)
+                response
             }
         }
-    }
+    };
+    Ok(unless_relinquished(router, response, guard.as_ref()))
 }
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
 ///
-/// rmcp answers 500 to a call that it could not begin for this reason.
+/// For this reason rmcp answers 500 to a call that it could not begin, and 404 to one that waited for the same restore.
 pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,
     guard: Option<&InFlightGuard>,
 ) -> Response<Body> {
-    let has_failed = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
+    let has_failed = matches!(
+        response.status(),
+        StatusCode::INTERNAL_SERVER_ERROR | StatusCode::NOT_FOUND
+    );
     if has_failed && guard.is_some_and(InFlightGuard::is_closed) {
         return router.reject(Refusal::Again);
     }

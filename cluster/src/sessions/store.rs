@@ -17,7 +17,7 @@ use crate::{
     directory::{DIRECTORY_TIMEOUT, Directory, Limited},
     ids::{Incarnation, SessionHash},
     rate_limited_warning::RateLimitedWarning,
-    sessions::{Sessions, pending_restores::PendingRestores},
+    sessions::Sessions,
 };
 
 /// Maximum length of the parameters of a session, as JSON: 64 KiB.
@@ -36,24 +36,17 @@ pub(crate) struct ClusterStore {
     me: Incarnation,
     directory: Limited,
     sessions: Arc<Sessions>,
-    restores: PendingRestores,
     too_large: RateLimitedWarning,
 }
 
 // === impl ClusterStore ===
 
 impl ClusterStore {
-    pub(crate) fn new(
-        me: Incarnation,
-        directory: Limited,
-        sessions: Arc<Sessions>,
-        restores: PendingRestores,
-    ) -> Self {
+    pub(crate) fn new(me: Incarnation, directory: Limited, sessions: Arc<Sessions>) -> Self {
         Self {
             me,
             directory,
             sessions,
-            restores,
             too_large: RateLimitedWarning::default(),
         }
     }
@@ -81,10 +74,6 @@ impl SessionStore for ClusterStore {
         }
         if entry.params.is_empty() {
             return Ok(None);
-        }
-        // The session was closed while a layer delayed a request that had found it open. A peer may be about to claim it.
-        if !self.restores.contains(session) {
-            return Err(io::Error::other("the session is not claimed").into());
         }
         let epoch = entry.ownership.epoch;
         self.sessions.restore_attempts.add(session, epoch);

@@ -9,8 +9,9 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::Request,
     middleware::{Next, from_fn},
@@ -27,7 +28,11 @@ use rmcp::{
 };
 use serde_json::json;
 use test_support::{Mcp, Mode, PATH, Served, serve, within};
-use tokio::{sync::Notify, task::yield_now, time::timeout};
+use tokio::{
+    sync::Notify,
+    task::yield_now,
+    time::{sleep, timeout},
+};
 
 use super::{
     fake_owner::FakeOwner,
@@ -40,6 +45,8 @@ use crate::{
         LEASE_TTL, MemoryDirectory,
         faulty::{Fault, Faulty},
     },
+    ids::SessionHash,
+    manager::CloseSession,
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
@@ -79,6 +86,21 @@ impl ServerHandler for Slow {
     }
 }
 
+/// A manager without sessions. It takes this long to find that out.
+#[derive(Default)]
+struct OtherManager(Duration);
+
+#[async_trait]
+impl CloseSession for OtherManager {
+    async fn has(&self, _session: &str) -> bool {
+        false
+    }
+
+    async fn close(&self, _session: &str) {
+        sleep(self.0).await;
+    }
+}
+
 /// An instance whose handler is [`Slow`]. The next request of its session restores the session.
 struct SlowInstance {
     directory: Faulty,
@@ -90,8 +112,14 @@ struct SlowInstance {
 
 impl SlowInstance {
     async fn start(within: fn(Router) -> Router) -> Self {
+        Self::start_after(&Arc::default(), within).await
+    }
+
+    /// Starts an instance with another manager, which closes its sessions first.
+    async fn start_after(other: &Arc<OtherManager>, within: fn(Router) -> Router) -> Self {
         let directory = directory();
         let cluster = join_as(unreachable_owner(), &directory);
+        cluster.add_closer(Arc::<OtherManager>::downgrade(other));
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
         let mut config = Mode::Session.config();
         config.session_store = Some(Arc::new(cluster.clone()));
@@ -99,7 +127,8 @@ impl SlowInstance {
         let made = handler.clone();
         let service = StreamableHttpService::new(move || Ok(made.clone()), sessions, config);
         let app = within(Router::new().nest_service(PATH, service));
-        let served = serve(app.layer(cluster.layer())).await;
+        let app = app.layer(Extension(cluster.clone())).layer(cluster.layer());
+        let served = serve(app).await;
         pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
         let mcp = Mcp::session(served.addr, PATH).await;
         let sessions = &cluster.router().sessions;
@@ -383,6 +412,28 @@ async fn a_stream_of_a_layer_does_not_lock_its_session() {
     assert!(router.restores.contains(hash(&mcp)));
     let (status, ()) = join(list(&mcp, 1), pass(61 * SECOND)).await;
     assert_eq!(status, 200);
+}
+
+/// While a request is in a layer, its session is relinquished. It is not closed yet.
+#[tokio::test]
+async fn a_request_does_not_begin_in_a_session_that_is_about_to_be_closed() {
+    let relinquishes = |app: Router| {
+        app.layer(from_fn(async |request: Request, next: Next| {
+            if request.headers().contains_key("x-late") {
+                let cluster = request.extensions().get::<Cluster>().unwrap();
+                let id = request.headers()["mcp-session-id"].to_str().unwrap();
+                let sessions = &cluster.router().sessions;
+                sessions.relinquish_to_owner(SessionHash::of(id), unreachable_owner());
+            }
+            next.run(request).await
+        }))
+    };
+    let other = Arc::new(OtherManager(SECOND));
+    let instance = SlowInstance::start_after(&other, relinquishes).await;
+    assert_eq!(list(&instance.mcp, 1).await, 200);
+    let late = instance.mcp.clone().header("x-late", "1");
+    let (status, ()) = join(list(&late, 2), pass(2 * SECOND)).await;
+    assert_eq!(status, 503);
 }
 
 /// The layer is around the whole application, and around one of its routers.

@@ -10,8 +10,8 @@ use axum::{
 };
 use futures_util::FutureExt as _;
 use serde_json::json;
-use test_support::within;
-use tokio::time::sleep;
+use test_support::{Connection, Mcp, within};
+use tokio::{task::yield_now, time::sleep};
 use tower_service::Service as _;
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::directory::{
     MemoryDirectory,
-    faulty::{Fault, Faulty, Gate, Work},
+    faulty::{Fault, Faulty},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -231,58 +231,78 @@ fn slow_calls(app: Router) -> Router {
     }))
 }
 
-/// Holds the reply of the next `load`. Writes take 200 ms.
-#[derive(Debug, Clone)]
-struct HoldsLoad(tokio::sync::watch::Sender<u32>);
-
-impl Gate for HoldsLoad {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
-        if what == "register" {
-            return Box::pin(async move {
-                sleep(200 * MS).await;
-                work.await
-            });
-        }
-        if what != "load" || *self.0.borrow() != 1 {
-            return work;
-        }
-        let state = self.0.clone();
-        Box::pin(async move {
-            let reply = work.await;
-            state.send_replace(2);
-            drop(state.subscribe().wait_for(|state| *state == 3).await);
-            reply
-        })
-    }
-}
-
-/// A layer of A delays a call for 1 s. Meanwhile its session is closed on A, as an idle one is. rmcp restores the session for the call.
-/// While the parameters are read, a peer requests the session, gets 421, and claims the session.
-#[tokio::test]
-async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_instance() {
-    let directory = directory();
-    let gate = HoldsLoad(tokio::sync::watch::Sender::new(0));
-    let of_a = directory.behind(gate.clone());
+/// Opens a session on an instance with `slow_calls`. Returns it with a client whose requests are delayed by 1 s.
+async fn delayed(directory: &Faulty) -> (Node, Mcp, Mcp) {
     let setup = Setup {
         within: slow_calls,
         ..Setup::default()
     };
-    let a = setup.start(&of_a).await;
+    let node = setup.start(directory).await;
+    node.until_settled().await;
+    let mcp = node.session().await;
+    let slow = node.client_of(&mcp).header("x-slow", "1");
+    (node, mcp, slow)
+}
+
+/// A layer of A delays a call for 1 s. Meanwhile its session is closed on A, as an idle one is. rmcp would restore the session for the call,
+/// although A has not claimed it. A peer that requests the session gets 421, and claims it.
+#[tokio::test]
+async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_instance() {
+    let directory = directory();
+    let (a, mcp, slow) = delayed(&directory).await;
     let b = Node::start(&directory).await;
-    a.until_settled().await;
     b.until_settled().await;
-    let mcp = a.session().await;
-    let slow = a.client_of(&mcp).header("x-slow", "1");
     let mut call = slow.call(1, "hold", json!({ "label": "a" })).await;
     pass(500 * MS).await;
     close_session(&a, &mcp).await;
-    gate.0.send_replace(1);
-    pass(600 * MS).await;
-    assert_eq!(*gate.0.borrow(), 2, "control: the parameters are read");
+    pass(SECOND).await;
     assert_eq!(status(&b.client_of(&mcp), 2).await, 200);
     assert!(b.has(&mcp));
-    gate.0.send_replace(3);
+    let head = within("a head", call.head()).await.status;
+    assert_eq!((head, a.witness.starts("a")), (503, 0));
+}
+
+/// Meanwhile another request of the session waits for its body. It has not claimed the session yet, so it restores nothing for the call.
+#[tokio::test]
+async fn a_call_that_a_layer_delays_does_not_restore_a_session_that_another_request_is_about_to_claim()
+ {
+    let directory = directory();
+    let (a, mcp, slow) = delayed(&directory).await;
+    let mut call = slow.call(1, "hold", json!({ "label": "a" })).await;
+    pass(500 * MS).await;
+    close_session(&a, &mcp).await;
+    let mut half = Connection::open(a.public.as_ref().unwrap().addr).await;
+    half.send_chunked_head(&mcp.call_request(7, "hold", json!({ "label": "half" })))
+        .await;
+    while a.routing().restores.is_empty() {
+        yield_now().await;
+    }
     pass(SECOND).await;
     let head = within("a head", call.head()).await.status;
     assert_eq!((head, a.witness.starts("a")), (503, 0));
+}
+
+/// A layer delays two requests. Meanwhile their session is closed, as an idle one is. rmcp has the second one wait for the first one, which
+/// restores nothing.
+#[tokio::test]
+async fn of_two_requests_that_a_layer_delays_both_are_to_be_sent_again() {
+    let directory = directory();
+    let (a, mcp, slow) = delayed(&directory).await;
+    let named = a.detach(&mcp, 3, "a").await;
+    a.witness.release("a");
+    let mut first = slow.call(1, "echo", json!({ "text": "x" })).await;
+    let mut second = slow.call(2, "echo", json!({ "text": "x" })).await;
+    let mut resumed = slow.resume(&named).await;
+    pass(500 * MS).await;
+    close_session(&a, &mcp).await;
+    directory.set(Fault::SlowAt("load", 200 * MS));
+    pass(SECOND).await;
+    for request in [&mut first, &mut second, &mut resumed] {
+        let head = within("a head", request.head()).await;
+        assert_eq!(
+            (head.status, head.header("retry-after").is_some()),
+            (503, true)
+        );
+    }
+    assert_eq!(status(&mcp, 4).await, 200);
 }

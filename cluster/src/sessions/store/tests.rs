@@ -22,7 +22,6 @@ use crate::{
 struct Instance {
     me: Owner,
     store: ClusterStore,
-    restores: PendingRestores,
     sessions: Arc<Sessions>,
     heartbeat: JoinHandle<()>,
 }
@@ -32,12 +31,6 @@ impl Instance {
     async fn begins(&self, id: &str, state: &SessionState) {
         self.sessions.on_opened(id, false);
         self.store.store(id, state).await.unwrap();
-    }
-
-    /// Loads a session that is about to be restored.
-    async fn load(&self, id: &str) -> Result<Option<SessionState>, SessionStoreError> {
-        let _restore = self.restores.add(SessionHash::of(id));
-        self.store.load(id).await
     }
 
     fn new(number: u8, directory: &Faulty) -> Self {
@@ -52,16 +45,9 @@ impl Instance {
             Answers::new(directory.clone()),
             false,
         );
-        let restores = PendingRestores::default();
         Self {
             me,
-            store: ClusterStore::new(
-                me.incarnation,
-                directory,
-                sessions.clone(),
-                restores.clone(),
-            ),
-            restores,
+            store: ClusterStore::new(me.incarnation, directory, sessions.clone()),
             sessions,
             heartbeat: tokio::spawn(heartbeat.run()),
         }
@@ -138,7 +124,7 @@ async fn an_instance_that_claimed_a_session_can_restore_it() {
     let session = SessionHash::of("a");
     let claim = claim_from(&directory.memory, session, one.me, two.me).await;
     assert_eq!(claim, Claim::Won);
-    let loaded = two.load("a").await.unwrap().unwrap();
+    let loaded = two.store.load("a").await.unwrap().unwrap();
     assert_eq!(client(&loaded), "client");
     assert!(loaded.initialize_params.capabilities.sampling.is_some());
     assert!(two.sessions.is_local(SessionHash::of("a")));
@@ -149,7 +135,7 @@ async fn a_session_of_another_instance_is_not_restored() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
     one.begins("secret", &state("client")).await;
-    let error = two.load("secret").await.unwrap_err();
+    let error = two.store.load("secret").await.unwrap_err();
     assert_eq!(error.to_string(), "another instance owns the session");
     assert!(!two.sessions.is_local(SessionHash::of("secret")));
 }
@@ -157,7 +143,7 @@ async fn a_session_of_another_instance_is_not_restored() {
 #[tokio::test(start_paused = true)]
 async fn an_unknown_session_is_not_restored() {
     let one = Instance::new(1, &directory());
-    assert!(one.load("a").await.unwrap().is_none());
+    assert!(one.store.load("a").await.unwrap().is_none());
     assert!(!one.sessions.is_local(SessionHash::of("a")));
 }
 
@@ -178,7 +164,7 @@ async fn a_directory_that_does_not_answer_or_is_wrong_restores_nothing() {
         Fault::None,
     ] {
         directory.set(fault);
-        one.load("a").await.unwrap_err();
+        one.store.load("a").await.unwrap_err();
         assert!(!one.sessions.is_local(SessionHash::of("a")), "{fault:?}");
     }
 }
@@ -190,7 +176,7 @@ async fn a_deleted_session_has_a_tombstone_before_its_client_is_answered() {
     one.begins("a", &state("client")).await;
     one.store.delete("a").await.unwrap();
     assert_eq!(owner(&directory, "a").await, None);
-    assert!(one.load("a").await.unwrap().is_none());
+    assert!(one.store.load("a").await.unwrap().is_none());
 }
 
 /// The store does not ask the directory, which could not answer.
@@ -201,7 +187,7 @@ async fn a_deleted_session_stays_deleted_while_the_directory_fails() {
     one.begins("a", &state("client")).await;
     directory.set(Fault::Fails);
     one.store.delete("a").await.unwrap();
-    assert!(one.load("a").await.unwrap().is_none());
+    assert!(one.store.load("a").await.unwrap().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,5 +229,5 @@ async fn oversized_parameters_are_not_stored_but_the_session_is_found() {
         .unwrap()
         .unwrap();
     assert_eq!((entry.ownership.owner, entry.params.len()), (one.me, 0));
-    assert!(one.load("a").await.unwrap().is_none());
+    assert!(one.store.load("a").await.unwrap().is_none());
 }
