@@ -308,7 +308,12 @@ impl SessionStore for Cluster {
             return Ok(None);
         }
         // The session was closed while a layer delayed a request that had found it open. A peer may be about to claim it.
-        if !may_restore() && !has_no_session() {
+        let is_deleted = self
+            .shared
+            .router
+            .sessions
+            .is_deleted(SessionHash::of(session_id));
+        if !is_deleted && !may_restore() && !has_no_session() {
             return Err(io::Error::other("the session is not claimed").into());
         }
         self.shared.store.load(session_id).await

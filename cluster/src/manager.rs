@@ -259,8 +259,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         // Meanwhile this process may have stalled, or the session may have been relinquished: then it is about to be closed.
         let is_here = guard.is_some() || request.is_none();
         let created = if is_here && self.heartbeat.may_serve(id) {
-            let created = self.inner.create_stream(id, message);
-            Either::Left(created.map_ok(Either::Left))
+            Either::Left(self.inner.create_stream(id, message).map_ok(Either::Left))
         } else {
             Either::Right(Box::pin(async move {
                 let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
@@ -280,12 +279,13 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send {
         let cancelled = cancelled_call(&message);
-        let accepted = self.inner.accept_message(id, message);
-        accepted.inspect_ok(move |()| {
-            if let Some(call) = cancelled {
-                self.waiting_calls.cancel(SessionHash::of(id), &call);
-            }
-        })
+        self.inner
+            .accept_message(id, message)
+            .inspect_ok(move |()| {
+                if let Some(call) = cancelled {
+                    self.waiting_calls.cancel(SessionHash::of(id), &call);
+                }
+            })
     }
 
     fn create_standalone_stream(
