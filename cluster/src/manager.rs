@@ -27,13 +27,12 @@ use mcp_cancel_on_disconnect::{
 };
 use pin_project_lite::pin_project;
 use rmcp::{
-    model::{ClientJsonRpcMessage, ClientNotification, ErrorData, ServerJsonRpcMessage},
+    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
         session::{EventStore, ServerSseMessage, SessionId},
     },
 };
-use serde_json::Value;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -48,6 +47,10 @@ use crate::{
     },
     sessions::{Sessions, drain_gate::InFlightGuard, generations::Generations},
 };
+
+pub(crate) mod messages;
+
+use self::messages::{cancelled_call, not_begun};
 
 /// A session manager that tags event ids with their origin.
 ///
@@ -77,10 +80,6 @@ pub(crate) trait CloseSession: Send + Sync {
 
     async fn close(&self, session: &str);
 }
-
-/// The error of a call that does not begin.
-pub(crate) const NOT_BEGUN: &str =
-    "the call has not begun: the server does not know whether it still has the session; try again";
 
 /// Maximum time that a call waits for the decision whether its session is still local: 10 s.
 ///
@@ -348,28 +347,6 @@ impl<M> fmt::Debug for ClusterSessionManager<M> {
             .field("inner", &self.inner)
             .finish_non_exhaustive()
     }
-}
-
-/// Returns the JSON-RPC id of the call that a message cancels. Returns `None` if it cancels none.
-fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
-    let ClientJsonRpcMessage::Notification(message) = message else {
-        return None;
-    };
-    let ClientNotification::CancelledNotification(cancel) = &message.notification else {
-        return None;
-    };
-    let call = cancel.params.request_id.as_ref()?;
-    Some(call.clone().into_json_value())
-}
-
-/// Answers a request that does not begin, because another instance may have its session.
-fn not_begun(message: &ClientJsonRpcMessage) -> ServerSseMessage {
-    let id = match message {
-        ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
-        _ => None,
-    };
-    let error = ErrorData::internal_error(NOT_BEGUN, None);
-    ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, id))
 }
 
 #[async_trait]

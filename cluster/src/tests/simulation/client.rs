@@ -27,7 +27,7 @@ use super::{
     time::{HostId, Ms, Post, WORLD},
     watcher::{self, Answer, Check, Watcher},
 };
-use crate::manager::NOT_BEGUN;
+use crate::manager::messages::NOT_BEGUN;
 
 /// Maximum time that a request waits for its head, unless its call has begun: 25 s. Chosen as the head timeout, a lease and the time to
 /// claim.
