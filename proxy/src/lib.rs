@@ -53,7 +53,10 @@ mod lock;
 #[cfg(feature = "program")]
 pub mod log;
 pub mod message;
-#[cfg(feature = "program")]
+#[cfg_attr(
+    not(feature = "program"),
+    expect(dead_code, reason = "only the program reads origins")
+)]
 mod origin;
 #[cfg(feature = "program")]
 mod proxy;
