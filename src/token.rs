@@ -103,7 +103,7 @@ impl CallToken {
     /// On a cancel the future is dropped, and then the reason is returned. No result is lost: the future is polled once more after
     /// the cancel, and if it is ready, its output is returned.
     ///
-    /// A drop ends what the future owns. Whether that ends the work on the other side depends on the other side:
+    /// Dropping the future drops everything that it owns. Whether this stops work outside the future depends on the kind of work:
     ///
     /// | work | what a drop does | example |
     /// |---|---|---|
@@ -166,12 +166,13 @@ impl CallToken {
         let token = self.0.signal.token();
         let (mut cancelled, mut future) = (pin!(token.cancelled()), pin!(future));
         poll_fn(|cx| {
-            // In this order, so that a result is not lost. Versions of tokio-util differ in theirs.
+            // The future is polled before the token, so that a result is not lost. The order in tokio-util differs between versions.
             if let Poll::Ready(output) = future.as_mut().poll(cx) {
                 return Poll::Ready(Ok(output));
             }
             ready!(cancelled.as_mut().poll(cx));
-            // A result may have come meanwhile, or before: a task without budget gets `Pending` from tokio's channels.
+            // The future may have become ready since. Or it was ready already, because tokio's channels return `Pending` to a task
+            // without budget.
             let last_poll = pin!(tokio::task::unconstrained(future.as_mut())).poll(cx);
             if let Poll::Ready(output) = last_poll {
                 return Poll::Ready(Ok(output));

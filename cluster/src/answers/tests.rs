@@ -16,7 +16,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A source of answers that has an answer with this many bytes of text for every call.
+/// A source that has an answer for every call. The field is the length of its text in bytes.
 struct Memory(usize);
 
 impl AnswerSource for Memory {
@@ -27,7 +27,7 @@ impl AnswerSource for Memory {
     }
 }
 
-/// An instance whose calls end without their clients.
+/// An instance whose clients disconnect before their calls end.
 struct Instance {
     cluster: Cluster,
     directory: Faulty,
@@ -54,7 +54,7 @@ impl Instance {
         }
     }
 
-    /// Ends calls of a session at once, all without their clients.
+    /// Reports ended calls of a session, all of whose clients have disconnected.
     fn end_calls(&self, session: &str, numbers: Range<u64>) {
         for number in numbers {
             let request = NumberOrString::Number(1);
@@ -86,7 +86,6 @@ impl Instance {
     }
 }
 
-/// Issue 29, 11.
 #[tokio::test(start_paused = true)]
 async fn a_burst_of_answers_is_stored() {
     let instance = Instance::start(10);
@@ -98,7 +97,6 @@ async fn a_burst_of_answers_is_stored() {
     assert_eq!(instance.stored("a", 0..300).await.0.len(), 300);
 }
 
-/// Issue 29, 10.
 #[tokio::test(start_paused = true)]
 async fn an_instance_that_shuts_down_writes_all_answers_within_its_limit() {
     let instance = Instance::start(10);
@@ -113,7 +111,6 @@ async fn an_instance_that_shuts_down_writes_all_answers_within_its_limit() {
     assert!(begun.elapsed() < 10 * SECOND, "{:?}", begun.elapsed());
 }
 
-/// Issue 29, 10.
 #[tokio::test(start_paused = true)]
 async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
     let instance = Instance::start(10);
@@ -137,7 +134,6 @@ async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
     assert!(took >= 30 * SECOND && took < 33 * SECOND, "{took:?}");
 }
 
-/// Issue 29, 12.
 #[tokio::test(start_paused = true)]
 async fn an_answer_sent_during_a_long_outage_is_stored_after_it() {
     let instance = Instance::start(10);
@@ -150,7 +146,6 @@ async fn an_answer_sent_during_a_long_outage_is_stored_after_it() {
     assert_eq!(instance.stored("a", 0..2).await.0, [0, 1]);
 }
 
-/// Issue 29, 12.
 #[tokio::test(start_paused = true)]
 async fn an_answer_sent_during_a_long_outage_is_stored_by_a_later_shutdown() {
     let instance = Instance::start(10);
@@ -162,7 +157,6 @@ async fn an_answer_sent_during_a_long_outage_is_stored_by_a_later_shutdown() {
     assert_eq!(instance.stored("a", 0..1).await.0, [0]);
 }
 
-/// Issue 29, 4.
 #[tokio::test(start_paused = true)]
 async fn the_answers_of_a_session_have_a_bound_in_the_directory() {
     let instance = Instance::start(60_000);
@@ -179,7 +173,6 @@ async fn the_answers_of_a_session_have_a_bound_in_the_directory() {
     assert_eq!(instance.stored("other", 0..1).await.0, [0]);
 }
 
-/// Issue 29, 4.
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_stored_for_ten_minutes_after_its_call_ended() {
     let instance = Instance::start(10);
@@ -222,7 +215,7 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
     assert_eq!(directory.asked("heartbeat"), asked);
 }
 
-/// A stream may be dropped where there is no runtime.
+/// A stream may be dropped outside a runtime.
 #[test]
 fn an_answer_is_stored_wherever_its_stream_was_dropped() {
     let runtime = tokio::runtime::Builder::new_current_thread()

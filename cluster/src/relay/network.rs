@@ -59,10 +59,10 @@ impl Network {
     }
 }
 
-/// Returns the socket options that detect an owner from which no packet has arrived for 30 s.
+/// Returns the socket options that detect an owner from which no new data or acknowledgement has arrived for 30 s.
 ///
-/// The owner detects only after 90 s that no packet arrives from this instance. In a one-way partition, the clients of this instance
-/// therefore count as turned away before the owner considers their calls detached. The owner's retransmissions do not prevent this.
+/// The owner takes 90 s to detect that nothing arrives from this instance. In a one-way partition, the clients of this instance therefore
+/// count as turned away before the owner considers their calls detached. The owner's retransmissions do not prevent this.
 fn dead_owner() -> DeadPeer {
     let second = Duration::from_secs(1);
     let probes = DeadPeer::new().idle(10 * second).interval(5 * second);
@@ -75,7 +75,7 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     if stream.local_addr().is_ok_and(|own| own == address) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    // Without this, an answer would wait 40 ms for an acknowledgement.
+    // Nagle's algorithm would delay a small write by up to 40 ms, until the previous write is acknowledged.
     let _best_effort = stream.set_nodelay(true);
     // Options that the kernel does not know are skipped.
     let _best_effort = dead_owner().apply(&stream);

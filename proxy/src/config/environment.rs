@@ -88,7 +88,7 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
 
 /// Returns `true` if Kubernetes sets the variable for a service that is named `mcp-proxy`.
 ///
-/// Kubernetes sets `PORT` to a URL, such as `tcp://10.0.0.1:8000`.
+/// Kubernetes sets `MCP_PROXY_PORT` to a URL, such as `tcp://10.0.0.1:8000`. `name` has no prefix.
 fn is_of_kubernetes(name: &str, value: &OsStr) -> bool {
     let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
     (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")

@@ -7,7 +7,7 @@ use http::Uri;
 
 use super::{ConfigError, value};
 
-/// The options for reverse proxies in front.
+/// The options for the public URL, and for reverse proxies in front of this proxy.
 #[derive(Debug, Clone, Args)]
 #[non_exhaustive]
 pub struct Public {
@@ -30,7 +30,7 @@ pub struct Public {
     pub trust_forwarded: Vec<Network>,
 }
 
-/// An IP address, or all addresses with the same first bits.
+/// An IP address, or a network in CIDR notation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -58,7 +58,10 @@ impl Public {
 // === impl Network ===
 
 impl Network {
-    /// Parses an address, or a network such as 10.0.0.0/8. IPv4 addresses in IPv6 become IPv4 addresses.
+    /// Parses an address, or a network such as 10.0.0.0/8.
+    ///
+    /// An IPv4-mapped IPv6 address becomes an IPv4 address. So does a network whose prefix includes the first 96 bits of such an
+    /// address.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let wrong =
@@ -73,7 +76,7 @@ impl Network {
         if bits > all {
             return Err(wrong());
         }
-        // The first 96 bits of such an address are the same.
+        // The first 96 bits of all IPv4-mapped addresses are the same.
         match (address.to_canonical(), bits.checked_sub(96)) {
             (IpAddr::V4(address), Some(bits)) if all == 128 => Ok(Self {
                 address: address.into(),
@@ -83,7 +86,7 @@ impl Network {
         }
     }
 
-    /// Returns `true` if an address is of this network. An IPv4 address in IPv6 counts as the IPv4 address.
+    /// Returns `true` if an address is in this network. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (one, other, all) = match (self.address, address.to_canonical()) {
             (IpAddr::V4(one), IpAddr::V4(other)) => {

@@ -1,7 +1,7 @@
-//! The core against a model that is too simple to be wrong, under random operations.
+//! Compares a session state with a model that is too simple to be wrong, under random operations.
 //!
-//! After each operation all that can be observed of the two is compared. What the core gives out is also
-//! checked against what has happened so far, without the model ([`Witness`]).
+//! After each operation, the observable states of the two are compared. Without the model, [`Witness`] checks that the session
+//! state returns no call that has ended before.
 
 use std::ops::Range;
 
@@ -21,26 +21,26 @@ mod random;
 #[cfg(fuzzing)]
 pub(crate) use self::decoded::check_against_model;
 
-/// The size of one unit of an answer: so large that the overhead of a retained call does not count.
+/// Size of one unit of an answer: 1 TiB. Chosen because the overhead of a retained call is negligible compared to it.
 const UNIT: usize = 1 << 40;
 
-/// How many units may be retained.
+/// A limit of retained units that is rarely reached.
 const ROOMY: usize = 1 << 10;
 
-/// A limit at which answers are evicted.
+/// A limit of retained units at which answers are evicted.
 const TIGHT: usize = 2;
 
-/// How late a deadline may run before something else happens, in milliseconds.
+/// Thresholds of lateness, in milliseconds. A deadline that runs later than a threshold is handled differently.
 const LATE_MS: [u64; 3] = [2, 20, 1_000];
 
-/// The scopes that issued the session id.
+/// The scopes that have issued the session id.
 const SCOPES: Range<usize> = 0..2;
 const REQUESTS: Range<usize> = 0..5;
 
-/// The streams of a call that no other call has.
+/// Number of the first stream that belongs to only one call.
 const OWN_STREAMS: u64 = 100;
 
-/// One of the calls so far, mostly one in flight.
+/// Selects a call: one in flight if there is any, or any call so far.
 #[derive(Debug, Clone, Copy)]
 enum Pick {
     InFlight(usize),
@@ -55,13 +55,13 @@ enum Generations {
 
 #[derive(Debug, Clone, Copy)]
 enum Name {
-    /// The one of rmcp.
+    /// A stream in rmcp's format that no other call has.
     Own,
-    /// One that others may have, too.
+    /// A stream that other calls may have, too.
     Shared(Stream),
-    /// A number of opaque ids, from the first on.
+    /// Opaque ids: the first one, and their number.
     Many(u32, u32),
-    /// A number of events of another server than rmcp, on this stream and from this index on.
+    /// Event ids of a server other than rmcp: their stream, the first index, and their number.
     Events(u64, u32, u32),
 }
 
@@ -90,7 +90,7 @@ struct Retaining {
 #[derive(Debug, Clone, Copy)]
 enum Pass {
     Ms(u64),
-    /// To the next deadline, and so much further.
+    /// To the next deadline, and `and_ms` further.
     Deadline {
         and_ms: u64,
     },
@@ -111,16 +111,16 @@ enum Op {
         generation: Generations,
         wait: Waiting,
         is_empty_resume: bool,
-        /// Whether a call that is to be cancelled now is ended at once, as it should be.
+        /// Whether a call that must be cancelled now is finished at once.
         end: bool,
     },
     Attach(Pick),
-    /// Resumes without an event, one after the other.
+    /// Resumes repeatedly. No resume receives an event.
     Poll {
         call: Pick,
         times: u32,
         every_ms: u64,
-        /// After which of them the runtime starves, and for how long.
+        /// The resume after which the runtime stalls, and for how long after the next deadline.
         stalled: Option<(u32, u64)>,
     },
     BeginResume(Pick),
@@ -133,11 +133,11 @@ enum Op {
     FinishDue(Pick, Retaining),
     /// Requests the confirmation of a cancel.
     Ask(Pick),
-    /// Answers one of the requests for confirmation, however late, and perhaps a second time.
+    /// Answers a request for confirmation, possibly late, and possibly a second time.
     Answer(usize, Answering),
     /// Applies a cancel of a detached call.
     FinishDetached(Pick, Retaining),
-    /// A retained call, from its start to its end.
+    /// Starts a call, detaches it if `away`, and finishes it.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Whole {
         away: bool,
@@ -151,7 +151,7 @@ enum Op {
     Expire {
         end: bool,
     },
-    /// Late checks, one after the other.
+    /// Expires calls `looks` times, each time late.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Late {
         looks: u32,
@@ -159,14 +159,14 @@ enum Op {
     },
 }
 
-/// Both, and what happened to them.
+/// A session state and its model, and the calls so far.
 struct Run {
     shared: Arc<RegistryShared>,
     core: SessionState<u32, Answer>,
     model: Model,
     now: Instant,
     calls: Vec<CallId>,
-    /// By call, in the order of `calls`.
+    /// The generations of each call's streams, in the order of `calls`.
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
     /// The requests for confirmation: the call, and its expiry in the session state and in the model.
@@ -175,7 +175,7 @@ struct Run {
     witness: Witness,
 }
 
-/// Records which calls have ended.
+/// Records the calls that have ended. Panics if the session state returns one of them again.
 #[derive(Default)]
 struct Witness {
     ended: Vec<CallId>,
@@ -352,7 +352,7 @@ impl Run {
         self.untracks(untracked, expected, &detachments);
     }
 
-    /// Since when each call has no client, in the order of `calls`.
+    /// Returns the detachment of each call, in the order of `calls`.
     fn detachments(&self) -> Vec<Option<Detachment>> {
         let calls = self.calls.iter();
         calls.map(|id| self.model.detachment(*id)).collect()
@@ -385,7 +385,7 @@ impl Run {
             }
         };
         for stream in &streams {
-            // Any event of a stream of rmcp names the stream.
+            // In rmcp's format, any event id of a stream identifies the stream.
             let event = event_id(*stream, self.answers);
             let form = match stream {
                 Stream::Event(..) => EventIdFormat::Any,
@@ -394,7 +394,7 @@ impl Run {
             self.core.record_event_id(id, &event, form);
             self.model.record_event_id(id, *stream);
         }
-        // Of many, the first and those around the limits will do.
+        // Of many ids, only the first and the last ones, and those around multiples of 256, are compared.
         let sample = |at: &usize| {
             let mark = at % 256;
             streams.len() < 10 || !(2..254).contains(&mark) || at + 2 >= streams.len()
@@ -608,7 +608,7 @@ impl Run {
         assert_eq!(sorted(forgotten), sorted(removed.clone()));
         self.witness.forgotten.extend(removed);
         for (id, expired) in expired_calls {
-            // Nothing saves a call from its deadline.
+            // A call that has reached its deadline is always cancelled.
             if expired == Expired::Deadline {
                 self.finish(id, None);
             } else if end {
@@ -620,7 +620,7 @@ impl Run {
         assert!(next.is_none_or(|next| next > self.now), "it would spin");
     }
 
-    /// All that can be observed.
+    /// Compares all observable state.
     fn compare(&self) {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
@@ -678,7 +678,7 @@ impl Run {
         assert_eq!(found, expected, "{stream:?}");
     }
 
-    /// All calls end, and time passes.
+    /// Finishes all calls, expires all retained calls, and checks that nothing remains.
     fn end(mut self) {
         for id in self.calls.clone() {
             self.finish(id, None);
@@ -698,7 +698,7 @@ impl Run {
         self.calls.iter().position(|other| *other == id).unwrap()
     }
 
-    /// The generation of one of a call's streams, and how many resumes came before it.
+    /// Returns the generation of one of a call's streams, and the number of resumes until then.
     fn generation(&self, id: CallId, generation: Generations) -> (Generation, usize) {
         let generations = &self.generations[self.ordinal(id)];
         let resumes = match generation {
@@ -746,7 +746,7 @@ impl Retaining {
     }
 }
 
-/// The state of a call that keeps running unobserved from now on.
+/// Returns the state of a call that keeps running unobserved from now on.
 pub(super) fn unobserved(now: Instant) -> DetachedState {
     DetachedState::ForgetAt {
         until: now + UNOBSERVED_TTL,
@@ -763,7 +763,7 @@ fn ended(completed: &Completed) -> Completion<Answer> {
     }
 }
 
-/// The session id of the session state.
+/// Returns the id of the session, and its hash.
 pub(super) fn session_id(shared: &RegistryShared) -> (Arc<str>, KeyHash) {
     ("s".into(), shared.hasher.session_id("s"))
 }
@@ -780,7 +780,7 @@ fn request_of(request: usize) -> RequestId {
     }
 }
 
-/// An event of a stream.
+/// Returns the id of an event of a stream.
 fn event_id(stream: Stream, index: u32) -> Vec<u8> {
     match stream {
         Stream::Numbered(number) => format!("{index}/{number}"),

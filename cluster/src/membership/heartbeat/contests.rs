@@ -1,7 +1,7 @@
 //! Resolves contested sessions.
 //!
 //! A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new. If
-//! that owner has its lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
+//! that owner has a lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
 
 use std::convert::Infallible;
 
@@ -29,7 +29,7 @@ impl Heartbeat {
         }
     }
 
-    /// Relinquishes a contested session if the other owner has a lease. Claims it back if that owner provably has none.
+    /// Relinquishes the contested sessions whose other owner has a lease. Claims those back whose other owner provably has none.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {

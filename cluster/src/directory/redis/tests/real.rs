@@ -348,7 +348,6 @@ async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
     one.until_consistent().await;
 }
 
-/// Issue 29, 4.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
