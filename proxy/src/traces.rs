@@ -221,6 +221,8 @@ pub(crate) fn observe(event: &Event<'_>) {
                 span.record("otel.status_code", "ERROR");
                 span.record("error.type", reason);
             }
+            // Tasks may hold the span until the program ends, and what has not ended then is not sent.
+            span.context().span().end();
         }
         _ => {}
     }
