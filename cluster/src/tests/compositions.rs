@@ -61,6 +61,27 @@ struct Slow {
     wake: Arc<Notify>,
 }
 
+impl Slow {
+    fn block(&self) {
+        self.is_slow.store(true, Ordering::SeqCst);
+    }
+
+    fn unblock(&self) {
+        self.is_slow.store(false, Ordering::SeqCst);
+        self.wake.notify_waiters();
+    }
+
+    /// Waits until more than `before` of its `initialize` have begun.
+    async fn until_begun_after(&self, before: usize) {
+        let begun = async {
+            while self.begun.load(Ordering::SeqCst) == before {
+                yield_now().await;
+            }
+        };
+        within("initialize", begun).await;
+    }
+}
+
 impl ServerHandler for Slow {
     async fn initialize(
         &self,
@@ -106,7 +127,7 @@ struct SlowInstance {
     directory: Faulty,
     cluster: Cluster,
     handler: Slow,
-    _served: Served,
+    served: Served,
     mcp: Mcp,
 }
 
@@ -138,10 +159,28 @@ impl SlowInstance {
             directory,
             cluster,
             handler,
-            _served: served,
+            served,
             mcp,
         }
     }
+
+    /// Waits until no restore of the session is pending, and it is closed.
+    async fn until_closed(&self) {
+        let router = self.cluster.router();
+        let ended = async {
+            while !router.restores.is_empty() {
+                yield_now().await;
+            }
+        };
+        within("the end of the restore", ended).await;
+        let closed = router.sessions.relinquished.until_closed(hash(&self.mcp));
+        closed.await;
+    }
+}
+
+/// Sends the heads of responses while the handler still begins.
+fn committed(app: Router) -> Router {
+    app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
 }
 
 async fn list(mcp: &Mcp, id: u32) -> u16 {
@@ -152,35 +191,22 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
 /// The handler takes longer to begin than the timeout of the client, which then retries. No restore has failed, because the client gave up
 /// each of them. Then the directory fails once, or the handler does.
 async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
+    let instance = SlowInstance::start(|app| app).await;
     let SlowInstance {
         directory,
-        cluster,
         handler,
         mcp,
-        _served,
-    } = SlowInstance::start(|app| app).await;
-    let router = cluster.router();
-    handler.is_slow.store(true, Ordering::SeqCst);
+        ..
+    } = &instance;
+    handler.block();
     for id in 0..hang_ups {
         let before = handler.begun.load(Ordering::SeqCst);
         let call = mcp.request(id, "tools/list", json!({})).await;
-        let begun = async {
-            while handler.begun.load(Ordering::SeqCst) == before {
-                yield_now().await;
-            }
-        };
-        within("initialize", begun).await;
+        handler.until_begun_after(before).await;
         call.rst();
-        let over = async {
-            while !router.restores.is_empty() {
-                yield_now().await;
-            }
-        };
-        within("the end of the restore", over).await;
-        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+        instance.until_closed().await;
     }
-    handler.is_slow.store(false, Ordering::SeqCst);
-    handler.wake.notify_waiters();
+    handler.unblock();
     pass(2 * SECOND).await;
 
     if is_handler {
@@ -188,9 +214,9 @@ async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
     } else {
         directory.set(Fault::FailsAt("load"));
     }
-    let first = list(&mcp, 10).await;
+    let first = list(mcp, 10).await;
     directory.set(Fault::None);
-    [first, list(&mcp, 11).await]
+    [first, list(mcp, 11).await]
 }
 
 #[tokio::test]
@@ -293,57 +319,46 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     let gateway_timeout: fn(_) -> _ = |app| limited(app, StatusCode::GATEWAY_TIMEOUT);
     let internal_error: fn(_) -> _ = |app| limited(app, StatusCode::INTERNAL_SERVER_ERROR);
     for (expected, layer) in [(504, gateway_timeout), (503, internal_error)] {
+        let instance = SlowInstance::start(layer).await;
         let SlowInstance {
             directory,
-            cluster,
             handler,
             mcp,
-            _served,
-        } = SlowInstance::start(layer).await;
-        let router = cluster.router();
-        handler.is_slow.store(true, Ordering::SeqCst);
+            ..
+        } = &instance;
+        handler.block();
         for id in 0..3 {
-            assert_eq!(list(&mcp, id).await, expected);
+            assert_eq!(list(mcp, id).await, expected);
             pass(2 * SECOND).await;
-            router.sessions.relinquished.until_closed(hash(&mcp)).await;
+            instance.until_closed().await;
         }
-        handler.is_slow.store(false, Ordering::SeqCst);
-        handler.wake.notify_waiters();
+        handler.unblock();
         pass(2 * SECOND).await;
         directory.set(Fault::FailsAt("load"));
-        let first = list(&mcp, 10).await;
+        let first = list(mcp, 10).await;
         directory.set(Fault::None);
-        assert_eq!([first, list(&mcp, 11).await], [503, 200]);
+        assert_eq!([first, list(mcp, 11).await], [503, 200]);
     }
 }
 
 /// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until the handler has begun.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
-    let committed = |app: Router| {
-        app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
-    };
-    let SlowInstance {
-        cluster,
-        handler,
-        mcp,
-        _served,
-        directory: _directory,
-    } = SlowInstance::start(committed).await;
-    let router = cluster.router();
-    handler.is_slow.store(true, Ordering::SeqCst);
+    let instance = SlowInstance::start(committed).await;
+    let SlowInstance { handler, mcp, .. } = &instance;
+    let router = instance.cluster.router();
+    handler.block();
     let mut first = mcp.request(1, "tools/list", json!({})).await;
     assert_eq!(within("a head", first.head()).await.status, 200);
-    assert!(router.restores.contains(hash(&mcp)));
+    assert!(router.restores.contains(hash(mcp)));
     let mut second = mcp.request(2, "tools/list", json!({})).await;
     let waits = async {
-        while router.restores.requests(hash(&mcp)) < 2 {
+        while router.restores.requests(hash(mcp)) < 2 {
             yield_now().await;
         }
     };
     within("the second request", waits).await;
-    handler.is_slow.store(false, Ordering::SeqCst);
-    handler.wake.notify_waiters();
+    handler.unblock();
     assert_eq!(within("a head", second.head()).await.status, 200);
     for response in [&mut first, &mut second] {
         let answer = within("an answer", response.answer()).await.unwrap();
@@ -356,35 +371,19 @@ async fn a_restore_continues_after_the_head_of_its_response() {
 /// The head of the response is sent before the handler refuses the restored session.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_heads() {
-    let committed = |app: Router| {
-        app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
-    };
-    let SlowInstance {
-        cluster,
-        handler,
-        mcp,
-        _served,
-        directory: _directory,
-    } = SlowInstance::start(committed).await;
-    let router = cluster.router();
+    let instance = SlowInstance::start(committed).await;
+    let SlowInstance { handler, mcp, .. } = &instance;
     for id in 1..=3 {
-        handler.is_slow.store(true, Ordering::SeqCst);
+        handler.block();
         let mut listed = mcp.request(id, "tools/list", json!({})).await;
         assert_eq!(within("a head", listed.head()).await.status, 200);
         handler.fails.store(true, Ordering::SeqCst);
-        handler.is_slow.store(false, Ordering::SeqCst);
-        handler.wake.notify_waiters();
+        handler.unblock();
         let answer = within("an answer", listed.answer()).await.unwrap();
         assert!(answer["error"].is_object(), "{answer}");
-        within("the end of the restore", async {
-            while !router.restores.is_empty() {
-                yield_now().await;
-            }
-        })
-        .await;
-        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+        instance.until_closed().await;
     }
-    assert_eq!(list(&mcp, 4).await, 404);
+    assert_eq!(list(mcp, 4).await, 404);
 }
 
 /// An inner layer answers a request of the session with a stream of its own, so rmcp does not restore the session.
@@ -399,18 +398,13 @@ async fn a_stream_of_a_layer_does_not_lock_its_session() {
             next.run(request).await
         }))
     };
-    let SlowInstance {
-        cluster,
-        mcp,
-        _served,
-        handler: _handler,
-        directory: _directory,
-    } = SlowInstance::start(streams).await;
-    let router = cluster.router();
+    let instance = SlowInstance::start(streams).await;
+    let SlowInstance { mcp, .. } = &instance;
+    let router = instance.cluster.router();
     let mut stream = mcp.listen().await;
     assert_eq!(within("a head", stream.head()).await.status, 200);
-    assert!(router.restores.contains(hash(&mcp)));
-    let (status, ()) = join(list(&mcp, 1), pass(61 * SECOND)).await;
+    assert!(router.restores.contains(hash(mcp)));
+    let (status, ()) = join(list(mcp, 1), pass(61 * SECOND)).await;
     assert_eq!(status, 200);
 }
 
@@ -454,28 +448,19 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
 /// begin. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
 #[tokio::test]
 async fn a_client_that_reads_nothing_does_not_lock_its_session() {
-    let committed = |app: Router| {
-        app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
-    };
     for reads in [true, false] {
-        let SlowInstance {
-            cluster,
-            handler,
-            mcp,
-            _served,
-            directory: _directory,
-        } = SlowInstance::start(committed).await;
-        let router = cluster.router();
-        handler.is_slow.store(true, Ordering::SeqCst);
+        let instance = SlowInstance::start(committed).await;
+        let SlowInstance { handler, mcp, .. } = &instance;
+        let router = instance.cluster.router();
+        handler.block();
         let window = (!reads).then_some(0);
-        let mut h2 = test_support::h2::H2::open_with_window(_served.addr, window).await;
+        let mut h2 = test_support::h2::H2::open_with_window(instance.served.addr, window).await;
         let message = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {} });
         let mut first = h2.send(&mcp.message_request(&message)).await;
         assert_eq!(first.head().await.status, 200);
-        assert!(router.restores.contains(hash(&mcp)));
+        assert!(router.restores.contains(hash(mcp)));
         pass(20 * SECOND).await;
-        handler.is_slow.store(false, Ordering::SeqCst);
-        handler.wake.notify_waiters();
+        handler.unblock();
         let mut second = mcp.request(2, "tools/list", json!({})).await;
         pass(180 * SECOND).await;
         let head = timeout(SECOND, second.head()).await;
@@ -486,33 +471,28 @@ async fn a_client_that_reads_nothing_does_not_lock_its_session() {
 /// Two attempts to restore a session have failed. During the third one the instance is cut off, and another instance claims the session.
 #[tokio::test]
 async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_restore() {
+    let instance = SlowInstance::start(|app| app).await;
     let SlowInstance {
-        cluster,
         handler,
         mcp,
-        _served,
         directory,
-    } = SlowInstance::start(|app| app).await;
-    let router = cluster.router();
+        ..
+    } = &instance;
+    let router = instance.cluster.router();
     for id in 1..=2 {
         handler.fails.store(true, Ordering::SeqCst);
-        assert_eq!(list(&mcp, id).await, 503);
-        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+        assert_eq!(list(mcp, id).await, 503);
+        instance.until_closed().await;
     }
-    handler.is_slow.store(true, Ordering::SeqCst);
+    handler.block();
     let before = handler.begun.load(Ordering::SeqCst);
     let mut third = mcp.request(3, "tools/list", json!({})).await;
-    within("initialize", async {
-        while handler.begun.load(Ordering::SeqCst) == before {
-            yield_now().await;
-        }
-    })
-    .await;
+    handler.until_begun_after(before).await;
     directory.set(Fault::Fails);
     pass(LEASE_TTL + SECOND).await;
-    let other = FakeOwner::new(&directory).await;
+    let other = FakeOwner::new(directory).await;
     let memory = &directory.memory;
-    let claimed = crate::directory::contract::claim_from(memory, hash(&mcp), router.me, other.me);
+    let claimed = crate::directory::contract::claim_from(memory, hash(mcp), router.me, other.me);
     assert_eq!(claimed.await, crate::directory::Claim::Won);
     directory.set(Fault::None);
     for _ in 0..5 {
@@ -520,13 +500,12 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
         other.renew_lease().await;
     }
     handler.fails.store(true, Ordering::SeqCst);
-    handler.is_slow.store(false, Ordering::SeqCst);
-    handler.wake.notify_waiters();
+    handler.unblock();
     pass(SECOND).await;
     let status = within("a head", third.head()).await.status;
     pass(2 * SECOND).await;
     assert_eq!(
-        (status, memory.owner(hash(&mcp))),
+        (status, memory.owner(hash(mcp))),
         (503, Some(other.me.incarnation))
     );
 }

@@ -15,8 +15,7 @@ use tokio::{task::yield_now, time::sleep};
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, Setup, pass},
-    reports::{GRACE, with_grace},
+    node::{GRACE, Node, Setup, pass},
     steps::{close_session, directory, post, run_other_tasks, status},
 };
 use crate::directory::{
@@ -45,7 +44,7 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
         let directory = Faulty::new(MemoryDirectory::default());
         let setup = Setup {
             within: slow,
-            ..with_grace()
+            ..Setup::with_grace()
         };
         let a = setup.start(&directory).await;
         let b = Node::start(&directory).await;
@@ -151,16 +150,7 @@ fn with_public_reports(app: Router) -> Router {
 #[tokio::test]
 async fn a_cancel_at_another_path_cancels_no_waiting_call() {
     let directory = directory();
-    let setup = || Setup {
-        within: with_public_reports,
-        ..Setup::default()
-    };
-    let (a, b) = (
-        setup().start(&directory).await,
-        setup().start(&directory).await,
-    );
-    a.until_settled().await;
-    b.until_settled().await;
+    let [a, b] = Setup::pair_within(&directory, with_public_reports).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
     let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;

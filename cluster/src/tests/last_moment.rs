@@ -1,29 +1,27 @@
 //! Clients that resume in the last moment of the grace, and instances that end soon after they turned one away.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
+    sync::{Arc, atomic::Ordering::SeqCst},
     time::Duration,
 };
 
-use mcp_cancel_on_disconnect::Grace;
 use test_support::within;
-use tokio::{net::TcpListener, time::sleep};
+use tokio::net::TcpListener;
 
-use super::node::{Node, Setup, hash, pass};
+use super::{
+    node::{GRACE, Node, Setup, hash, pass},
+    steps::SlowLink,
+};
 use crate::{
     directory::{
         Directory as _, MemoryDirectory,
-        faulty::{Fault, Faulty, Gate, Work},
+        faulty::{Fault, Faulty},
     },
     ids::{Owner, Ownership},
     membership::heartbeat::HEARTBEAT_INTERVAL,
     relay::filter::PeersFilter,
 };
 
-const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
@@ -31,10 +29,7 @@ const MS: Duration = Duration::from_millis(1);
 async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let a = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
+    let a = Setup::with_grace();
     let b = Setup {
         filter: PeersFilter::new(move |_| is_reached),
         ..Setup::default()
@@ -76,24 +71,6 @@ async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
     turned_away_in_time("heartbeat", 400 * MS).await;
 }
 
-/// A link on which each request arrives this much later, while it is slow.
-#[derive(Debug, Clone)]
-struct SlowLink(Arc<AtomicBool>, Duration);
-
-impl Gate for SlowLink {
-    fn pass(&self, _what: &'static str, work: Work) -> Work {
-        if !self.0.load(SeqCst) {
-            return work;
-        }
-        let time = self.1;
-        let late = tokio::spawn(async move {
-            sleep(time).await;
-            work.await
-        });
-        Box::pin(async move { late.await.unwrap() })
-    }
-}
-
 /// The heartbeats of the instance arrive after its own timeout for them.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_late_keeps_its_call()
@@ -105,11 +82,10 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
         let link = SlowLink(Arc::default(), late * MS);
         let of_a = Faulty::new(MemoryDirectory::default());
         let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
-        let setup = Setup {
-            grace: Grace::After(GRACE),
-            ..Setup::default()
-        };
-        let (a, b) = (setup.start(&of_a).await, Node::start(&of_b).await);
+        let (a, b) = (
+            Setup::with_grace().start(&of_a).await,
+            Node::start(&of_b).await,
+        );
         a.until_settled().await;
         b.until_settled().await;
         link.0.store(true, SeqCst);

@@ -18,8 +18,8 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    node::{Node, SECRET, Setup, hash, pass},
-    steps::status,
+    node::{GRACE, Node, SECRET, Setup, hash, pass},
+    steps::{status, until_heartbeat},
 };
 use crate::{
     cluster::{Options, join},
@@ -32,7 +32,6 @@ use crate::{
     relay::wire::Secret,
 };
 
-const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
@@ -89,11 +88,7 @@ async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
     let of_a = Faulty::new(MemoryDirectory::default());
     let gate = StallsAtReply::default();
     let of_b = Faulty::new(of_a.memory.clone()).behind(gate.clone());
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&of_a).await;
+    let a = Setup::with_grace().start(&of_a).await;
     let (started, b) = tokio::sync::oneshot::channel();
     let (order, mut orders) = tokio::sync::mpsc::unbounded_channel::<Stall>();
     let of_thread = gate.clone();
@@ -204,14 +199,6 @@ async fn a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
         stalled(Stall::After(2_200 * MS), true).await,
         (200, [true, true], 200)
     );
-}
-
-/// Advances the clock until the instance has sent a heartbeat.
-async fn until_heartbeat(link: &Faulty) {
-    let before = link.asked("heartbeat");
-    while link.asked("heartbeat") == before {
-        pass(50 * MS).await;
-    }
 }
 
 /// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
@@ -345,19 +332,8 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clo
     for steps in [false, true] {
         let memory = MemoryDirectory::default();
         let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let setup = Setup {
-            options: Options {
-                requires_lease: true,
-                ..Options::default()
-            },
-            ..Setup::default()
-        };
-        let a = setup.start(&of_a).await;
-        let setup = Setup {
-            filter: PeersFilter::new(|_| false),
-            ..Setup::default()
-        };
-        let b = setup.start(&of_b).await;
+        let a = Setup::requiring_lease().start(&of_a).await;
+        let b = Setup::without_peers().start(&of_b).await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;
@@ -468,11 +444,7 @@ async fn longest(reply: Duration, instances: usize) -> Duration {
     let mut longest = Duration::ZERO;
     for phase in 0..20 {
         let of_all = Faulty::new(MemoryDirectory::default()).behind(SlowReplies(reply));
-        let setup = Setup {
-            grace: Grace::After(GRACE),
-            ..Setup::default()
-        };
-        let a = setup.start(&of_all).await;
+        let a = Setup::with_grace().start(&of_all).await;
         a.until_settled().await;
         let mut others = Vec::new();
         for _ in 1..instances {
@@ -516,11 +488,10 @@ async fn a_cancel_is_up_to_4_s_later_than_with_one_instance() {
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let (a, b) = (setup.start(&of_a).await, Node::start(&of_b).await);
+    let (a, b) = (
+        Setup::with_grace().start(&of_a).await,
+        Node::start(&of_b).await,
+    );
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
@@ -559,11 +530,7 @@ async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
     use tower_layer::Layer as _;
     use tower_service::Service as _;
     let directory = Faulty::new(MemoryDirectory::default());
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&directory).await;
+    let a = Setup::with_grace().start(&directory).await;
     let b = Node::start(&directory).await;
     a.until_settled().await;
     b.until_settled().await;
@@ -613,11 +580,7 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let a = Node::start(&of_a).await;
-    let setup = Setup {
-        filter: PeersFilter::new(|_| false),
-        ..Setup::default()
-    };
-    let b = setup.start(&of_b).await;
+    let b = Setup::without_peers().start(&of_b).await;
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;

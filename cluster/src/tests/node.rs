@@ -48,6 +48,9 @@ pub(super) struct Node {
     reserved: Option<TcpSocket>,
 }
 
+/// The grace of [`Setup::with_grace`].
+pub(super) const GRACE: Duration = Duration::from_secs(6);
+
 /// How an instance is set up.
 pub(super) struct Setup {
     pub(super) layer: CancelOnDisconnectLayer,
@@ -83,6 +86,48 @@ impl Default for Setup {
 }
 
 impl Setup {
+    pub(super) fn with_grace() -> Self {
+        Self {
+            grace: Grace::After(GRACE),
+            ..Self::default()
+        }
+    }
+
+    /// An instance that reaches no other one.
+    pub(super) fn without_peers() -> Self {
+        Self {
+            filter: PeersFilter::new(|_| false),
+            ..Self::default()
+        }
+    }
+
+    /// An instance that serves nothing without its lease.
+    pub(super) fn requiring_lease() -> Self {
+        Self {
+            options: Options {
+                requires_lease: true,
+                ..Options::default()
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Two instances whose application has these layers. Returns when both are settled.
+    pub(super) async fn pair_within(directory: &Faulty, within: fn(Router) -> Router) -> [Node; 2] {
+        let setup = || Self {
+            within,
+            ..Self::default()
+        };
+        let nodes = [
+            setup().start(directory).await,
+            setup().start(directory).await,
+        ];
+        for node in &nodes {
+            node.until_settled().await;
+        }
+        nodes
+    }
+
     pub(super) async fn start(self, directory: &Faulty) -> Node {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let me = Owner {

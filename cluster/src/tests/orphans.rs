@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
 use test_support::{Connection, Mcp};
 use tokio::task::yield_now;
 
 use super::{
-    node::{Node, Setup, hash, number, pass},
+    node::{GRACE, Node, Setup, hash, number, pass},
     steps::directory,
 };
 use crate::{
@@ -20,17 +19,11 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-const GRACE: Duration = Duration::from_secs(6);
-
 /// How long the clock of a call is observed after its cancel was confirmed, plus a margin.
 const RECHECK_MARGIN: Duration = Duration::from_millis(150);
 
 async fn with_grace(directory: &Faulty) -> Node {
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let node = setup.start(directory).await;
+    let node = Setup::with_grace().start(directory).await;
     node.until_settled().await;
     node
 }

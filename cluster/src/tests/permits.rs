@@ -14,7 +14,7 @@ use futures_util::{
     FutureExt as _,
     future::{join, join_all, pending},
 };
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use serde_json::json;
 use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, serve, within};
 use tokio::{
@@ -26,7 +26,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 
 use super::{
-    node::{Node, Setup, pass},
+    node::{GRACE, Node, Setup, pass},
     steps::{directory, join_as, run_other_tasks, status},
 };
 use crate::{
@@ -37,7 +37,6 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-const GRACE: Duration = Duration::from_secs(6);
 
 /// Like tower's `ConcurrencyLimit`: `poll_ready` acquires a permit, and the response future holds the permit.
 pub(super) struct Limit<S> {
@@ -160,11 +159,7 @@ fn report() -> Request {
 /// Returns whether the call still runs, and whether the resume has a head.
 async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
     let directory = directory();
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&directory).await;
+    let a = Setup::with_grace().start(&directory).await;
     let b = Limited::start(&directory, permits).await;
     pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
     let mcp = a.session().await;
@@ -301,11 +296,7 @@ async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
 /// relay.
 async fn resumed_through(permits: usize) -> bool {
     let directory = directory();
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&directory).await;
+    let a = Setup::with_grace().start(&directory).await;
     let b = Limited::start(&directory, permits).await;
     pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
     let mcp = a.session().await;

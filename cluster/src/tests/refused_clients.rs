@@ -36,16 +36,7 @@ fn refuse_bob(app: Router) -> Router {
 /// A call waits for the transfer of its session, and the application refuses a cancel of it.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
-    let setup = || Setup {
-        within: refuse_bob,
-        ..Setup::default()
-    };
-    let (a, b) = (
-        setup().start(&directory).await,
-        setup().start(&directory).await,
-    );
-    a.until_settled().await;
-    b.until_settled().await;
+    let [a, b] = Setup::pair_within(&directory, refuse_bob).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
     let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
@@ -123,16 +114,7 @@ fn with_public_news(app: Router) -> Router {
 #[tokio::test]
 async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
     let directory = directory();
-    let setup = || Setup {
-        within: with_public_news,
-        ..Setup::default()
-    };
-    let (mut a, b) = (
-        setup().start(&directory).await,
-        setup().start(&directory).await,
-    );
-    a.until_settled().await;
-    b.until_settled().await;
+    let [mut a, b] = Setup::pair_within(&directory, with_public_news).await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "alice's").await;
     a.witness.release("alice's");

@@ -8,50 +8,23 @@ use std::{
     time::Duration,
 };
 
-use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
 use test_support::within;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     fake_owner::FakeOwner,
-    node::{Node, Setup, hash, pass},
-    steps::{directory, status},
+    node::{GRACE, Node, Setup, hash, pass},
+    steps::{SlowLink, directory, status, until_heartbeat},
 };
-use crate::{
-    cluster::Options,
-    directory::{
-        Claim, Directory as _, DirectoryError, MemoryDirectory,
-        contract::claim_from,
-        faulty::{Fault, Faulty, Gate, Work},
-    },
-    relay::filter::PeersFilter,
+use crate::directory::{
+    Claim, Directory as _, DirectoryError, MemoryDirectory,
+    contract::claim_from,
+    faulty::{Fault, Faulty, Gate, Work},
 };
 
-pub(super) const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-
-/// A link on which each request arrives this much later, while it is slow.
-#[derive(Debug, Clone)]
-struct SlowLink(Arc<AtomicBool>, Duration);
-
-impl Gate for SlowLink {
-    fn pass(&self, _what: &'static str, work: Work) -> Work {
-        if !self.0.load(SeqCst) {
-            return work;
-        }
-        let time = self.1;
-        let late = tokio::spawn(async move {
-            sleep(time).await;
-            work.await
-        });
-        Box::pin(async move { late.await.unwrap() })
-    }
-}
 
 /// The requests of B arrive `late`. The clock of the directory is set back by `step`, `before` the end of the grace. The client resumes at
 /// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
@@ -61,16 +34,8 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
         let link = SlowLink(Arc::default(), late);
         let of_a = Faulty::new(MemoryDirectory::default());
         let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
-        let setup = Setup {
-            grace: Grace::After(GRACE),
-            ..Setup::default()
-        };
-        let a = setup.start(&of_a).await;
-        let setup = Setup {
-            filter: PeersFilter::new(|_| false),
-            ..Setup::default()
-        };
-        let b = setup.start(&of_b).await;
+        let a = Setup::with_grace().start(&of_a).await;
+        let b = Setup::without_peers().start(&of_b).await;
         a.until_settled().await;
         b.until_settled().await;
         link.0.store(true, SeqCst);
@@ -199,16 +164,8 @@ async fn a_client_that_was_turned_away_before_a_departure_whose_report_was_lost_
     let of_a = directory();
     let gate = LosesHeartbeats::default();
     let of_b = of_a.behind(gate.clone());
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&of_a).await;
-    let setup = Setup {
-        filter: PeersFilter::new(|_| false),
-        ..Setup::default()
-    };
-    let b = setup.start(&of_b).await;
+    let a = Setup::with_grace().start(&of_a).await;
+    let b = Setup::without_peers().start(&of_b).await;
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
@@ -223,18 +180,8 @@ async fn a_client_that_was_turned_away_before_a_departure_whose_report_was_lost_
     assert!(a.witness.is_running("a"));
 }
 
-pub(super) fn with_grace() -> Setup {
-    Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    }
-}
-
 fn without_peers() -> Setup {
-    Setup {
-        filter: PeersFilter::new(|_| false),
-        ..Setup::default()
-    }
+    Setup::without_peers()
 }
 
 async fn until(begun: Instant, at: Duration) {
@@ -253,7 +200,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         .flat_map(|is_lost| (0..20).map(move |phase| (is_lost, phase)))
     {
         let directory = Faulty::new(MemoryDirectory::default());
-        let a = with_grace().start(&directory).await;
+        let a = Setup::with_grace().start(&directory).await;
         a.until_settled().await;
         pass(10 * SECOND + phase * 100 * MS).await;
         let mcp = a.session().await;
@@ -296,7 +243,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     {
         let directory = Faulty::new(MemoryDirectory::default());
         let of_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));
-        let a = with_grace().start(&directory).await;
+        let a = Setup::with_grace().start(&directory).await;
         a.until_settled().await;
         let mut b = None;
         if !is_new {
@@ -324,13 +271,6 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     assert_eq!(cancelled, []);
 }
 
-async fn until_heartbeat(link: &Faulty) {
-    let before = link.asked("heartbeat");
-    while link.asked("heartbeat") == before {
-        pass(10 * MS).await;
-    }
-}
-
 /// The clock of the directory is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
 /// directory. B cannot reach A.
 #[tokio::test]
@@ -338,14 +278,7 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_t
     for step in [0, 900] {
         let memory = MemoryDirectory::default();
         let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let setup = Setup {
-            options: Options {
-                requires_lease: true,
-                ..Options::default()
-            },
-            ..Setup::default()
-        };
-        let a = setup.start(&of_a).await;
+        let a = Setup::requiring_lease().start(&of_a).await;
         let b = without_peers().start(&of_b).await;
         a.until_settled().await;
         b.until_settled().await;

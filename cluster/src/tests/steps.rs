@@ -1,18 +1,47 @@
 //! Steps that most tests of this folder share.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
 use axum::body::Body;
 use serde_json::{Value, json};
 use test_support::{Mcp, within};
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::sleep};
 
-use super::node::{Node, SECRET, hash};
+use super::node::{Node, SECRET, hash, pass};
 use crate::{
     Cluster,
     cluster::{self, Options},
-    directory::{MemoryDirectory, faulty::Faulty},
+    directory::{
+        MemoryDirectory,
+        faulty::{Faulty, Gate, Work},
+    },
     ids::{Incarnation, Owner},
     relay::{filter::PeersFilter, wire::Secret},
 };
+
+/// A link on which each request arrives this much later, while it is slow.
+#[derive(Debug, Clone)]
+pub(super) struct SlowLink(pub(super) Arc<AtomicBool>, pub(super) Duration);
+
+impl Gate for SlowLink {
+    fn pass(&self, _what: &'static str, work: Work) -> Work {
+        if !self.0.load(SeqCst) {
+            return work;
+        }
+        let time = self.1;
+        let late = tokio::spawn(async move {
+            sleep(time).await;
+            work.await
+        });
+        Box::pin(async move { late.await.unwrap() })
+    }
+}
 
 pub(super) fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
@@ -29,6 +58,14 @@ pub(super) fn join_as(me: Owner, directory: &Faulty) -> Cluster {
 pub(super) async fn run_other_tasks() {
     for _ in 0..1_000 {
         yield_now().await;
+    }
+}
+
+/// Advances the clock until the instance has sent a heartbeat.
+pub(super) async fn until_heartbeat(link: &Faulty) {
+    let before = link.asked("heartbeat");
+    while link.asked("heartbeat") == before {
+        pass(Duration::from_millis(50)).await;
     }
 }
 

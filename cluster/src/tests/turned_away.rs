@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    node::{Node, Setup, hash, pass},
+    node::{GRACE, Node, Setup, hash, pass},
     steps::directory,
 };
 use crate::{
@@ -34,17 +34,11 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-const GRACE: Duration = Duration::from_secs(6);
-
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Starts an owner with a grace, and an instance that reaches it if `is_reached`.
 async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
-    let a = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = a.start(directory).await;
+    let a = Setup::with_grace().start(directory).await;
     let b = Setup {
         filter: PeersFilter::new(move |_| is_reached),
         ..Setup::default()
@@ -204,11 +198,7 @@ async fn a_client_whose_owner_answers_is_not_turned_away() {
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_its_call() {
     let directory = directory();
-    let a = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = a.start(&directory).await;
+    let a = Setup::with_grace().start(&directory).await;
     let is_reached = Arc::new(AtomicBool::new(true));
     let reached = is_reached.clone();
     let b = Setup {

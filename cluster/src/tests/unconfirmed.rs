@@ -17,7 +17,6 @@ use crate::{
         faulty::{Fault, Faulty, Gate, Work},
     },
     membership::heartbeat::HEARTBEAT_INTERVAL,
-    relay::filter::PeersFilter,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -72,11 +71,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     let [of_a, of_b, of_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
     let mut a = Node::start(&of_a).await;
     let b = Node::start(&of_b).await;
-    let c = Setup {
-        filter: PeersFilter::new(|_| false),
-        ..Setup::default()
-    };
-    let c = c.start(&of_c).await;
+    let c = Setup::without_peers().start(&of_c).await;
     for node in [&a, &b, &c] {
         node.until_settled().await;
     }
