@@ -27,13 +27,14 @@ use tokio::{
         oneshot,
     },
     task::JoinSet,
-    time::timeout,
 };
 
 use self::raw::Client;
 
 #[path = "shared/raw.rs"]
 mod raw;
+#[path = "shared/verdict.rs"]
+mod verdict;
 
 type Failure = Box<dyn Error>;
 
@@ -59,17 +60,7 @@ struct Approve {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match timeout(LIMIT, play()).await {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            println!("{error}");
-            ExitCode::FAILURE
-        }
-        Err(_) => {
-            println!("Something did not happen.");
-            ExitCode::FAILURE
-        }
-    }
+    verdict::verdict(LIMIT, play()).await
 }
 
 async fn play() -> Result<(), Failure> {

@@ -26,11 +26,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     task::JoinSet,
-    time::timeout,
 };
 
 #[path = "shared/raw.rs"]
 mod raw;
+#[path = "shared/verdict.rs"]
+mod verdict;
 
 type Failure = Box<dyn Error>;
 
@@ -66,17 +67,7 @@ struct Fetch {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match timeout(LIMIT, play()).await {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            println!("{error}");
-            ExitCode::FAILURE
-        }
-        Err(_) => {
-            println!("Something did not happen.");
-            ExitCode::FAILURE
-        }
-    }
+    verdict::verdict(LIMIT, play()).await
 }
 
 async fn play() -> Result<(), Failure> {

@@ -24,11 +24,13 @@ use tokio::{
         oneshot,
     },
     task::JoinSet,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 #[path = "shared/raw.rs"]
 mod raw;
+#[path = "shared/verdict.rs"]
+mod verdict;
 
 type Failure = Box<dyn Error>;
 
@@ -47,17 +49,7 @@ struct Press {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match timeout(LIMIT, play()).await {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            println!("{error}");
-            ExitCode::FAILURE
-        }
-        Err(_) => {
-            println!("Something did not happen.");
-            ExitCode::FAILURE
-        }
-    }
+    verdict::verdict(LIMIT, play()).await
 }
 
 async fn play() -> Result<(), Failure> {

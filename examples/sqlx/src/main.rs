@@ -21,10 +21,12 @@ use rmcp::{
     transport::streamable_http_server::StreamableHttpService,
 };
 use sqlx::{PgPool, SqlitePool};
-use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use tokio::{net::TcpListener, task::JoinSet};
 
 #[path = "../../shared/raw.rs"]
 mod raw;
+#[path = "../../shared/verdict.rs"]
+mod verdict;
 
 mod postgres;
 mod sqlite;
@@ -54,17 +56,7 @@ struct Sleep {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match timeout(LIMIT, play()).await {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            println!("{error}");
-            ExitCode::FAILURE
-        }
-        Err(_) => {
-            println!("Something did not happen.");
-            ExitCode::FAILURE
-        }
-    }
+    verdict::verdict(LIMIT, play()).await
 }
 
 async fn play() -> Result<(), Failure> {
