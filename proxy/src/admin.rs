@@ -224,15 +224,12 @@ async fn ready(State(state): State<AdminState>) -> (StatusCode, &'static str) {
 /// Returns the proxy's own metrics in Prometheus' text format.
 fn own_metrics(server: &Server) -> String {
     let version = env!("CARGO_PKG_VERSION");
-    let mut text = own_metric(
-        "build_info",
-        "gauge",
-        "Version of the program, always 1",
-        "",
-    );
-    text += &format!("mcp_proxy_build_info{{version=\"{version}\"}} 1\n");
+    let name = "mcp_proxy_build_info";
+    let line = format!("{name}{{version=\"{version}\"}} 1\n");
+    let mut text = metric(name, "gauge", "Version of the program, always 1", &line);
     let mut add = |name, kind, help, value: u64| {
-        text += &own_metric(name, kind, help, &format!("mcp_proxy_{name} {value}\n"));
+        let name = format!("mcp_proxy_{name}");
+        text += &metric(&name, kind, help, &format!("{name} {value}\n"));
     };
     add(
         "log_lines_dropped_total",
@@ -281,8 +278,9 @@ fn own_metrics(server: &Server) -> String {
     text
 }
 
-fn own_metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
-    format!("# HELP mcp_proxy_{name} {help}\n# TYPE mcp_proxy_{name} {kind}\n{lines}")
+/// Returns a metric in Prometheus' text format. `lines` has a line for each set of labels.
+fn metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
+    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
 }
 
 /// Returns the metrics recorder of this process, which is installed once.

@@ -1,5 +1,6 @@
 //! Metrics of a command's sessions.
 
+use super::metric;
 use crate::server::Server;
 
 /// Returns how many sessions have ended, by reason, in Prometheus' text format. Empty for an upstream.
@@ -8,10 +9,14 @@ pub(super) fn render(server: &Server) -> String {
         return String::new();
     };
     let name = "mcp_sessions_closed_total";
-    let mut text =
-        format!("# HELP {name} Sessions that have ended, by reason\n# TYPE {name} counter\n");
+    let mut lines = String::new();
     for (why, count) in stdio.ended_sessions() {
-        text += &format!("{name}{{why=\"{why}\"}} {count}\n");
+        lines += &format!("{name}{{why=\"{why}\"}} {count}\n");
     }
-    text
+    metric(
+        name,
+        "counter",
+        "Sessions that have ended, by reason",
+        &lines,
+    )
 }

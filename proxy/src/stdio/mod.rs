@@ -17,22 +17,22 @@ mod begin;
 mod end_counts;
 mod input;
 pub mod lines;
-mod listing;
 mod make_room;
 pub(crate) mod process;
 mod restart_backoff;
 pub mod routing;
 mod service;
 mod session;
+mod session_info;
 mod stderr_log;
 mod task;
 
 use std::time::Duration;
 
 pub use self::{
-    listing::SessionInfo,
     process::Program,
     service::{Stats, Stdio},
+    session_info::SessionInfo,
 };
 
 /// Options of [`Stdio`].
