@@ -3,38 +3,31 @@
 //! Needed where event ids do not show their stream: with an event store, or another session manager than rmcp's own. A client that
 //! resumes from an older event is not recognised, and its stream counts as one of an untracked call.
 
-use std::{
-    collections::{VecDeque, hash_map::RandomState},
-    hash::BuildHasher as _,
-    sync::Mutex,
-};
+use std::{collections::VecDeque, sync::Mutex};
 
+use super::id_hash;
 use crate::lock::lock;
 
 /// Maximum number of recorded ids: 64. A client that has disconnected has missed fewer events, or is treated with more caution.
 const MAX_RECENT: usize = 64;
 
-/// Keyed hashes of event ids, because an id may have any length.
+/// Hashes of event ids, because an id may have any length. A client that names a colliding id affects only its own session.
 #[derive(Default)]
-pub(super) struct StandaloneIds {
-    hasher: RandomState,
-    recent: Mutex<VecDeque<u64>>,
-}
+pub(super) struct StandaloneIds(Mutex<VecDeque<u64>>);
 
 // === impl StandaloneIds ===
 
 impl StandaloneIds {
     pub(super) fn record(&self, event_id: &str) {
-        let hash = self.hasher.hash_one(event_id);
-        let mut recent = lock(&self.recent);
+        let mut recent = lock(&self.0);
         if recent.len() == MAX_RECENT {
             recent.pop_front();
         }
-        recent.push_back(hash);
+        recent.push_back(id_hash::of(event_id));
     }
 
     pub(super) fn contains(&self, event_id: &str) -> bool {
-        lock(&self.recent).contains(&self.hasher.hash_one(event_id))
+        lock(&self.0).contains(&id_hash::of(event_id))
     }
 }
 
