@@ -49,13 +49,37 @@ async fn pass(setup: &Setup, clock: &StoppedClock, time: Duration) {
     }
 }
 
+/// Opens a standalone stream.
+async fn listen(mcp: &Mcp) -> Connection {
+    let mut standalone = mcp.listen().await;
+    assert_eq!(standalone.head().await.status, 200);
+    standalone
+}
+
+/// Resumes a stream of the session, which stays open with it and is closed after it.
+async fn is_lost_with_its_resumed_stream(
+    setup: &Setup,
+    clock: &StoppedClock,
+    mcp: &Mcp,
+    last_event_id: &str,
+) {
+    let mut resumed = mcp.resume(last_event_id).await;
+    assert_eq!(resumed.head().await.status, 200);
+    pass(setup, clock, 2 * LOST).await;
+    assert!(is_open(setup, mcp).await);
+
+    resumed.fin();
+    pass(setup, clock, LOST + SOME_TIME).await;
+
+    closed(setup, mcp).await;
+}
+
 #[tokio::test]
 async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_closed_early() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
-    let mut standalone = mcp.listen().await;
-    assert_eq!(standalone.head().await.status, 200);
+    let standalone = listen(&mcp).await;
     pass(&setup, &clock, 2 * LOST).await;
     assert!(is_open(&setup, &mcp).await);
 
@@ -99,8 +123,7 @@ async fn a_request_shows_that_the_client_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     standalone.fin();
     pass(&setup, &clock, SOME_TIME).await;
 
@@ -137,20 +160,11 @@ async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() 
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let mut standalone = listen(&mcp).await;
     let event = standalone.event().await.expect("the priming event");
     standalone.fin();
     pass(&setup, &clock, SOME_TIME).await;
-    let mut resumed = mcp.resume(&event.id.expect("an event id")).await;
-    assert_eq!(resumed.head().await.status, 200);
-    pass(&setup, &clock, 2 * LOST).await;
-    assert!(is_open(&setup, &mcp).await);
-
-    resumed.fin();
-    pass(&setup, &clock, LOST + SOME_TIME).await;
-
-    closed(&setup, &mcp).await;
+    is_lost_with_its_resumed_stream(&setup, &clock, &mcp, &event.id.expect("an event id")).await;
 }
 
 /// A cancel of the client ends the stream of its call, not the client.
@@ -175,8 +189,7 @@ async fn a_client_whose_standalone_stream_the_server_ended_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    assert_eq!(standalone.head().await.status, 200);
+    let mut standalone = listen(&mcp).await;
     setup
         .sessions
         .end_standalone_stream(&mcp, Some(3 * LOST))
@@ -197,8 +210,7 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     standalone.fin();
 
     pass(&setup, &clock, LOST + SOME_TIME).await;
@@ -213,8 +225,7 @@ async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = untracked().start().await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     standalone.fin();
@@ -237,8 +248,7 @@ async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() 
     let served = serve(router).await;
     let mcp = Mcp::session(served.addr, PATH).await;
     let other = Mcp::session(served.addr, PATH).await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
     witness.started("a").await;
@@ -265,8 +275,7 @@ async fn a_client_that_left_an_untracked_call_is_not_lost() {
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     call.fin();
     settle(&setup).await;
     standalone.fin();
@@ -282,8 +291,7 @@ async fn an_untracked_call_that_was_answered_does_not_keep_a_lost_session() {
     let clock = StoppedClock::stop();
     let setup = untracked().start().await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     setup.assert_usable(&mcp).await;
     standalone.fin();
 
@@ -325,8 +333,7 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
     });
     let setup = plan().sessions(stored).start_scripted(notifies).await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let mut standalone = listen(&mcp).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     assert!(call.answer().await.is_some());
     let mut last = None;
@@ -335,15 +342,7 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
     }
     standalone.fin();
     pass(&setup, &clock, SOME_TIME).await;
-    let mut resumed = mcp.resume(&last.expect("an event id")).await;
-    assert_eq!(resumed.head().await.status, 200);
-    pass(&setup, &clock, 2 * LOST).await;
-    assert!(is_open(&setup, &mcp).await);
-
-    resumed.fin();
-    pass(&setup, &clock, LOST + SOME_TIME).await;
-
-    closed(&setup, &mcp).await;
+    is_lost_with_its_resumed_stream(&setup, &clock, &mcp, &last.expect("an event id")).await;
 }
 
 /// A standalone stream that is no use of its session still shows that its client is connected.
@@ -356,8 +355,7 @@ async fn a_client_that_left_an_ignored_standalone_stream_is_lost() {
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let mcp = setup.mcp().await;
-    let mut standalone = mcp.listen().await;
-    standalone.head().await;
+    let standalone = listen(&mcp).await;
     pass(&setup, &clock, 2 * LOST).await;
     assert!(is_open(&setup, &mcp).await);
 
@@ -383,8 +381,7 @@ async fn observers_are_notified_why_a_session_was_closed() {
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let (deleted, lost, idle) = (setup.mcp().await, setup.mcp().await, setup.mcp().await);
-    let mut standalone = lost.listen().await;
-    standalone.head().await;
+    let standalone = listen(&lost).await;
     let mut found = async |mcp: &Mcp| loop {
         let end = within("the end of the session", ends.recv()).await;
         let (session, why) = end.expect("the observer exists");
