@@ -254,22 +254,28 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             let number = self.recorder.answers.next_number();
             Call::new(id.clone(), request, number)
         });
-        let guard = request.and_then(|_| self.sessions.enter(id));
+        let is_call = call.is_some();
+        let guard = is_call.then(|| self.sessions.enter(id)).flatten();
         // Meanwhile this process may have stalled, or the session may have been relinquished: then it is about to be closed.
-        let is_here = guard.is_some() || request.is_none();
+        let is_here = guard.is_some() || !is_call;
         let created = if is_here && self.heartbeat.may_serve(id) {
-            Either::Left(self.inner.create_stream(id, message).map_ok(Either::Left))
+            let created = self.inner.create_stream(id, message);
+            Either::Left(created.map_ok(|events| (Either::Left(events), guard)))
         } else {
             Either::Right(Box::pin(async move {
                 let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
                 if decided.await.is_err() {
-                    return Ok(Either::Right(stream::once(ready(not_begun(&message)))));
+                    let not_begun = stream::once(ready(not_begun(&message)));
+                    return Ok((Either::Right(not_begun), None));
                 }
+                // A session that was closed and restored meanwhile has another gate.
+                drop(guard);
+                let guard = is_call.then(|| self.sessions.enter(id)).flatten();
                 let created = self.inner.create_stream(id, message).await?;
-                Ok(Either::Left(created))
+                Ok((Either::Left(created), guard))
             }))
         };
-        created.map_ok(|events| self.tag(events, id, call, guard, String::new()))
+        created.map_ok(|(events, guard)| self.tag(events, id, call, guard, String::new()))
     }
 
     fn accept_message(

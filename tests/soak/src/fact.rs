@@ -204,7 +204,8 @@ pub struct Gauge {
     pub calls: usize,
     /// The ids of the sessions, by route.
     pub sessions: BTreeMap<String, Vec<String>>,
-    pub resident_kib: u64,
+    /// Memory that is allocated, in KiB. It excludes what the allocator retains.
+    pub allocated_kib: usize,
     pub descriptors: usize,
     pub tasks: usize,
 }

@@ -6,8 +6,7 @@ use crate::fact::Gauge;
 /// Tolerated differences of an idle server.
 const DESCRIPTORS: usize = 4;
 const TASKS: usize = 6;
-/// The allocator retains freed memory.
-const RESIDENT_KIB: u64 = 16 * 1024;
+const ALLOCATED_KIB: usize = 4 * 1024;
 
 /// The server in both quiet periods.
 #[derive(Debug, Clone)]
@@ -60,10 +59,10 @@ impl Health {
         if last.tasks > first.tasks + TASKS {
             leaks.push(format!("tasks: {} and then {}", first.tasks, last.tasks));
         }
-        if last.resident_kib > first.resident_kib * 5 / 4 + RESIDENT_KIB {
+        if last.allocated_kib > first.allocated_kib + ALLOCATED_KIB {
             leaks.push(format!(
                 "memory: {} KiB and then {} KiB",
-                first.resident_kib, last.resident_kib
+                first.allocated_kib, last.allocated_kib
             ));
         }
         leaks

@@ -242,7 +242,7 @@ impl fmt::Display for Report {
                 writeln!(
                     f,
                     "at rest, {when}: {} calls, {sessions} sessions, {} KiB, {} descriptors, {} tasks",
-                    gauge.calls, gauge.resident_kib, gauge.descriptors, gauge.tasks
+                    gauge.calls, gauge.allocated_kib, gauge.descriptors, gauge.tasks
                 )?;
             }
         }

@@ -362,7 +362,7 @@ fn state_that_remains_at_rest_is_a_leak() {
         Fact::Gauge(Gauge {
             calls,
             sessions: Default::default(),
-            resident_kib: 10_000,
+            allocated_kib: 10_000,
             descriptors: 10,
             tasks: 10,
         })

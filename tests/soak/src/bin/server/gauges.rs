@@ -1,17 +1,22 @@
 //! Counts calls, sessions, bytes, descriptors and tasks once a second.
 
 use std::{
+    alloc::System,
     collections::BTreeMap,
     fs,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use cap::Cap;
 use mcp_cancel_on_disconnect::Calls;
 use soak::fact::{Fact, Gauge, Log};
 use tokio::{runtime::Handle, time::sleep};
 
 use crate::app::{App, Sessions};
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
 /// The existing layers and session managers.
 #[derive(Default)]
@@ -72,7 +77,7 @@ impl Gauges {
         Gauge {
             calls,
             sessions: open,
-            resident_kib: resident_kib(),
+            allocated_kib: MEMORY.allocated() / 1024,
             descriptors: fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
             tasks: Handle::current().metrics().num_alive_tasks(),
         }
@@ -85,11 +90,4 @@ pub(crate) async fn write(gauges: Arc<Gauges>, log: Log) {
         log.write(Fact::Gauge(gauges.read().await));
         sleep(Duration::from_secs(1)).await;
     }
-}
-
-fn resident_kib() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.and_then(|line| line.split_whitespace().next());
-    number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
