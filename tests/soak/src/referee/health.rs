@@ -6,7 +6,7 @@ use crate::fact::Gauge;
 /// Tolerated differences of an idle server.
 const DESCRIPTORS: usize = 4;
 const TASKS: usize = 6;
-const ALLOCATED_KIB: usize = 4 * 1024;
+const ALLOCATED_KIB: usize = 2 * 1024;
 
 /// The server in both quiet periods.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -14,14 +14,17 @@ use rmcp::{
     },
 };
 use soak::setup::Store;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 /// Time for which a stream without new events is kept. It is longer than any client is disconnected.
 const KEPT: Duration = Duration::from_secs(12);
 
 pub(crate) struct Events {
     kind: Store,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
@@ -51,10 +54,18 @@ struct Reader {
 
 impl Events {
     pub(crate) fn new(kind: Store) -> Self {
-        Self {
-            kind,
-            state: Mutex::default(),
-        }
+        let state = Arc::default();
+        tokio::spawn(forget_expired(Arc::downgrade(&state)));
+        Self { kind, state }
+    }
+}
+
+/// Removes expired streams once a second, so that an idle server has none.
+async fn forget_expired(state: Weak<Mutex<State>>) {
+    while let Some(state) = state.upgrade() {
+        lock(&state).forget(Instant::now());
+        drop(state);
+        sleep(Duration::from_secs(1)).await;
     }
 }
 
@@ -67,7 +78,6 @@ impl EventStore for Events {
     ) -> Result<EventId, EventStoreError> {
         let mut state = lock(&self.state);
         let now = Instant::now();
-        state.forget(now);
         state.latest.push_back((now, stream.to_owned()));
         let found = state.streams.entry(stream.to_owned());
         let found = found.or_insert_with(|| Stream::new(now));
