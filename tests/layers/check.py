@@ -8,9 +8,8 @@ submodules, import only downwards, and that there are no circles.
 
 An arrow points from the module that has the `use` (or a path in its code) to the module that defines the name.
 Re-exports of children are followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The layers are
-those of ARCHITECTURE.md: in the block that begins with the line `lib`, for the program in the one that begins with
-`bin`, and for the cluster in the one that begins with `builder`. Each line names the modules of a layer, and a module
-may only import from lines below its own. Modules of one line do not import one another. An alias may have the name of
+those of the crate's ARCHITECTURE.md, in the block that begins with the line `lib`, for the program `bin`, and for the
+cluster `builder`. Each line names the modules of a layer, and a module may only import from lines below its own. Modules of one line do not import one another. An alias may have the name of
 the type that it stands for.
 """
 
@@ -33,13 +32,13 @@ def main():
             print(f"{text(source)} > {text(target)}")
         return 0
     wrong = [f"circle: {circle}" for circle in circles(arrows)]
-    wrong += upwards(arrows, layers("lib"))
+    wrong += upwards(arrows, layers(ROOT, "lib"))
     wrong += names(modules)
     wrong += long(modules)
     for root, first in OTHERS.items():
         modules, arrows = read(root)
         wrong += [f"circle: {circle}" for circle in circles(arrows)]
-        wrong += upwards(between(arrows), layers(first))
+        wrong += upwards(between(arrows), layers(root.parent, first))
         wrong += long(modules)
     for line in wrong:
         print(line)
@@ -220,12 +219,12 @@ def circles(arrows):
             yield "; ".join(f"{text(a)} > {text(b)}" for a, b in inside)
 
 
-def layers(first):
-    """The level of each module, from the block of ARCHITECTURE.md that begins with this line."""
-    page = (ROOT / "ARCHITECTURE.md").read_text()
+def layers(crate, first):
+    """The level of each module, from the block of the crate's ARCHITECTURE.md that begins with this line."""
+    page = (crate / "ARCHITECTURE.md").read_text()
     block = re.search(rf"^```\n({first}\b.*?)^```", page, re.M | re.S)
     if not block:
-        raise SystemExit(f"ARCHITECTURE.md has no block of layers that begins with `{first}`")
+        raise SystemExit(f"{crate / 'ARCHITECTURE.md'} has no block of layers that begins with `{first}`")
     level = {}
     lines = [line for line in block.group(1).splitlines() if line.strip()]
     for height, line in enumerate(reversed(lines)):

@@ -24,6 +24,8 @@ ALLOWED = {
     "README.md": 0,
     "SECURITY.md": 1,
     "ARCHITECTURE.md": 2,
+    "cluster/ARCHITECTURE.md": 0,
+    "proxy/ARCHITECTURE.md": 0,
     "CONTRIBUTING.md": 1,
     "CHANGELOG.md": 0,
     "RELEASING.md": 0,
