@@ -9,7 +9,7 @@ use tokio::{
 
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
-    exchange::{Exchange, Registry},
+    exchange::{Cancel, Exchange, Registry},
     observe::{CallSnapshot, CallState},
     registry::Entry,
     wait_until::wait_until,
@@ -143,7 +143,7 @@ impl Calls {
     /// [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
-        exchange.is_some_and(|exchange| exchange.force_cancel(id, reason))
+        exchange.is_some_and(|exchange| exchange.cancel(id, Cancel::now(reason)))
     }
 
     /// Cancels all calls of a session except tasks, and returns the number of cancelled calls.
@@ -162,7 +162,7 @@ impl Calls {
         }
         let calls = self.registry.calls_of(session);
         calls
-            .filter(|(id, exchange)| exchange.force_cancel(*id, reason))
+            .filter(|(id, exchange)| exchange.cancel(*id, Cancel::now(reason)))
             .count()
     }
 

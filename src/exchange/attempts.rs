@@ -5,12 +5,12 @@
 
 use std::{mem, sync::Arc};
 
-use super::state::{
-    Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, Phase, RequestKind,
-    SessionState,
+use super::{
+    cancel::Cancel,
+    state::{Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, Phase, RequestKind},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Key, Outcome},
+    call::{CallId, CallInfo, DetachCause, Key, Outcome},
     cancel::Canceller,
     registry::{POST_GENERATION, report},
 };
@@ -213,17 +213,8 @@ impl Exchange {
             // of this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
-                exchange.cancel_superseded(id);
+                exchange.cancel(id, Cancel::superseded());
             }
-        }
-    }
-
-    fn cancel_superseded(self: &Arc<Self>, id: CallId) {
-        let span = self.span();
-        let finish = |core: &mut SessionState, ended| core.finish_detached(id, ended);
-        let cancelled = self.cancel_detached(None, id, CancelReason::Superseded, finish);
-        if let Some(injection) = cancelled {
-            self.inject(id, injection, span);
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     mem,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
 
 use super::{
@@ -15,17 +14,11 @@ use super::{
     },
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Key},
+    call::{CallId, CallInfo, DetachCause, Key},
     cancel::Canceller,
     limits::Limit,
     registry::{Generation, POST_GENERATION, report},
-    timer::migrating_timeout,
 };
-
-/// Maximum time that a session that is being closed has to accept a cancel: 1 s.
-///
-/// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
-pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Marks that a task reads a stream of a call in the background, and observes the call's end.
 pub(crate) struct BackgroundReader {
@@ -227,23 +220,6 @@ impl Exchange {
             attempts.deferred_cancel.get_or_insert((reason, None));
         }
         Some(self.attachment(call.id(), POST_GENERATION))
-    }
-
-    /// Cancels a call of a session that is being closed. Waits until the server has accepted the cancel, for at most
-    /// [`CLOSE_CANCEL_TIMEOUT`].
-    pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
-        let reason = CancelReason::SessionClosed;
-        let Some(cancelled) = self.cancel_now(id, reason, None) else {
-            return;
-        };
-        if self.has_call_ended() {
-            self.register_orphaned_streams();
-        }
-        if let Some(injection) = self.injection(id, reason, cancelled) {
-            // A session that has ended by itself accepts no message, and has stopped its handlers. In any case the session is closed
-            // next.
-            let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
-        }
     }
 
     /// Offers the answer of its call, which the transport has. Returns it if no stream will deliver it.

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::state::{Exchange, SessionState};
+use super::{cancel::Cancel, state::Exchange};
 use crate::{
     call::{CallId, CancelReason},
     catch_panic::catch_panic,
@@ -64,21 +64,6 @@ impl Exchange {
             timer.spawn(Migration::BeforeStart, pending.await_decision(deciding));
         }
     }
-
-    /// Cancels an orphan whose session is closed, if its expiry still holds.
-    fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: ExpiryToken, reason: CancelReason) {
-        let span = self.span();
-        let finish = |core: &mut SessionState, ended| {
-            if core.expiry(id) == Some(expiry) {
-                core.finish_due(id, ended)
-            } else {
-                None
-            }
-        };
-        if let Some(injection) = self.cancel_detached(None, id, reason, finish) {
-            self.inject(id, injection, span);
-        }
-    }
 }
 
 // === impl PendingConfirmation ===
@@ -105,8 +90,8 @@ impl Drop for PendingConfirmation {
                     .with_session(|core| core.postpone(id, expiry, until));
             }
             Confirmation::SessionClosed => {
-                self.exchange
-                    .cancel_confirmed(id, expiry, CancelReason::SessionClosed);
+                let cancel = Cancel::confirmed(CancelReason::SessionClosed, expiry);
+                self.exchange.cancel(id, cancel);
             }
         }
     }

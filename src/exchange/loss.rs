@@ -7,7 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::state::{Attachment, Exchange};
+use super::{
+    cancel::Cancel,
+    state::{Attachment, Exchange},
+};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
     disconnect::{DisconnectAction, StreamEnd},
@@ -84,7 +87,9 @@ impl Exchange {
                     self.shared.registry.hints.emit(Hint::CallsWait);
                 }
             }
-            DetachOutcome::CancelNow => self.cancel_after(Some(&event), call.id(), cause.reason()),
+            DetachOutcome::CancelNow => {
+                self.cancel_detached(call.id(), Cancel::expired(cause.reason()), &event);
+            }
             DetachOutcome::OverLimit(limit, finished) => {
                 self.report_untracked(call, limit);
                 self.end_untracked(call.id(), finished);

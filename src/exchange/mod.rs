@@ -25,7 +25,8 @@
 //! | `response` | what the response's head and body mean for the call |
 //! | `tap` | what the bytes of a stream mean for the call |
 //! | `loss` | what the loss of a stream means for the call |
-//! | `end` | how a call ends: answered, cancelled, untracked |
+//! | `end` | how a call ends that is not cancelled |
+//! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
 //! | `waiting` | waits until a call is accepted or has ended |
 //! | `fire` | fires the token, and spawns the clean-ups |
@@ -52,6 +53,7 @@
 mod attempts;
 mod bind;
 mod call_streams;
+mod cancel;
 mod classify;
 mod confirm;
 mod contest;
@@ -73,7 +75,8 @@ mod tap;
 mod waiting;
 
 pub(crate) use self::{
-    bind::{BackgroundReader, CLOSE_CANCEL_TIMEOUT},
+    bind::BackgroundReader,
+    cancel::{CLOSE_CANCEL_TIMEOUT, Cancel},
     contest::Contest,
     guard::Guard,
     inject::INJECTION_TIMEOUT,

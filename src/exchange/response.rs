@@ -9,6 +9,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{
+    cancel::Cancel,
     request_body::{BodyKind, RequestBody},
     resume::Accepted,
     state::{Attachment, Exchange, ExchangeState, Phase, RequestKind},
@@ -117,7 +118,7 @@ impl Exchange {
             // A call whose response has no head yet is in flight too.
             let pending = registry.unaccepted_in(session);
             for (id, exchange) in ended.into_iter().chain(pending) {
-                exchange.on_cancelled_externally(id, CancelReason::SessionClosed);
+                exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
             }
         }
         if self.info().is_some() {
@@ -140,7 +141,7 @@ impl Exchange {
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)
         {
-            exchange.on_cancelled_externally(id, CancelReason::ClientCancelled);
+            exchange.cancel(id, Cancel::external(CancelReason::ClientCancelled));
         }
     }
 

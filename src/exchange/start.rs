@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    cancel::Cancel,
     contest::Contest,
     identity::{Revision, SessionHeader},
     request_body::{BodyKind, Contested, RequestBody},
@@ -235,7 +236,7 @@ impl Exchange {
         };
         self.report(&Event::Started { call });
         if is_too_late {
-            self.force_cancel(call.id(), CancelReason::ShuttingDown);
+            self.cancel(call.id(), Cancel::now(CancelReason::ShuttingDown));
         }
     }
 

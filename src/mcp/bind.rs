@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
-    exchange::{Contest, Exchange},
+    exchange::{Cancel, Contest, Exchange},
     observe::Hint,
     token::CallToken,
 };
@@ -114,7 +114,7 @@ impl<M: SessionManager> ManagerInner<M> {
             if let Some(call) = exchange.call(id) {
                 self.suppress(session, call);
             }
-            exchange.on_cancelled_externally(id, CancelReason::ClientCancelled);
+            exchange.cancel(id, Cancel::external(CancelReason::ClientCancelled));
         }
     }
 }

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
     cancel::{CancelError, CancelGuard, Canceller, Injection},
-    exchange::{CLOSE_CANCEL_TIMEOUT, Exchange, PendingCancel, Registry},
+    exchange::{CLOSE_CANCEL_TIMEOUT, Cancel, Exchange, PendingCancel, Registry},
     observe::SetupHints,
     registry::{Answer, EventIdFormat, EventMatch, Manager, RetainedOutcome},
     timer::{Migration, Timer},
@@ -149,7 +149,7 @@ impl<M> ManagerInner<M> {
     /// Removes the calls of a session that restarts under its old id. Its event ids count from `0/0` again.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.calls_of(id) {
-            exchange.on_cancelled_externally(id, CancelReason::SessionClosed);
+            exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
         }
     }
 

@@ -2,6 +2,7 @@ use std::{
     pin::pin,
     sync::{Barrier, Weak, atomic::AtomicUsize},
     thread,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use tokio::runtime::Builder;
 
 use super::{
     super::{
+        cancel::Cancel,
         response::{BodyPlan, Head},
         state::{LayerShared, Registry},
         tap::Tap,
@@ -18,7 +20,7 @@ use super::{
     *,
 };
 use crate::{
-    call::{RequestId, Scope},
+    call::{CancelReason, RequestId, Scope},
     calls::{Calls, DrainReport},
     cancel::Injection,
     envelope::Frames,
@@ -130,7 +132,7 @@ fn cancelled_while_bound(spins: usize) -> usize {
         for _ in 0..spins {
             std::hint::spin_loop();
         }
-        assert!(exchange.force_cancel(id, CancelReason::TimedOut));
+        assert!(exchange.cancel(id, Cancel::now(CancelReason::TimedOut)));
         let bound = bound.join().unwrap().map(|bound| bound.id);
         assert_eq!(bound, Some(id), "it is dispatched");
     });
@@ -414,7 +416,7 @@ fn a_resumed_stream_gets_the_error_of_its_own_call_only(first: u64) {
     let sent = Arc::new(SentCount::default());
     let stream: Weak<SentCount> = Arc::downgrade(&sent);
     resume.on_stream_opened(stream);
-    assert!(other.force_cancel(attachment.id, CancelReason::TimedOut));
+    assert!(other.cancel(attachment.id, Cancel::now(CancelReason::TimedOut)));
     assert!(victim.is_in_flight(id));
     assert_eq!(sent.0.load(Ordering::Relaxed), 0, "of another's cancel");
 }
@@ -448,7 +450,7 @@ fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts)
     assert_eq!(registry.len(), 0);
     if let Some(call) = exchange.info() {
         exchange.on_dispatched(call.id());
-        assert!(!exchange.force_cancel(call.id(), CancelReason::TimedOut));
+        assert!(!exchange.cancel(call.id(), Cancel::now(CancelReason::TimedOut)));
     }
     exchange.on_dropped(DetachCause::Disconnected, None);
     assert_eq!(exchange.signal.reason(), None);
@@ -532,7 +534,7 @@ fn of_an_answer_and_a_deadline_one_wins() {
         let mut is_cancelled = false;
         beside_an_answer(&exchange, round % 500, || {
             is_cancelled = exchange
-                .begin_force_cancel(id, CancelReason::TimedOut)
+                .begin_cancel(id, Cancel::now(CancelReason::TimedOut), None)
                 .is_some();
         });
         assert_eq!(

@@ -1,0 +1,326 @@
+//! The cancel of a call: when it ends the call, and which sides it notifies.
+//!
+//! [`Exchange::begin_cancel`] is the only function that cancels calls. Its effects, in this order: the call ends in its session, its token
+//! fires, the end is reported, open streams get the error, and the server is notified.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, time::Instant};
+
+use super::state::{Dispatch, Exchange};
+use crate::{
+    call::{CallId, CancelReason, Outcome},
+    cancel::{CancelGuard, Canceller, Injection},
+    observe::Event,
+    registry::{Completion, ExpiryToken, Finished, RetainedOutcome},
+    timer::migrating_timeout,
+};
+
+/// Maximum time that a session that is being closed has to accept a cancel: 1 s.
+///
+/// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
+pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A cancel of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cancel {
+    reason: CancelReason,
+    condition: Condition,
+    notified: NotifiedSides,
+}
+
+/// The condition under which a cancel ends its call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Condition {
+    /// The call is in flight, attached or not.
+    InFlight,
+    /// It is detached, and no resume is pending.
+    Detached,
+    /// Its grace has expired, and its client has not begun to resume since. With a token, it must be the expiry of that token.
+    Expired(Option<ExpiryToken>),
+}
+
+/// The sides that a cancel notifies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NotifiedSides {
+    Server,
+    ServerAndClient,
+    /// The server has received the cancel, or has closed the session.
+    Neither,
+}
+
+/// A call that has just been cancelled. Its server may still have to be notified.
+struct JustCancelled {
+    finished: Finished,
+    /// Taken before the call ended, so that a task that closes its session waits for the injection.
+    guard: Option<CancelGuard>,
+}
+
+// === impl Cancel ===
+
+impl Cancel {
+    /// Cancels a call, attached or not, unless it runs as a task. A connected client gets the error.
+    pub(crate) fn now(reason: CancelReason) -> Self {
+        Self {
+            reason,
+            condition: Condition::InFlight,
+            notified: NotifiedSides::ServerAndClient,
+        }
+    }
+
+    /// Cancels a call, attached or not, whose session is closed next.
+    pub(super) fn before_close() -> Self {
+        Self {
+            reason: CancelReason::SessionClosed,
+            condition: Condition::InFlight,
+            notified: NotifiedSides::Server,
+        }
+    }
+
+    /// Cancels a call, attached or not, whose server knows about the cancel.
+    pub(crate) fn external(reason: CancelReason) -> Self {
+        Self {
+            reason,
+            condition: Condition::InFlight,
+            notified: NotifiedSides::Neither,
+        }
+    }
+
+    /// Cancels a call whose grace has expired.
+    pub(super) fn expired(reason: CancelReason) -> Self {
+        Self {
+            reason,
+            condition: Condition::Expired(None),
+            notified: NotifiedSides::Server,
+        }
+    }
+
+    /// Cancels a call that has a confirmation for this expiry of its grace.
+    pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
+        Self {
+            condition: Condition::Expired(Some(expiry)),
+            ..Self::expired(reason)
+        }
+    }
+
+    /// Cancels a detached call that its client has repeated.
+    pub(super) fn superseded() -> Self {
+        Self {
+            reason: CancelReason::Superseded,
+            condition: Condition::Detached,
+            notified: NotifiedSides::Server,
+        }
+    }
+
+    /// Returns the outcome of the call. `determined` is the one that depends on whether the cancel has a recipient.
+    fn outcome(self, determined: Outcome) -> Outcome {
+        match (self.notified, self.reason) {
+            (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
+            (NotifiedSides::Neither, other) => Outcome::Cancelled(other),
+            (NotifiedSides::Server | NotifiedSides::ServerAndClient, _) => determined,
+        }
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Cancels a call, and has the server notified. Returns `false` if the condition of the cancel does not hold.
+    pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
+        self.cancel_and(id, cancel, None, |injection| injection)
+    }
+
+    /// Cancels a call whose grace is zero. Reports `detached` after the token has fired, even if the call has already ended.
+    pub(super) fn cancel_detached(
+        self: &Arc<Self>,
+        id: CallId,
+        cancel: Cancel,
+        detached: &Event<'_>,
+    ) {
+        self.cancel_and(id, cancel, Some(detached), |injection| injection);
+    }
+
+    /// Cancels a call when the server shuts down. Returns `false` if the call has ended, or runs as a task.
+    ///
+    /// A clone of `delivered` is dropped once the server has accepted the cancel, or the delivery has failed.
+    pub(crate) fn cancel_at_shutdown(
+        self: &Arc<Self>,
+        id: CallId,
+        delivered: &mpsc::Sender<()>,
+    ) -> bool {
+        let cancel = Cancel::now(CancelReason::ShuttingDown);
+        self.cancel_and(id, cancel, None, |injection| {
+            let delivered = delivered.clone();
+            Box::pin(async move {
+                let result = injection.await;
+                drop(delivered);
+                result
+            })
+        })
+    }
+
+    /// Cancels a call of a session that is being closed. Waits until the server has accepted the cancel, for at most
+    /// [`CLOSE_CANCEL_TIMEOUT`].
+    pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
+        let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
+        if let Some(injection) = cancelled.flatten() {
+            // A session that has ended by itself accepts no message, and has stopped its handlers. In any case the session is closed
+            // next.
+            let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
+        }
+    }
+
+    fn cancel_and(
+        self: &Arc<Self>,
+        id: CallId,
+        cancel: Cancel,
+        detached: Option<&Event<'_>>,
+        wrap: impl FnOnce(Injection) -> Injection,
+    ) -> bool {
+        let span = self.span();
+        let cancelled = self.begin_cancel(id, cancel, detached);
+        let is_cancelled = cancelled.is_some();
+        if let Some(injection) = cancelled.flatten() {
+            self.inject(id, wrap(injection), span);
+        }
+        is_cancelled
+    }
+
+    /// Cancels a call, and returns the injection that notifies its server.
+    ///
+    /// Returns `None` if the condition of the cancel does not hold, and `Some(None)` if there is no injection to send now. `detached` is
+    /// reported in both cases.
+    pub(crate) fn begin_cancel(
+        self: &Arc<Self>,
+        id: CallId,
+        cancel: Cancel,
+        detached: Option<&Event<'_>>,
+    ) -> Option<Option<Injection>> {
+        let cancelled = self.end_as_cancelled(id, cancel);
+        let cancelled = cancelled.map(|it| (self.apply_cancel(id, cancel, it.finished), it));
+        if let Some(detached) = detached {
+            self.report(detached);
+        }
+        let (outcome, cancelled) = cancelled?;
+        self.report_end(id, outcome, cancelled.finished);
+        let injection = match cancel.notified {
+            NotifiedSides::Server => self.injection(id, cancel.reason, cancelled),
+            NotifiedSides::ServerAndClient => {
+                self.send_cancel_error(id, cancel.reason);
+                self.injection(id, cancel.reason, cancelled)
+            }
+            NotifiedSides::Neither => {
+                // The server may have received the cancel before the call itself.
+                if cancel.reason == CancelReason::ClientCancelled {
+                    self.defer_cancel(cancel.reason, cancelled);
+                }
+                self.release_canceller();
+                None
+            }
+        };
+        Some(injection)
+    }
+
+    /// Ends a call in its session, which retains it as cancelled.
+    fn end_as_cancelled(&self, id: CallId, cancel: Cancel) -> Option<JustCancelled> {
+        let (call, now) = (self.call(id)?, Instant::now());
+        if cancel.notified == NotifiedSides::ServerAndClient && call.is_task() {
+            return None;
+        }
+        let canceller = self.state().canceller.clone();
+        // No session manager has bound the call yet, so it has no key. If one still binds the call, the cancel is sent after it.
+        let may_still_be_bound = canceller.is_none() && call.session().is_some();
+        let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
+        let ended = Completion {
+            outcome: RetainedOutcome::Cancelled(call.request_id().clone(), cancel.reason),
+            weight: 0,
+            at: now,
+            until: self.retain_until(call, now),
+        };
+        let mut finished = self.with_session(|core| match cancel.condition {
+            Condition::InFlight => core.finish(id, Some(ended)),
+            Condition::Detached => core.finish_detached(id, ended),
+            Condition::Expired(Some(expiry)) if core.expiry(id) != Some(expiry) => None,
+            Condition::Expired(_) => core.finish_due(id, ended),
+        })??;
+        finished.may_cancel_server |= may_still_be_bound;
+        Some(JustCancelled { finished, guard })
+    }
+
+    /// Fires the token of a call that has just been cancelled. Returns the outcome of the call.
+    fn apply_cancel(&self, id: CallId, cancel: Cancel, finished: Finished) -> Outcome {
+        let has_recipient = self.has_cancel_recipient(id, finished);
+        self.notify_changed();
+        let has_older = self.mark_call_ended(false);
+        self.fire(cancel.reason);
+        let may_be_attached = cancel.condition == Condition::InFlight;
+        if has_older || (may_be_attached && cancel.notified != NotifiedSides::ServerAndClient) {
+            self.register_orphaned_streams();
+        }
+        cancel.outcome(if has_recipient {
+            Outcome::Cancelled(cancel.reason)
+        } else {
+            Outcome::Abandoned(cancel.reason)
+        })
+    }
+
+    /// Returns `true` if code that can stop the work of a call is notified of the cancel.
+    ///
+    /// Such code has the call's token, or is its server. The server is notified by an injection, or by the end of the stream if its
+    /// protocol revision defines that as the cancel.
+    fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
+        let Some(call) = self.call(id) else {
+            return false;
+        };
+        if call.is_cancelled_on_disconnect() || self.signal.is_observed() {
+            return true;
+        }
+        let state = self.state();
+        match state.canceller {
+            Some(_) => finished.may_cancel_server,
+            // No session manager has bound the call yet. If one still does, it sends the cancel. After the response head, none does.
+            None => call.session().is_some() && !state.has_head,
+        }
+    }
+
+    /// Returns the injection of a cancelled call, if there is one to send now.
+    fn injection(
+        &self,
+        id: CallId,
+        reason: CancelReason,
+        cancelled: JustCancelled,
+    ) -> Option<Injection> {
+        // The guard in `cancelled` keeps the cancel pending until the injection exists.
+        let (cancelled, canceller) = self.defer_cancel(reason, cancelled)?;
+        let Some(canceller) = canceller.filter(|_| cancelled.finished.may_cancel_server) else {
+            self.release_canceller();
+            return None;
+        };
+        Some(canceller.cancel(self.call(id)?, reason))
+    }
+
+    /// Defers a cancel while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
+    ///
+    /// The check and the deferral take one lock, because a session manager may bind the call concurrently.
+    fn defer_cancel(
+        &self,
+        reason: CancelReason,
+        cancelled: JustCancelled,
+    ) -> Option<(JustCancelled, Option<Arc<dyn Canceller>>)> {
+        let mut state = self.state();
+        match &mut state.dispatch {
+            Dispatch::InProgress(attempts) => {
+                // `rebind` may have deferred it already.
+                if cancelled.finished.may_cancel_server && attempts.deferred_cancel.is_none() {
+                    attempts.deferred_cancel = Some((reason, cancelled.guard));
+                }
+                None
+            }
+            Dispatch::Done { is_cancelled: true } => None,
+            Dispatch::Done {
+                is_cancelled: false,
+            }
+            | Dispatch::NotBound => Some((cancelled, state.canceller.clone())),
+        }
+    }
+}
