@@ -115,6 +115,45 @@ async fn a_client_that_was_turned_away_is_reported_without_delay() {
     }
 }
 
+/// The machine was suspended, so its clock has not advanced. Clients may have waited for it meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat() {
+    for suspended in [600, 2_000, 5_000, 20_000].map(Duration::from_millis) {
+        let memory = MemoryDirectory::default();
+        let one = Instance::with(1, &memory, &[]).await;
+        sleep(5 * SECOND).await;
+        assert_eq!(memory.leases().await.unwrap().turned_away, None);
+        memory.step_clock(suspended);
+        loop {
+            sleep(STEP).await;
+            let leases = memory.leases().await.unwrap();
+            let age = leases.of(one.me.incarnation).map(|lease| lease.age);
+            if let Some(age) = age.filter(|age| *age < suspended) {
+                let reported = leases.turned_away;
+                assert!(
+                    reported.is_some_and(|reported| reported <= age),
+                    "{suspended:?} {age:?} {reported:?}"
+                );
+                break;
+            }
+        }
+    }
+}
+
+/// The instance does not know whether the directory's clock was set back meanwhile.
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_the_directory_is_no_suspension() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    for fault in [Fault::Fails, Fault::Slow(240 * Duration::from_millis(1))] {
+        one.link.set(fault);
+        sleep(5 * SECOND).await;
+        one.link.set(Fault::None);
+        one.until_consistent().await;
+        assert_eq!(memory.leases().await.unwrap().turned_away, None);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     let memory = MemoryDirectory::default();
