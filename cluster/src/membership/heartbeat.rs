@@ -30,10 +30,13 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::health::MIN_LEASE;
-pub(crate) use self::{health::SETTLE_PERIOD, stalls::MAX_UNREPORTED_STALL};
 use self::{
     health::{DirectoryHealth, MAX_CLOCK_ERROR},
     lane::Lane,
+};
+pub(crate) use self::{
+    health::{MAX_SET_BACK, SETTLE_PERIOD},
+    stalls::MAX_UNREPORTED_STALL,
 };
 use crate::{
     answers::Answers,

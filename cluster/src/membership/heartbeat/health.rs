@@ -39,7 +39,7 @@ pub(super) const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
 /// Maximum time by which the directory's clock is set back unnoticed: 1 s.
 ///
 /// Equal to the time by which a lease may be ahead of that clock.
-const MAX_SET_BACK: Duration = Duration::from_secs(1);
+pub(crate) const MAX_SET_BACK: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
 ///
