@@ -30,10 +30,7 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::health::MIN_LEASE;
-use self::{
-    health::{DirectoryHealth, MAX_CLOCK_ERROR},
-    lane::Lane,
-};
+use self::{health::DirectoryHealth, lane::Lane};
 pub(crate) use self::{
     health::{MAX_SET_BACK, SETTLE_PERIOD},
     stalls::MAX_UNREPORTED_STALL,
@@ -270,7 +267,7 @@ impl Heartbeat {
         let mut reply = self.report(begun, &status).await?;
         if status
             .composed_at
-            .is_some_and(|at| reply.time.since(at) > MAX_CLOCK_ERROR)
+            .is_some_and(|at| reply.time.since(at) > health::MAX_CLOCK_ERROR)
         {
             // The directory's clock has stepped, or this machine was suspended. The lease counts from too early.
             begun = Instant::now();
@@ -307,6 +304,9 @@ impl Heartbeat {
         let now = Instant::now();
         if self.health().on_time_read(begun, now, reply.time) {
             self.turned_away.record();
+        }
+        if reply.was_replaced {
+            self.sessions.check_all();
         }
         Ok(reply)
     }

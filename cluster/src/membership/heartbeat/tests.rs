@@ -520,6 +520,41 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     );
 }
 
+/// Two instances were suspended, the first one for longer. The second one had claimed the session, and the directory has lost that claim.
+/// The first one writes the session again before the second one does.
+#[tokio::test(start_paused = true)]
+async fn an_owner_whose_record_is_replaced_relinquishes_its_session_with_its_next_heartbeat() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a", "other"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    let _three = Instance::with(3, &memory, &[]).await;
+    one.link.set(Fault::Fails);
+    sleep(10 * SECOND).await;
+    claim_from(&memory, session("a").session, one.me, two.me).await;
+    two.sessions.begin("a", session("a").params);
+    two.sessions.until_written(session("a").session).await;
+    two.link.set(Fault::Fails);
+    sleep(SECOND).await;
+    memory.restart();
+    sleep(10 * SECOND).await;
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    sleep(SECOND / 2).await;
+    assert_eq!(owned(&memory, "a").await, Some(one.me));
+    two.link.set(Fault::None);
+    while owned(&memory, "a").await != Some(two.me) {
+        sleep(STEP).await;
+    }
+    let relinquished = timeout(HEARTBEAT_INTERVAL + STEP, one.relinquished_sessions.recv());
+    let relinquished = relinquished.await.unwrap().unwrap();
+    assert_eq!(
+        (&*relinquished.id, relinquished.to),
+        ("a", RelinquishedTo::Owner(two.me))
+    );
+    assert!(one.sessions.is_local(session("other").session));
+    assert!(two.sessions.is_local(session("a").session));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     let memory = MemoryDirectory::default();
