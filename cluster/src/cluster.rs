@@ -303,16 +303,17 @@ impl Cluster {
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        let session = SessionHash::of(session_id);
+        let sessions = &self.shared.router.sessions;
         // The calling service does not have the session. If another service of this instance does, the session must not be restored twice.
-        if self.shared.session_closers.has_session(session_id).await {
+        let load = sessions.restore_attempts.begin_load(session);
+        let is_open = self.shared.session_closers.has_session(session_id).await;
+        load.complete();
+        if is_open {
             return Ok(None);
         }
         // The session was closed while a layer delayed a request that had found it open. A peer may be about to claim it.
-        let is_deleted = self
-            .shared
-            .router
-            .sessions
-            .is_deleted(SessionHash::of(session_id));
+        let is_deleted = sessions.is_deleted(session);
         if !is_deleted && !may_restore() && !has_no_session() {
             return Err(io::Error::other("the session is not claimed").into());
         }

@@ -6,7 +6,7 @@
 //! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
 //! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer | waits for another grace |
-//! | lacks, for another living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
+//! | lacks, for another living instance, a heartbeat composed at least 2.15 s after the grace ended | waits for one |
 //! | has a report that an instance turned a client away recently | waits until the backoff of that client is over |
 //! | names this instance as the owner of its session | is cancelled |
 //! | has no record of its session, which is a proof, and the session is not local | is cancelled |
@@ -22,7 +22,7 @@ use crate::{
     directory::{Directory as _, Lease, Leases, Look},
     ids::{Incarnation, Record, SessionHash},
     membership::{
-        heartbeat::{HEARTBEAT_INTERVAL, MAX_UNREPORTED_STALL, SETTLE_PERIOD},
+        heartbeat::{HEARTBEAT_INTERVAL, MAX_SET_BACK, MAX_UNREPORTED_STALL, SETTLE_PERIOD},
         turned_away::MAX_RECORD_DELAY,
     },
     metrics,
@@ -33,6 +33,11 @@ use crate::{
 ///
 /// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
+
+/// Minimum time from the end of a grace to a heartbeat that counts, by the directory's clock: 2.15 s.
+///
+/// The clock may have been set back since the heartbeat, which then seems to be newer by [`MAX_SET_BACK`].
+const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_SET_BACK);
 
 /// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
@@ -75,8 +80,8 @@ impl OrphanWait {
     /// The heartbeat must include all clients that arrived before the grace ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
-        let is_early = lease.age + UNRECORDED_WINDOW > since_grace;
-        let missing = UNRECORDED_WINDOW.saturating_sub(since_grace);
+        let is_early = lease.age + REPORT_DELAY > since_grace;
+        let missing = REPORT_DELAY.saturating_sub(since_grace);
         let mut next = HEARTBEAT_INTERVAL.saturating_sub(lease.age);
         while next < missing {
             next += HEARTBEAT_INTERVAL;
@@ -167,7 +172,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns the remaining wait of a call whose grace of 20 s ended 3 s ago.
+    /// Returns the remaining wait of a call whose grace of 20 s ended 4 s ago.
     fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {
@@ -184,7 +189,7 @@ mod tests {
         };
         let wait = OrphanWait {
             grace: 20 * SECOND,
-            lasted: 23 * SECOND,
+            lasted: 24 * SECOND,
             backoff: 40 * SECOND,
         };
         wait.remaining(&leases, me)
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn an_orphan_waits_for_a_heartbeat_after_the_end_of_its_grace() {
         assert_eq!(
-            remaining(4, None),
+            remaining(5, None),
             Some(HEARTBEAT_MARGIN),
             "the heartbeat is late"
         );
@@ -208,11 +213,12 @@ mod tests {
     #[test]
     fn an_orphan_waits_for_the_first_complete_heartbeat() {
         for (since_grace, age, next) in [
-            (0, 0, 2_000),
+            (0, 0, 4_000),
             (0, 1_000, 3_000),
             (0, 900, 3_100),
-            (0, 500, 1_500),
-            (1_000, 1_500, 500),
+            (0, 500, 3_500),
+            (1_000, 1_500, 2_500),
+            (2_000, 1_500, 500),
         ] {
             let [since_grace, age, next] = [since_grace, age, next].map(Duration::from_millis);
             let wait = OrphanWait {

@@ -48,6 +48,8 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     .await;
     leases_and_answers::a_heartbeat_that_was_overtaken_does_not_replace_a_newer_status(&*directory)
         .await;
+    leases_and_answers::an_owner_with_a_lease_learns_that_its_record_was_replaced(&*directory)
+        .await;
     leases_and_answers::an_answer_is_found_under_its_own_key_only(&*directory).await;
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }

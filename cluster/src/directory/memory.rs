@@ -75,6 +75,8 @@ struct StoredLease {
     written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
+    /// Another owner has replaced a record of the instance since.
+    was_replaced: bool,
 }
 
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
@@ -169,12 +171,19 @@ impl Directory for MemoryDirectory {
                     differing.push((session, known.record));
                 }
                 known => {
-                    let ownership = match known.map(|known| known.record) {
+                    let known = known.map(|known| known.record);
+                    let ownership = match known {
                         Some(Record::Owned(known)) if known.owner == owner => {
                             registered.ownership(owner)
                         }
                         _ => Ownership { owner, epoch },
                     };
+                    if let Some(Record::Owned(Ownership { owner: former, .. })) = known
+                        && former != owner
+                        && let Some(lease) = state.leases.get_mut(&former.incarnation)
+                    {
+                        lease.was_replaced = true;
+                    }
                     let params = Bytes::copy_from_slice(&registered.params);
                     state.write(session, Record::Owned(ownership), params, now);
                     if ownership != registered.ownership(owner) {
@@ -221,17 +230,18 @@ impl Directory for MemoryDirectory {
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
-        let was_alive = state.renew_lease(owner, status, now);
+        let was_replaced = state.renew_lease(owner, status, now);
         Ok(HeartbeatReply {
             run: state.run(),
-            was_alive,
+            was_alive: was_replaced.is_some(),
+            was_replaced: was_replaced.unwrap_or(false),
             time: state.time(now),
         })
     }
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
-        if !state.renew_lease(owner, status, now) {
+        if state.renew_lease(owner, status, now).is_none() {
             let lease = StoredLease::new(status, state.composed_at(status, now));
             state.leases.insert(owner.incarnation, lease);
         }
@@ -289,18 +299,18 @@ impl State {
         CLOCK_START.after(now - self.started)
     }
 
-    /// Renews a lease unless a later status has renewed it. Returns `false` if there is none.
-    fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> bool {
+    /// Renews a lease unless a later status has renewed it. Returns whether a record of its instance was replaced meanwhile, or `None` if
+    /// there is no lease.
+    fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);
         let composed_at = self.composed_at(status, now);
-        let Some(lease) = self.leases.get_mut(&owner.incarnation) else {
-            return false;
-        };
+        let lease = self.leases.get_mut(&owner.incarnation)?;
+        let was_replaced = lease.was_replaced;
         if lease.number <= status.number {
             *lease = StoredLease::new(status, composed_at.max(lease.renewed));
         }
-        true
+        Some(was_replaced)
     }
 
     /// Returns when a status was composed, which is not after `now`.
@@ -422,6 +432,7 @@ impl StoredLease {
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
             has_late_answers: status.has_late_answers,
+            was_replaced: false,
         }
     }
 

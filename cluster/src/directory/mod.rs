@@ -7,6 +7,7 @@
 //! 2. **Tombstones.** The record of an ended session remains as a tombstone, so no former owner registers the session again. A session ends
 //!    if its client ends it, or if it cannot be restored.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
+//!    [`register`](Directory::register) also marks the lease of another owner whose record it replaces, so that owner soon learns of it.
 //! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each look therefore includes the leases
 //!    of that moment ([`Leases`]). Each lease names the run of the backend in which all sessions of its instance are written.
 //!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
@@ -71,7 +72,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ///
     /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner has the session. If the owner
     /// had no record, the session is written without its [new epoch](Registration::renewed). Each written record is kept for
-    /// [`RECORD_TTL`] from now.
+    /// [`RECORD_TTL`] from now. If it replaces the record of another owner with a lease, that owner's next heartbeat
+    /// [returns this](HeartbeatReply::was_replaced).
     async fn register(
         &self,
         owner: Owner,
@@ -235,6 +237,8 @@ pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
     /// Whether the lease existed. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
+    /// Whether a record of this instance was replaced by a higher epoch of another one since the last heartbeat.
+    pub(crate) was_replaced: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,
 }

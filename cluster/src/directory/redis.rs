@@ -152,10 +152,11 @@ impl RedisDirectory {
                 self.connections.renew();
             }
         });
-        let ((was_alive, time), info): ((bool, u64), String) = answer?;
+        let ((was_alive, was_replaced, time), info): ((bool, bool, u64), String) = answer?;
         Ok(HeartbeatReply {
             run: read_run(&info)?,
             was_alive,
+            was_replaced,
             time: DirectoryTime(time),
         })
     }
@@ -233,6 +234,7 @@ impl Directory for RedisDirectory {
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));
+            register.key(LEASES);
             register.arg(registered.ownership(owner).to_string());
             register.arg(owner.incarnation.to_string());
             register.arg(registered.epoch.to_string());
@@ -303,7 +305,7 @@ impl Directory for RedisDirectory {
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let lease = self.lease_of(owner, status, "acquire");
-        let _reply: (bool, u64) = lease.invoke_async(&mut self.connection().await?).await?;
+        let _reply: (bool, bool, u64) = lease.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
 

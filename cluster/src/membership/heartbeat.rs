@@ -31,7 +31,10 @@ use tokio::{
 #[cfg(test)]
 pub(crate) use self::health::MIN_LEASE;
 use self::{health::DirectoryHealth, lane::Lane};
-pub(crate) use self::{health::SETTLE_PERIOD, stalls::MAX_UNREPORTED_STALL};
+pub(crate) use self::{
+    health::{MAX_SET_BACK, SETTLE_PERIOD},
+    stalls::MAX_UNREPORTED_STALL,
+};
 use crate::{
     answers::Answers,
     directory::{
@@ -62,11 +65,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 ///
 /// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Maximum age of a heartbeat when the directory executes it, by the directory's clock: 500 ms.
-///
-/// Chosen so that the lease lasts for [`MIN_LEASE`](health::MIN_LEASE) after the heartbeat began, even if the directory's clock has stepped.
-const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
 
 /// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
@@ -269,7 +267,7 @@ impl Heartbeat {
         let mut reply = self.report(begun, &status).await?;
         if status
             .composed_at
-            .is_some_and(|at| reply.time.since(at) > MAX_CLOCK_ERROR)
+            .is_some_and(|at| reply.time.since(at) > health::MAX_CLOCK_ERROR)
         {
             // The directory's clock has stepped, or this machine was suspended. The lease counts from too early.
             begun = Instant::now();
@@ -296,15 +294,20 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Sends a status, and reads the directory's clock from the reply.
+    /// Sends a status, and reads the directory's clock from the reply. Counts clients as turned away if this machine was suspended.
     async fn report(
         &self,
         begun: Instant,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
         let reply = self.directory.heartbeat(self.me, status).await?;
-        self.health()
-            .on_time_read(begun, Instant::now(), reply.time);
+        let now = Instant::now();
+        if self.health().on_time_read(begun, now, reply.time) {
+            self.turned_away.record();
+        }
+        if reply.was_replaced {
+            self.sessions.check_all();
+        }
         Ok(reply)
     }
 

@@ -56,6 +56,11 @@ impl Sessions {
         self.write_all_again();
     }
 
+    /// Queues all sessions again, because another owner has replaced the record of one of them.
+    pub(crate) fn check_all(&self) {
+        self.queue_again(|_| true);
+    }
+
     /// Queues a session again, for example because its record is missing or another owner's.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|local| {

@@ -109,16 +109,20 @@ impl ServerHandler for Slow {
 
 /// A manager without sessions. It takes this long to find that out.
 #[derive(Default)]
-struct OtherManager(Duration);
+struct OtherManager {
+    has: Duration,
+    close: Duration,
+}
 
 #[async_trait]
 impl CloseSession for OtherManager {
     async fn has(&self, _session: &str) -> bool {
+        sleep(self.has).await;
         false
     }
 
     async fn close(&self, _session: &str) {
-        sleep(self.0).await;
+        sleep(self.close).await;
     }
 }
 
@@ -422,12 +426,56 @@ async fn a_request_does_not_begin_in_a_session_that_is_about_to_be_closed() {
             next.run(request).await
         }))
     };
-    let other = Arc::new(OtherManager(SECOND));
+    let other = Arc::new(OtherManager {
+        close: SECOND,
+        ..OtherManager::default()
+    });
     let instance = SlowInstance::start_after(&other, relinquishes).await;
     assert_eq!(list(&instance.mcp, 1).await, 200);
     let late = instance.mcp.clone().header("x-late", "1");
     let (status, ()) = join(list(&late, 2), pass(2 * SECOND)).await;
     assert_eq!(status, 503);
+}
+
+/// A layer delays a request. Meanwhile its session is closed, as an idle one is. rmcp has a second request wait for the first one, whose
+/// client disconnects while another manager is asked for the session.
+#[tokio::test]
+async fn a_request_that_waits_for_one_whose_client_disconnects_is_to_be_sent_again() {
+    let delays = |app: Router| {
+        app.layer(from_fn(async |request: Request, next: Next| {
+            if request.headers().contains_key("x-late") {
+                sleep(SECOND).await;
+            }
+            next.run(request).await
+        }))
+    };
+    let other = Arc::new(OtherManager {
+        has: SECOND,
+        ..OtherManager::default()
+    });
+    let instance = SlowInstance::start_after(&other, delays).await;
+    let SlowInstance { cluster, mcp, .. } = &instance;
+    let router = cluster.router();
+    let restored = async |id| join(list(mcp, id), pass(2 * SECOND)).await.0;
+    assert_eq!(restored(1).await, 200);
+    let late = mcp.clone().header("x-late", "1");
+    let first = late.request(2, "tools/list", json!({})).await;
+    pass(SECOND / 2).await;
+    router
+        .sessions
+        .relinquish_to_owner(hash(mcp), unreachable_owner());
+    router.sessions.relinquished.until_closed(hash(mcp)).await;
+    pass(SECOND * 7 / 10).await;
+    let mut second = mcp.request(3, "tools/list", json!({})).await;
+    pass(SECOND / 5).await;
+    assert!(router.restores.contains(hash(mcp)), "control");
+    first.rst();
+    let head = within("a head", second.head()).await;
+    assert_eq!(
+        (head.status, head.header("retry-after").is_some()),
+        (503, true)
+    );
+    assert_eq!(restored(4).await, 200);
 }
 
 /// The layer is around the whole application, and around one of its routers.

@@ -164,7 +164,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_between_two_heartbeat
     );
 }
 
-/// When B runs again, it first sends a heartbeat, and then reads the request, which it turns away. That heartbeat was sent more than 1.15 s
+/// When B runs again, it first sends a heartbeat, and then reads the request, which it turns away. That heartbeat was sent more than 2.15 s
 /// after the grace.
 #[tokio::test]
 async fn a_client_that_waited_for_a_stalled_instance_in_its_grace_keeps_its_call() {
@@ -466,9 +466,9 @@ async fn longest(reply: Duration, instances: usize) -> Duration {
     longest
 }
 
-/// README: "A cancel is therefore up to 4 s later than with one instance".
+/// README: "A cancel is therefore up to 5 s later than with one instance".
 #[tokio::test]
-async fn a_cancel_is_up_to_4_s_later_than_with_one_instance() {
+async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
     let mut seen = Vec::new();
     for reply in [0, 100, 250, 400] {
         println!("{reply}");
@@ -478,7 +478,7 @@ async fn a_cancel_is_up_to_4_s_later_than_with_one_instance() {
     }
     println!("{seen:?}");
     assert!(
-        seen.iter().all(|(_, one, two)| *two - *one <= 4 * SECOND),
+        seen.iter().all(|(_, one, two)| *two - *one <= 5 * SECOND),
         "{seen:?}"
     );
 }

@@ -89,6 +89,43 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
     );
 }
 
+/// A look-up of B takes 1 s. The client resumes at B 100 ms before the end of its grace, and gets 503 400 ms after that end. A heartbeat of B
+/// was executed shortly before, and the next one takes 1 s. Meanwhile the clock of the directory is set back.
+#[tokio::test]
+async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_before() {
+    let mut cancelled = Vec::new();
+    for (step, phase) in [0, 900]
+        .into_iter()
+        .flat_map(|step| (0..20).map(move |phase| (step, phase)))
+    {
+        let of_a = directory();
+        let link = SlowLink(Arc::default(), SECOND);
+        let a = Setup::with_grace().start(&of_a).await;
+        let b = without_peers().start(&of_a.behind(link.clone())).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        pass(SECOND + phase * 100 * MS).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        let begun = Instant::now();
+        until(begun, GRACE - 100 * MS).await;
+        link.0.store(true, SeqCst);
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        until(begun, GRACE).await;
+        link.0.store(false, SeqCst);
+        until(begun, GRACE + 350 * MS).await;
+        link.0.store(true, SeqCst);
+        pass(150 * MS).await;
+        of_a.memory.set_clock_back(step * MS);
+        until(begun, GRACE + 8 * SECOND).await;
+        assert_eq!(resumed.head().await.status, 503);
+        if !a.witness.is_running("a") {
+            cancelled.push((step, phase));
+        }
+    }
+    assert_eq!(cancelled, []);
+}
+
 /// Holds the reply of the next request of this name.
 #[derive(Debug, Clone)]
 struct HoldsReply(Arc<Mutex<Option<&'static str>>>, watch::Sender<u32>);

@@ -164,6 +164,56 @@ pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_stat
     directory.release_lease(me).await.unwrap();
 }
 
+pub(super) async fn an_owner_with_a_lease_learns_that_its_record_was_replaced(
+    directory: &impl Directory,
+) {
+    let [former, owner, late] = [1, 2, 3].map(instance);
+    let status = |number| Status {
+        is_settled: true,
+        number,
+        ..Status::default()
+    };
+    let learns = async |owner, number| {
+        let reply = directory.heartbeat(owner, &status(number)).await.unwrap();
+        (reply.was_alive, reply.was_replaced)
+    };
+    let [replaced, other] = ["replaced", "beside"].map(session);
+    let later = Registration {
+        epoch: replaced.epoch.next(),
+        ..replaced.clone()
+    };
+    for instance in [former, owner] {
+        directory.acquire_lease(instance, &status(1)).await.unwrap();
+    }
+    let both = [replaced.clone(), other];
+    for _ in 0..2 {
+        assert_eq!(directory.register(former, &both).await.unwrap(), []);
+        assert_eq!(learns(former, 2).await, (true, false));
+    }
+    for _ in 0..2 {
+        let written = directory.register(owner, std::slice::from_ref(&later));
+        assert_eq!(written.await.unwrap(), []);
+        let leases = directory.leases().await.unwrap();
+        let lease = leases.of(former.incarnation).unwrap();
+        assert!(lease.is_settled, "the status is unchanged");
+    }
+    assert_eq!(learns(former, 1).await, (true, true), "it was overtaken");
+    assert_eq!(learns(former, 3).await, (true, true));
+    assert_eq!(learns(former, 4).await, (true, false), "once is enough");
+    assert_eq!(learns(owner, 4).await, (true, false));
+    // An owner without a lease verifies its sessions in any case.
+    directory.release_lease(owner).await.unwrap();
+    let latest = Registration {
+        epoch: later.epoch.next(),
+        ..later
+    };
+    let written = directory.register(late, &[latest]).await;
+    assert_eq!(written.unwrap(), []);
+    assert!(!is_alive(directory, owner).await);
+    assert_eq!(learns(owner, 5).await, (false, false));
+    directory.release_lease(former).await.unwrap();
+}
+
 /// Asserts that `read` is the time that was written, or up to 5 s more.
 fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
     let is_since = match (read, written) {

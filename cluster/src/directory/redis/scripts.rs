@@ -1,4 +1,4 @@
-//! The Lua scripts of the directory. Each compares and sets one key.
+//! The Lua scripts of the directory. Each compares and sets one key. [`REGISTER`] also marks a lease.
 
 use redis::Script;
 
@@ -6,7 +6,7 @@ use redis::Script;
 ///
 /// The present record is left unchanged if it does not yield to the epoch at which the writing owner has the session. The owner's new epoch
 /// is written only over a record of the same owner. A value that cannot be read as a record is left unchanged and returned. If the key is
-/// not a hash, the script returns an empty text.
+/// not a hash, the script returns an empty text. If another owner's record is replaced, that owner's lease is marked.
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end
@@ -19,7 +19,13 @@ if stored then
     if stored_epoch > mine or (stored_epoch == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return stored end
 end
 local written = ARGV[6]
-if stored and string.sub(stored, 1, string.len(ARGV[7])) == ARGV[7] then written = ARGV[1] end
+if stored and string.sub(stored, 1, string.len(ARGV[7])) == ARGV[7] then
+    written = ARGV[1]
+elseif stored and string.sub(stored, 1, 2) ~= '- ' then
+    local former = string.match(stored, ' (%x+) %d+$')
+    local lease = redis.call('HGET', KEYS[2], former)
+    if lease and string.sub(lease, -9) ~= ' replaced' then redis.call('HSET', KEYS[2], former, lease .. ' replaced') end
+end
 redis.call('HSET', KEYS[1], 'o', written, 'p', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return written
@@ -54,7 +60,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or creates it if requested. Returns whether the lease existed, and the time of the backend.
+/// Renews a lease, or creates it if requested. Returns whether the lease existed, whether it was marked, and the time of the backend.
 ///
 /// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
 /// leases, and records when a client was turned away, unless a later time is known. If the clock was set back, the known time may be ahead
@@ -62,7 +68,7 @@ return 1
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local all, was_alive, is_overtaken, last, lapsed = redis.call('HGETALL', KEYS[1]), 0, false, 0, 0
+local all, was_alive, was_replaced, is_overtaken, last, lapsed = redis.call('HGETALL', KEYS[1]), 0, 0, false, 0, 0
 local composed = math.min(now, tonumber(ARGV[11]) or now)
 for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
@@ -77,6 +83,7 @@ for at = 1, #all, 2 do
         lapsed = math.max(lapsed, math.min(renewed + tonumber(ARGV[6]), now))
     elseif all[at] == ARGV[1] then
         was_alive = 1
+        if string.sub(all[at + 1], -9) == ' replaced' then was_replaced = 1 end
         composed = math.max(composed, renewed)
         is_overtaken = (tonumber(string.match(all[at + 1], '^%d+ (%d+)')) or 0) > tonumber(ARGV[12])
     end
@@ -88,7 +95,7 @@ end
 local turned_away = math.max(now - (tonumber(ARGV[2]) or now), lapsed)
 if turned_away > last then redis.call('HSET', KEYS[1], ARGV[10], string.format('%.0f', turned_away)) end
 redis.call('PEXPIRE', KEYS[1], ARGV[9])
-return {was_alive, now}
+return {was_alive, was_replaced, now}
 ";
 
 /// The scripts, each with the hash by which the backend knows it.

@@ -31,10 +31,15 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 /// Chosen as the interval of heartbeats and twice their timeout.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
+/// Maximum age of a heartbeat when the directory executes it, by the directory's clock: 500 ms.
+///
+/// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
+pub(super) const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
+
 /// Maximum time by which the directory's clock is set back unnoticed: 1 s.
 ///
 /// Equal to the time by which a lease may be ahead of that clock.
-const MAX_SET_BACK: Duration = Duration::from_secs(1);
+pub(crate) const MAX_SET_BACK: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
 ///
@@ -125,25 +130,41 @@ impl DirectoryHealth {
     }
 
     /// Called when the heartbeat that began at `begun` was answered, and executed at `time`.
-    pub(super) fn on_time_read(&mut self, begun: Instant, now: Instant, time: DirectoryTime) {
+    ///
+    /// Returns `true` if the directory's clock has stepped forward, or this machine was suspended.
+    pub(super) fn on_time_read(
+        &mut self,
+        begun: Instant,
+        now: Instant,
+        time: DirectoryTime,
+    ) -> bool {
+        let expected = self.clock_at(begun);
+        let has_stepped = expected.is_some_and(|expected| time.since(expected) > MAX_CLOCK_ERROR);
         // An answer that was read later would set the clock back by more than the lease allows for.
         if now - begun <= DIRECTORY_TIMEOUT {
             self.clock = Some((now, time));
         }
+        has_stepped
     }
 
     /// Returns the time of the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
     ///
     /// A time that was not read for a while is [`MAX_SET_BACK`] earlier, because the clock may have been set back.
     pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
-        let (at, time) = self.clock?;
-        let since = now.saturating_duration_since(at);
-        let time = time.after(since);
-        Some(if since > OVERDUE_THRESHOLD {
+        let (at, _) = self.clock?;
+        let time = self.clock_at(now)?;
+        let is_outdated = now.saturating_duration_since(at) > OVERDUE_THRESHOLD;
+        Some(if is_outdated {
             time.before(MAX_SET_BACK)
         } else {
             time
         })
+    }
+
+    /// Returns the time of the directory's clock, if that has not stepped.
+    fn clock_at(&self, now: Instant) -> Option<DirectoryTime> {
+        let (at, time) = self.clock?;
+        Some(time.after(now.saturating_duration_since(at)))
     }
 
     /// Returns the lapse for which sessions must be verified. Returns `None` if there is none.

@@ -115,6 +115,45 @@ async fn a_client_that_was_turned_away_is_reported_without_delay() {
     }
 }
 
+/// The machine was suspended, so its clock has not advanced. Clients may have waited for it meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat() {
+    for suspended in [600, 2_000, 5_000, 20_000].map(Duration::from_millis) {
+        let memory = MemoryDirectory::default();
+        let one = Instance::with(1, &memory, &[]).await;
+        sleep(5 * SECOND).await;
+        assert_eq!(memory.leases().await.unwrap().turned_away, None);
+        memory.step_clock(suspended);
+        loop {
+            sleep(STEP).await;
+            let leases = memory.leases().await.unwrap();
+            let age = leases.of(one.me.incarnation).map(|lease| lease.age);
+            if let Some(age) = age.filter(|age| *age < suspended) {
+                let reported = leases.turned_away;
+                assert!(
+                    reported.is_some_and(|reported| reported <= age),
+                    "{suspended:?} {age:?} {reported:?}"
+                );
+                break;
+            }
+        }
+    }
+}
+
+/// The instance does not know whether the directory's clock was set back meanwhile.
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_the_directory_is_no_suspension() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    for fault in [Fault::Fails, Fault::Slow(240 * Duration::from_millis(1))] {
+        one.link.set(fault);
+        sleep(5 * SECOND).await;
+        one.link.set(Fault::None);
+        one.until_consistent().await;
+        assert_eq!(memory.leases().await.unwrap().turned_away, None);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     let memory = MemoryDirectory::default();
@@ -479,6 +518,41 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
         [one.me, two.me].map(|me| owner == Some(me)),
         "exactly the owner has it"
     );
+}
+
+/// Two instances were suspended, the first one for longer. The second one had claimed the session, and the directory has lost that claim.
+/// The first one writes the session again before the second one does.
+#[tokio::test(start_paused = true)]
+async fn an_owner_whose_record_is_replaced_relinquishes_its_session_with_its_next_heartbeat() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a", "other"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    let _three = Instance::with(3, &memory, &[]).await;
+    one.link.set(Fault::Fails);
+    sleep(10 * SECOND).await;
+    claim_from(&memory, session("a").session, one.me, two.me).await;
+    two.sessions.begin("a", session("a").params);
+    two.sessions.until_written(session("a").session).await;
+    two.link.set(Fault::Fails);
+    sleep(SECOND).await;
+    memory.restart();
+    sleep(10 * SECOND).await;
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    sleep(SECOND / 2).await;
+    assert_eq!(owned(&memory, "a").await, Some(one.me));
+    two.link.set(Fault::None);
+    while owned(&memory, "a").await != Some(two.me) {
+        sleep(STEP).await;
+    }
+    let relinquished = timeout(HEARTBEAT_INTERVAL + STEP, one.relinquished_sessions.recv());
+    let relinquished = relinquished.await.unwrap().unwrap();
+    assert_eq!(
+        (&*relinquished.id, relinquished.to),
+        ("a", RelinquishedTo::Owner(two.me))
+    );
+    assert!(one.sessions.is_local(session("other").session));
+    assert!(two.sessions.is_local(session("a").session));
 }
 
 #[tokio::test(start_paused = true)]
