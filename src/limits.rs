@@ -16,8 +16,8 @@
 ///     .detached_of_session(20)
 ///     .retained(64 << 20)
 ///     .retained_of_session(4 << 20);
-/// assert_eq!(limits.most(Limit::Calls), 10_000);
-/// assert_eq!(limits.most(Limit::DetachedOfSession), 20);
+/// assert_eq!(limits.get(Limit::Calls), 10_000);
+/// assert_eq!(limits.get(Limit::DetachedOfSession), 20);
 /// let layer = CancelOnDisconnectLayer::new().limits(limits);
 /// # drop(layer);
 /// ```
@@ -35,7 +35,7 @@ pub struct Limits {
 /// ```
 /// use mcp_cancel_on_disconnect::{Limits, observe::Limit};
 ///
-/// assert_eq!(Limits::default().most(Limit::Calls), 262_144);
+/// assert_eq!(Limits::default().get(Limit::Calls), 262_144);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -52,22 +52,22 @@ pub enum Limit {
 
 impl Limits {
     /// Sets how many calls may be in flight, attached or detached: 262,144 by default.
-    pub fn calls(mut self, most: usize) -> Self {
-        self.calls = most;
+    pub fn calls(mut self, max: usize) -> Self {
+        self.calls = max;
         self
     }
 
     /// Sets how many calls may be detached: 65,536 by default.
-    pub fn detached(mut self, most: usize) -> Self {
-        self.detached = most;
+    pub fn detached(mut self, max: usize) -> Self {
+        self.detached = max;
         self
     }
 
     /// Sets how many calls of one session may be detached: 2,048 by default.
     ///
     /// Calls without a session count only toward [`detached`](Self::detached).
-    pub fn detached_of_session(mut self, most: usize) -> Self {
-        self.detached_of_session = most;
+    pub fn detached_of_session(mut self, max: usize) -> Self {
+        self.detached_of_session = max;
         self
     }
 
@@ -93,7 +93,7 @@ impl Limits {
     }
 
     /// Returns the value of a limit.
-    pub fn most(&self, limit: Limit) -> usize {
+    pub fn get(&self, limit: Limit) -> usize {
         match limit {
             Limit::Calls => self.calls,
             Limit::Detached => self.detached,

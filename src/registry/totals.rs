@@ -29,7 +29,7 @@ impl Default for Totals {
     fn default() -> Self {
         let limits = Limits::default();
         Self {
-            limits: Limit::ALL.map(|limit| limits.most(limit).into()),
+            limits: Limit::ALL.map(|limit| limits.get(limit).into()),
             retained: limits.retained.into(),
             retained_of_session: limits.retained_of_session.into(),
             in_flight: AtomicUsize::default(),
@@ -44,7 +44,7 @@ impl Default for Totals {
 impl Totals {
     pub(super) fn limit(&self, limits: Limits) {
         for (max, limit) in self.limits.iter().zip(Limit::ALL) {
-            max.store(limits.most(limit), Ordering::Relaxed);
+            max.store(limits.get(limit), Ordering::Relaxed);
         }
         self.retained.store(limits.retained, Ordering::Relaxed);
         self.retained_of_session

@@ -99,11 +99,11 @@ fn said(name: &str) -> &'static str {
 fn limits() -> [(&'static str, Number); 5] {
     let limits = Limits::default();
     [
-        ("calls that are tracked", limits.most(Limit::Calls).into()),
-        ("detached calls", limits.most(Limit::Detached).into()),
+        ("calls that are tracked", limits.get(Limit::Calls).into()),
+        ("detached calls", limits.get(Limit::Detached).into()),
         (
             "detached calls of one session",
-            limits.most(Limit::DetachedOfSession).into(),
+            limits.get(Limit::DetachedOfSession).into(),
         ),
         ("retained answers in all", limits.retained.into()),
         (
