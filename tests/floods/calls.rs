@@ -63,8 +63,8 @@ fn detached_calls_beyond_the_limits_take_no_memory_and_no_place() {
         tokio::time::pause();
         let limits = Limits::default().detached(16_384).detached_of_session(256);
         let server = Server::new(layer().limits(limits));
-        let of_session = limits.most(Limit::DetachedOfSession);
-        let in_all = limits.most(Limit::Detached);
+        let of_session = limits.get(Limit::DetachedOfSession);
+        let in_all = limits.get(Limit::Detached);
         drop(server.call(VICTIM.0, VICTIM.1).await);
         let growth = Growth::since_now();
 
