@@ -49,7 +49,7 @@ use crate::{
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
-    pub(super) sessions: Sessions,
+    pub(super) sessions: Arc<Sessions>,
     pub(super) serve_tasks: Arc<ServeTasks>,
     /// The manager's own timer, because idle sessions are closed with or without a layer.
     timer: Arc<Timer>,
@@ -75,7 +75,7 @@ impl<M> ManagerInner<M> {
         Self {
             manager,
             scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
-            sessions: Sessions::default(),
+            sessions: Arc::default(),
             serve_tasks: Arc::default(),
             timer: Arc::new(Timer::new()),
             has_cancelled: AtomicBool::new(false),
@@ -311,14 +311,12 @@ impl<M: SessionManager> ManagerInner<M> {
 
     async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         self.end_calls(&id).await;
-        let session = self.sessions.remove(&id);
+        let ending = self.sessions.begin_end(&id);
         let closed = self.manager.close_session(&id).await;
         // rmcp's own manager removes a session even if it then fails to close it.
         let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
-        match session {
-            Some(session) if is_open => self.sessions.restore(session),
-            Some(session) => session.notify_closed(session.end_reason()),
-            None => {}
+        if let Some(ending) = ending.filter(|_| is_open) {
+            ending.reopen();
         }
         closed
     }

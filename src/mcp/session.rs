@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     mem,
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,6 +60,7 @@ pub(super) struct Session {
     pub(super) text_arena: TextArena,
     pub(super) standalone_ids: StandaloneIds,
     idle: IdleTracker,
+    is_ending: AtomicBool,
     /// Request ids of the pending cancels of the session.
     pending_cancels: watch::Sender<Vec<RequestId>>,
     idle_timeouts: IdleTimeouts,
@@ -75,6 +79,13 @@ enum Notified {
     Opened,
     /// The session has closed. If it closes before its opening is reported, `notify_opened` reports both events.
     Closed(SessionEnd),
+}
+
+/// A session that the inner manager closes. Its drop removes the session, and reports its close, unless the session is still open.
+pub(super) struct EndingSession {
+    sessions: Arc<Sessions>,
+    session: Arc<Session>,
+    is_open: bool,
 }
 
 /// A pending cancel of a session.
@@ -104,22 +115,32 @@ impl Sessions {
         let former = self.write(&id).insert(id.clone(), session);
         // Reported without the lock.
         if let Some(former) = former {
-            former.notify_closed(SessionEnd::Replaced);
+            let is_ending = former.is_ending();
+            former.notify_closed(if is_ending {
+                former.end_reason()
+            } else {
+                SessionEnd::Replaced
+            });
         }
     }
 
     pub(super) fn has(&self, id: &str) -> bool {
-        self.read(id).contains_key(id)
+        self.read(id)
+            .get(id)
+            .is_some_and(|session| !session.is_ending())
     }
 
+    /// Returns the session with this id, unless it is [ending](Self::begin_end).
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
-        self.read(id).get(id).cloned()
+        let sessions = self.read(id);
+        let session = sessions.get(id).filter(|session| !session.is_ending());
+        session.cloned()
     }
 
     /// Records a request for a session. Returns the session if it is already closed.
     pub(super) fn touch(&self, id: &str) -> Option<Arc<Session>> {
         let sessions = self.read(id);
-        let session = sessions.get(id)?;
+        let session = sessions.get(id).filter(|session| !session.is_ending())?;
         if session.idle.touch(Instant::now()) {
             None
         } else {
@@ -127,20 +148,20 @@ impl Sessions {
         }
     }
 
-    /// Removes a session, to be [reported](Session::notify_closed) once the inner manager has closed it.
-    #[must_use]
-    pub(super) fn remove(&self, id: &str) -> Option<Arc<Session>> {
-        self.write(id).remove(id)
+    /// Marks a session as ending while the inner manager closes it. No request finds it any more.
+    ///
+    /// It stays in the map, so that its close is reported before the opening of a session that replaces it.
+    pub(super) fn begin_end(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
+        let session = self.find(id)?;
+        let is_first = !session.is_ending.swap(true, Ordering::Relaxed);
+        is_first.then(|| EndingSession {
+            sessions: self.clone(),
+            session,
+            is_open: false,
+        })
     }
 
-    /// Adds back a session that the inner manager did not close, unless another one has its id.
-    #[cold]
-    pub(super) fn restore(&self, session: Arc<Session>) {
-        let id = session.id.clone();
-        self.write(&id).entry(id).or_insert(session);
-    }
-
-    /// Returns `true` if a session is still in the map, and no other has replaced it.
+    /// Returns `true` if no other session has replaced this one, and it is not ending.
     pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
         let found = self.find(&session.id);
         found.is_some_and(|found| Arc::ptr_eq(&found, session))
@@ -198,6 +219,7 @@ impl Session {
             text_arena: TextArena::default(),
             standalone_ids: StandaloneIds::default(),
             idle: IdleTracker::new(Instant::now()),
+            is_ending: AtomicBool::new(false),
             pending_cancels: watch::Sender::new(Vec::new()),
             idle_timeouts: idle_timeouts.at_least(MIN_IDLE_TIMEOUT),
             timer: OnceLock::new(),
@@ -292,6 +314,10 @@ impl Session {
         }
     }
 
+    fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
     /// Returns `true` if the session was closed for being idle.
     pub(super) fn is_closed(&self) -> bool {
         self.idle.is_closed()
@@ -377,6 +403,25 @@ impl OnDeadline for Session {
                 owner.close_idle(self.id.clone());
                 None
             }
+        }
+    }
+}
+
+// === impl EndingSession ===
+
+impl EndingSession {
+    /// Lets requests find the session again, because the inner manager did not close it.
+    #[cold]
+    pub(super) fn reopen(mut self) {
+        self.is_open = true;
+        self.session.is_ending.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for EndingSession {
+    fn drop(&mut self) {
+        if !self.is_open {
+            self.sessions.remove_this(&self.session);
         }
     }
 }

@@ -433,6 +433,53 @@ mod tests {
         assert_eq!(*reported.lock().unwrap(), [true, false]);
     }
 
+    /// The inner manager takes long to close a session, which is restored meanwhile.
+    #[tokio::test]
+    async fn the_end_of_a_session_is_reported_before_it_is_restored() {
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let listener = reported.clone();
+        let manager = CancellableSessionManager::default().on_session(move |event| {
+            let line = match event {
+                SessionEvent::Opened { restored, .. } => format!("opened, restored: {restored}"),
+                SessionEvent::Closed { why, .. } => format!("closed: {why}"),
+            };
+            listener.lock().unwrap().push(line);
+        });
+        let (id, _transport) = manager.create_session().await.unwrap();
+        let sessions = &manager.shared.sessions;
+        let ending = sessions.begin_end(&id).unwrap();
+        assert!(sessions.find(&id).is_none());
+        assert!(sessions.begin_end(&id).is_none(), "it ends once");
+        let listeners = manager.listeners.clone();
+        let restored = manager
+            .shared
+            .open_session(id.clone(), IdleTimeouts::default(), listeners);
+        restored.notify_opened(true);
+
+        drop(ending);
+
+        assert!(sessions.is_current(&restored));
+        assert_eq!(
+            *reported.lock().unwrap(),
+            [
+                "opened, restored: false",
+                "closed: ended",
+                "opened, restored: true"
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_session_that_the_inner_manager_does_not_close_is_found_again() {
+        let manager = CancellableSessionManager::default();
+        let (id, _transport) = manager.create_session().await.unwrap();
+        let sessions = &manager.shared.sessions;
+
+        sessions.begin_end(&id).unwrap().reopen();
+
+        assert!(sessions.find(&id).is_some());
+    }
+
     struct Panics;
 
     impl ServerHandler for Panics {
