@@ -294,7 +294,7 @@ impl SessionIds {
     /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
     ///
     /// Use this text to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
-    /// within a process, and differs in every other process.
+    /// within a process. It differs in another process, unless both are forks of one process.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;
