@@ -39,6 +39,7 @@ use self::{
     inspection::{Inspection, Kind},
     reply::{read_leases, read_record, read_run},
     scripts::Scripts,
+    source::Source,
 };
 use super::{
     BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, DirectoryTime, Entry,
@@ -78,9 +79,11 @@ impl RedisDirectory {
     /// # Errors
     /// Returns an error if the address cannot be parsed, or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
+        let source = address.source()?;
+        let inspection = Inspection::new(matches!(source, Source::Sentinels(_)));
         Ok(Self {
-            connections: Connections::new(address.source()?),
-            inspection: Inspection::default(),
+            connections: Connections::new(source),
+            inspection,
             unreadable: RateLimitedWarning::default(),
             scripts: Scripts::default(),
         })
