@@ -23,7 +23,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Cmd, ErrorKind, Pipeline, RedisError, ScriptInvocation, ServerErrorKind,
+    Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, ScriptInvocation, ServerErrorKind,
     aio::ConnectionManager, cmd, pipe,
 };
 use tokio::{join, time::timeout};
@@ -164,10 +164,22 @@ impl RedisDirectory {
         })
     }
 
+    /// Sends a command about an answer, on the connection for answers. Such a command may be executed twice.
+    ///
+    /// That connection is idle for long, so the backend or the network may have closed it. The second attempt uses another one.
+    async fn ask_for_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+        let mut connection = self.connections.for_answers().await?;
+        match command.query_async(&mut connection).await {
+            Err(error) if error.is_connection_dropped() => {
+                command.query_async(&mut connection).await
+            }
+            answered => answered,
+        }
+    }
+
     /// Writes or removes an answer. A failure does not affect heartbeats.
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
-        let mut connection = self.connections.for_answers().await?;
-        let done = command.exec_async(&mut connection).await;
+        let done: Result<(), RedisError> = self.ask_for_answers(command).await;
         Ok(done.inspect_err(|error| {
             // Other refusals, such as writes when the memory is full, would occur on every connection.
             if matches!(
@@ -352,9 +364,7 @@ impl Directory for RedisDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
-        let answer: Option<Vec<u8>> = get
-            .query_async(&mut self.connections.for_answers().await?)
-            .await?;
+        let answer: Option<Vec<u8>> = self.ask_for_answers(&get).await?;
         Ok(answer.map(Bytes::from))
     }
 }

@@ -440,3 +440,34 @@ async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
     let leases = one.directory.leases().await.unwrap();
     assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
 }
+
+/// Heartbeats use another connection than answers. The backend, or a router of the network, closes connections that are idle.
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn an_answer_is_read_and_written_over_a_connection_that_was_idle() {
+    let server = Server::start().await;
+    let () = server.ask("CONFIG SET timeout 3").await;
+    let one = Living::start(&server, 1, 1).await;
+    let (of, session) = (one.me.incarnation, session("0").session);
+    let keep = async |number, answer| {
+        let call = CallNumber::new(number);
+        let kept = one
+            .directory
+            .keep_answer(session, of, call, answer, ANSWER_TTL);
+        kept.await.unwrap();
+    };
+    let until_closed = async || {
+        eventually("the idle connection is closed", async || {
+            let clients: String = server.ask("CLIENT LIST").await;
+            clients.lines().all(|client| !client.contains("cmd=set"))
+        })
+        .await;
+    };
+    keep(7, Bytes::from_static(b"{}")).await;
+    until_closed().await;
+    let read = one.directory.answer(session, of, CallNumber::new(7)).await;
+    assert_eq!(read.unwrap().as_deref(), Some(&b"{}"[..]));
+    keep(8, Bytes::from_static(b"{}")).await;
+    until_closed().await;
+    keep(9, Bytes::from_static(b"{}")).await;
+}
