@@ -250,7 +250,7 @@ impl Heartbeat {
     async fn send_heartbeat(&self, begun: Instant) {
         if let Err(error) = self.try_send_heartbeat(begun).await {
             self.health().on_heartbeat_failed();
-            let what = "Sessions of other instances cannot be found and no orphaned call is cancelled until the directory answers";
+            let what = "No session begins or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
             self.unreachable
                 .warn(&format_args!("directory heartbeat failed: {error}. {what}"));
         }
