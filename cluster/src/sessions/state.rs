@@ -245,11 +245,16 @@ impl Sessions {
         }
     }
 
-    /// Called when a session was closed.
+    /// Called when a session was closed. A session that was only loaded since then stays, to be restored.
     ///
     /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
-        self.remove(SessionHash::of(id));
+        let session = SessionHash::of(id);
+        if let Entry::Occupied(local) = self.shard(session).entry(session)
+            && !matches!(local.get().phase, Phase::Loaded(_))
+        {
+            local.remove();
+        }
     }
 
     /// Removes a session from the local ones.
