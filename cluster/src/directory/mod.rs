@@ -180,9 +180,9 @@ pub(crate) struct Lease {
     ///
     /// An instance that has not renewed its lease within that period no longer has one.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are late.
+    /// Answers of its calls are late, or calls of sessions that it must close may still be running.
     ///
-    /// That is, they are not known to be in the directory a while after their calls ended.
+    /// An answer is late if it is not known to be in the directory a while after its call ended.
     pub(crate) has_late_answers: bool,
 }
 

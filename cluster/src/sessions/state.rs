@@ -373,9 +373,12 @@ impl Sessions {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && condition(local.get())
         {
+            let mut local = local.remove();
+            // Counts as contested until its close is pending.
+            let _contested = local.contested.take();
             // Sent under the lock: a request that no longer finds the session here then finds its pending close.
             self.relinquished
-                .notify(local.remove().into_relinquished(session, to));
+                .notify(local.into_relinquished(session, to));
             self.changed();
         }
     }
