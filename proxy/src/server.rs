@@ -38,7 +38,7 @@ pub enum Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of known sessions.
+    /// Number of running sessions of a command, or of sessions of an upstream in the event store.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
@@ -101,7 +101,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // A process has streams while it runs, so the store needs room for as many sessions.
+                // Each process needs a session of the store while it runs.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
@@ -137,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the upstream, and closes it. The error says why that failed. A command needs none.
+    /// Opens a connection to the upstream, and closes it. Does nothing for a command.
     pub async fn connect(&self, within: Duration) -> io::Result<()> {
         match self {
             Self::Forward(forward) => forward.connect(within).await,

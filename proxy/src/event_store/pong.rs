@@ -40,7 +40,8 @@ pub(super) async fn refused(answer: Response<Body>) -> Option<Response<Body>> {
     if accepts == Ok(true) {
         return None;
     }
-    let text = "the MCP server does not accept this client for the answer of the call";
+    let text =
+        "the MCP server does not accept this client's credentials for the answer to the call";
     Some(refusal::error(
         StatusCode::FORBIDDEN,
         None,

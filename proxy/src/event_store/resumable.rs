@@ -278,7 +278,8 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // Only the server knows whether an unknown session exists. Unless it was begun above, the stream is opened after the response.
+        // Only the server knows whether an unknown session exists. So the stream of such a session is opened after the response,
+        // unless the session was begun above.
         let (mut unopened, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),

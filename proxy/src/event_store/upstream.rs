@@ -57,7 +57,7 @@ const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::f
 const MAX_REFUSAL: usize = 64 * 1024;
 
 const COMPRESSED: &str =
-    "the MCP server's answer is compressed, although the proxy asked for one that is not";
+    "the MCP server's answer is compressed, although the proxy requested an uncompressed one";
 
 /// The pending response of the server.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
@@ -255,7 +255,7 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped only for what is needed.
+        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped only to fit `least`.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needs(more, max);
