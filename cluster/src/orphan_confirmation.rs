@@ -48,7 +48,7 @@ pub(crate) struct OrphanWait {
     grace: Duration,
     /// Time since its last stream ended.
     lasted: Duration,
-    /// How long a client that was turned away counts as returning.
+    /// Time within which a turned-away client may return.
     backoff: Duration,
 }
 

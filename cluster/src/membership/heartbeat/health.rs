@@ -10,7 +10,7 @@
 //! 4. If heartbeats stop, the directory is not consistent: an answer counts only for the lifetime of the lease that it renewed.
 //! 5. While the lease lasts, no other instance claims a session. The lease may have lapsed because this process stalled or because
 //!    heartbeats were not answered. Each session is then verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
-//!    fail, sessions are served, because availability has precedence there, unless the lease is required.
+//!    fail, sessions are served, because availability takes precedence there, unless the lease is required.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 /// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
 pub(super) const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
 
-/// Maximum time by which the directory's clock is set back unnoticed: 1 s.
+/// Maximum time by which the directory's clock can be set back unnoticed: 1 s.
 ///
 /// Equal to the time by which a lease may be ahead of that clock.
 pub(crate) const MAX_SET_BACK: Duration = Duration::from_secs(1);
