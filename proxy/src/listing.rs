@@ -92,7 +92,8 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that warns about the tools in `unlisted` that `inner` does not list, and adds the listed ones to `labels`.
+    /// Creates a service that reads the lists of `inner`. It warns about the tools in `unlisted` that no list contains, and adds
+    /// the listed ones to `labels`.
     pub(crate) fn new(
         inner: S,
         unlisted: impl IntoIterator<Item = String>,

@@ -14,10 +14,10 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// What the server receives about a client's connection, as an extension of the client's requests.
+/// What the server receives about a client's connection, as an extension of its requests.
 ///
-/// Clones share it. `forward` adds the headers to the request. If the request had them before, the event store would take the
-/// address of a client for a credential, and a client that changes its network would have other credentials.
+/// Clones share it. Only `forward` adds the headers to the request. If the event store had them, it would take the address of a
+/// client for a credential. A client that changes its network would then have other credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 

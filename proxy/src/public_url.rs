@@ -38,7 +38,7 @@ mod metadata;
 
 use self::forwarded::Forwarded;
 
-/// The path of the metadata of a protected resource, which the path of the resource may follow.
+/// The path of a protected resource's metadata, which the path of the resource may follow.
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
 /// Maximum size of metadata that is rewritten: 64 KiB.

@@ -38,7 +38,7 @@ pub enum Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of running sessions of a command, or of sessions of an upstream in the event store.
+    /// Number of a command's running sessions, or of an upstream's sessions in the event store.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
@@ -46,7 +46,7 @@ pub struct Stats {
     pub buffer_bytes: usize,
     /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// Number of times that a client was notified of missing events, on streams that were removed.
+    /// Number of notifications of missing events that clients got, on streams that were removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,

@@ -79,7 +79,7 @@ pub(crate) struct Traces(SdkTracerProvider);
 #[derive(Debug, Clone)]
 pub(crate) struct Traced<S>(pub(crate) S);
 
-/// A service that reads the body of a request in the span of the request, wherever the body is read.
+/// A service that reads the body of a request in the request's span, on whatever task.
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 

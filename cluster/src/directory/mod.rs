@@ -238,7 +238,7 @@ pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
     /// Whether the lease existed. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
-    /// Whether a record of this instance was replaced by a higher epoch of another one since the last heartbeat.
+    /// Whether another instance has replaced a record of this one since the last heartbeat.
     pub(crate) was_replaced: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,
@@ -252,7 +252,7 @@ impl Leases {
         all.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Returns `true` if all living instances but `asker` have written their sessions in this run.
+    /// Returns `true` if all living instances but `asker` have written their sessions in the run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);

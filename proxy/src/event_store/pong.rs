@@ -84,7 +84,7 @@ async fn accepts(answer: Response<Body>) -> bool {
     is_accepted(&whole) == Some(true)
 }
 
-/// Returns `Some(true)` if this message accepts the client, and `None` if it is not a response.
+/// Returns `Some(true)` if a message accepts the client. Returns `None` if it is not a response.
 fn is_accepted(json: &[u8]) -> Option<bool> {
     #[derive(Deserialize)]
     struct Response {

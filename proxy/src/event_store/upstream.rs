@@ -2,9 +2,9 @@
 //!
 //! 1. The task reads whether or not a client is attached, until the server's stream ends, or until
 //!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
-//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest, up to
-//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the
-//!    call, the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
+//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest. It does so up to
+//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the call,
+//!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
 //! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
 //! 4. The bytes of an event are reserved before they are read. An event that is too large bypasses the ring in pieces.
 

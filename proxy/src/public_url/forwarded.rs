@@ -159,7 +159,7 @@ fn received(request: &Request<Body>) -> Option<Origin> {
     Origin::new(Scheme::HTTP, host)
 }
 
-/// Returns the headers with the client's address and origin, appended to those of the request.
+/// Returns the client's address and origin as headers, appended to those of the request.
 fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let before = list(headers, &FOR);
     let elements = list(headers, &header::FORWARDED);

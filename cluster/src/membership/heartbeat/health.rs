@@ -21,7 +21,7 @@ use crate::{
     sessions::Lapse,
 };
 
-/// Time after the last answered heartbeat from which a stall may have let the lease lapse: 5 s.
+/// Time after the last answered heartbeat at which a stall may have ended the lease: 5 s.
 ///
 /// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 /// Chosen as the interval of heartbeats and twice their timeout.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
-/// Maximum age of a heartbeat when the directory executes it, by the directory's clock: 500 ms.
+/// Maximum age of a heartbeat at its execution, by the directory's clock: 500 ms.
 ///
 /// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
 pub(super) const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
