@@ -173,7 +173,7 @@ async fn restore_and_serve<S: Inner>(
     restore: PendingRestore,
 ) -> Result<Restored, S::Error> {
     let session = session_of(&request);
-    // Read before the turn is taken: no other request waits for a body that stalls.
+    // Read before the turn is taken, so that no other request waits for a body that stalls.
     let mut replayable = ReplayableRequest::new(request);
     if let Err(refusal) = replayable.read_up_to(MAX_RESTORE_BODY).await {
         return Ok(Restored::Served(refusal.into()));
