@@ -65,7 +65,7 @@ struct Cancel {
 
 #[derive(Deserialize)]
 struct Source {
-    /// The mark of the page that has the button. A request that does not come from a page needs none.
+    /// The mark of the page that has the button. A request that a script sent needs none.
     page: Option<String>,
 }
 
