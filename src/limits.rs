@@ -75,8 +75,8 @@ impl Limits {
 
     /// Sets how many bytes of answers are retained: 16 MiB by default.
     ///
-    /// The size of an answer is half a KiB, a quarter of a KiB for each block of its content, the size of its texts, and the size of
-    /// everything else as JSON. The first answer that a session retains counts another 0.8 KiB. A quarter of the bytes is for
+    /// An answer counts half a KiB, and a quarter of a KiB for each block of its content. Added to that are the size of its texts, and
+    /// the size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB. A quarter of the bytes is for
     /// answers whose client was connected at the time of the answer. The rest is for answers for which a client may still resume. A
     /// session retains at most as much of each kind as remains for all others.
     ///

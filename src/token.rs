@@ -246,8 +246,8 @@ impl CallToken {
 
     /// Marks the call as answered.
     ///
-    /// For a gateway between the layer and its server that keeps reading after the client has disconnected, and replays the answer to
-    /// a client that resumes. The gateway calls this when it has the answer.
+    /// For a gateway that keeps reading after the client has disconnected, and replays the answer to a client that resumes. The gateway,
+    /// which is between the layer and its server, calls this when it has the answer.
     ///
     /// The call ends as completed. Its grace and its pending resumes end, no cancel is injected, the token does not fire, and
     /// clean-ups are dropped. A later resume is passed on unchanged, and the gateway decides what its client receives. An
@@ -329,9 +329,7 @@ impl CallToken {
         self.0.is_replay()
     }
 
-    /// Returns a [`CancellationToken`] that fires when the call is cancelled.
-    ///
-    /// It is a child of the call's own token, so cancelling it does not cancel the call.
+    /// Returns a [`CancellationToken`] that fires when the call is cancelled. Cancelling it does not cancel the call.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};
@@ -381,8 +379,7 @@ mod extract {
 
     /// The rejection by a handler that takes a [`CallToken`], on a route without the layer.
     ///
-    /// Its response has the status 500. A handler that takes an `Option<CallToken>` also serves routes without a
-    /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer).
+    /// Its response has the status 500. A handler that takes an `Option<CallToken>` also serves such routes.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

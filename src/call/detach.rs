@@ -36,7 +36,7 @@ pub enum DetachCause {
     ///
     /// rmcp also ends a stream just before it accepts another resume of the client.
     EndedByServer,
-    /// A service between the layer and the handler dropped the stream, or the response body failed.
+    /// A service between the layer and the handler dropped the stream, or the body failed.
     ResponseDropped,
     /// The inner service panicked.
     ServicePanicked,
