@@ -244,7 +244,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if no stream will deliver the answer, so that only the transport observes it.
+    /// Returns `true` if no stream will deliver the answer. Only the transport observes it then.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }

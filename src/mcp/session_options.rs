@@ -81,8 +81,8 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default: an open standalone stream keeps its session. That is so even if the client no longer uses the session, or a
     /// proxy holds the connection of a client that has disconnected. With this option, a session whose client only listens is closed
-    /// after the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must then be longer than the pauses of clients,
-    /// because the TypeScript and Python SDKs do not open a new session after a 404 by themselves.
+    /// after the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must be longer than the pauses of clients:
+    /// after a 404, the TypeScript and Python SDKs do not open a new session by themselves.
     ///
     /// ```
     /// use std::time::Duration;
