@@ -99,7 +99,7 @@ async fn play() -> Result<(), Failure> {
     let again = client.call(9, "approve", contract()).await?;
     let second = next(&mut desk).await?;
     first.reply.closed().await;
-    println!("it asks again: the first question is off the desk; the human approves the second");
+    println!("it calls again: the first question is off the desk; the human approves the second");
     answer(second)?;
     expect(&again.response().await?, "approved")?;
     println!("the client has its answer");
@@ -125,7 +125,7 @@ async fn serve(
         }
         _ => Policy::new(),
     });
-    // A call is superseded only after the server has noticed its client's disconnect. The example waits for that.
+    // A call is superseded only once the server has detected that its client disconnected. The example waits for that.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
             let _over = gone.send(());
@@ -152,7 +152,7 @@ async fn next<T>(receiver: &mut UnboundedReceiver<T>) -> Result<T, Failure> {
 
 fn answer(question: Question) -> Result<(), Failure> {
     let sent = question.reply.send("approved");
-    Ok(sent.map_err(|_| "nobody waits for the answer")?)
+    Ok(sent.map_err(|_| "the tool no longer waits for the answer")?)
 }
 
 fn expect(response: &str, text: &str) -> Result<(), Failure> {

@@ -97,9 +97,9 @@ async fn main() -> Result<ExitCode, Failure> {
     println!(
         "{}",
         if all {
-            "Nothing works for nobody."
+            "All handlers have stopped."
         } else {
-            "Somebody still works!"
+            "A handler still works!"
         }
     );
     Ok(if all {
@@ -112,14 +112,14 @@ async fn main() -> Result<ExitCode, Failure> {
 async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure> {
     Ok(timeout(LIMIT, happened.recv())
         .await?
-        .ok_or("the servers have gone")?)
+        .ok_or("the servers have ended")?)
 }
 
 /// Calls a tool of another server. If the call in `context` is cancelled, the new request is cancelled for the same
 /// reason.
 ///
-/// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when its future is dropped.
-/// The future is dropped only after the time that a handler has to end by itself.)
+/// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when the future of the call
+/// is dropped. That happens only after the time that `AbortOnCancel` gives a handler to end by itself.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,

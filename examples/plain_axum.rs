@@ -77,7 +77,7 @@ async fn play() -> Result<(), Failure> {
     if !book.ends_with("3 pages") {
         return Err(format!("not a book: {book:?}").into());
     }
-    println!("and has it");
+    println!("and gets it");
 
     // The messages about the first book.
     while sayings.try_recv().is_ok() {}
@@ -91,7 +91,7 @@ async fn play() -> Result<(), Failure> {
         missing.retain(|text| *text != saying);
     }
     let printed = press.printed.load(Ordering::Relaxed);
-    println!("{printed} pages were printed, {PAGES} of them for somebody");
+    println!("{printed} pages were printed, {PAGES} of them for a reader who stayed");
     Ok(())
 }
 
@@ -135,5 +135,5 @@ fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
 }
 
 async fn next(sayings: &mut UnboundedReceiver<&'static str>) -> Result<&'static str, Failure> {
-    Ok(sayings.recv().await.ok_or("the server has gone")?)
+    Ok(sayings.recv().await.ok_or("the server has ended")?)
 }

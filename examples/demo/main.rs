@@ -1,4 +1,4 @@
-//! Prints a table of what happens to a tool call when its client disconnects, for bare rmcp and for this crate.
+//! Prints what a disconnect does to a tool call, with bare rmcp and with this crate.
 //!
 //! `cargo run --example demo` starts a real server on the loopback interface for every cell of the table. Clients call
 //! a tool that works for 5 s, and some disconnect in the middle. A cell shows what happened to the *tool*. The exit
@@ -98,9 +98,9 @@ const STAGGER: Duration = Duration::from_millis(75);
 async fn main() -> Result<ExitCode> {
     println!("A tool works for 5 s; clients hang up after 0.3 s. Times count from the hang-up.");
     println!(
-        "Every call has the JSON-RPC id {CALL_ID}. Where no grace is named it is Grace::Immediate; by"
+        "Every call has the JSON-RPC id {CALL_ID}. Unless a row names a grace, it is Grace::Immediate."
     );
-    println!("default a session call waits {MIN_GRACE:?} for its client to reconnect.\n");
+    println!("By default a session call waits {MIN_GRACE:?} for its client to reconnect.\n");
     let cells = play_all().await?;
     print_table(&cells);
     let unexpected: Vec<_> = cells.iter().filter(|cell| !cell.is_as_expected()).collect();

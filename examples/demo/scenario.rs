@@ -1,4 +1,4 @@
-//! A server and its clients: their actions, the results of their calls, and the expected results.
+//! A server and its clients: their actions, and the actual and expected results of their calls.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
 /// Tolerance for a late cancel. It is generous because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// Time after which a client resumes that resumes in time.
+/// Pause before a client resumes: after its disconnect, or after the tool has finished.
 const AWAY: Duration = Duration::from_secs(1);
 
 /// Timeout of a call. The tool works for 5 s.
@@ -132,7 +132,7 @@ impl Scenario {
                 }
             }
         };
-        let late = || Err(format!("still not over after {LIMIT:?}").into());
+        let late = || Err(format!("did not end within {LIMIT:?}").into());
         let played: Result<Fate> = timeout(LIMIT, call).await.unwrap_or_else(|_| late());
         played.unwrap_or_else(|error| Fate::Broken(error.to_string()))
     }
@@ -194,7 +194,7 @@ impl fmt::Display for Expected {
             Self::Cancelled(due) => {
                 write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
             }
-            Self::RunsOn => f.write_str("runs for nobody"),
+            Self::RunsOn => f.write_str("runs on"),
             Self::Answered => f.write_str("gets its answer"),
             Self::Unanswered => f.write_str("gets no answer"),
         }
@@ -210,10 +210,10 @@ impl fmt::Display for Fate {
                 write!(f, "cancelled after {:.1} ms", after.as_secs_f64() * 1e3)
             }
             Self::Cancelled(after) => write!(f, "cancelled after {:.1} s", after.as_secs_f64()),
-            Self::RanOn(after) => write!(f, "ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::RanOn(after) => write!(f, "ran on for {:.1} s", after.as_secs_f64()),
             Self::Answered => f.write_str("got its answer"),
             Self::Unanswered => f.write_str("got no answer"),
-            Self::CancelledWrongly => f.write_str("cancelled for no reason"),
+            Self::CancelledWrongly => f.write_str("cancelled wrongly"),
             Self::Broken(why) => write!(f, "broken: {why}"),
         }
     }
