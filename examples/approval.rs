@@ -66,8 +66,8 @@ async fn main() -> ExitCode {
 async fn play() -> Result<(), Failure> {
     let mut servers = JoinSet::new();
     let (office, mut desk) = unbounded_channel();
-    let (gone, mut leavings) = unbounded_channel();
-    let addr = serve(office, gone, &mut servers).await?;
+    let (disconnects, mut disconnected) = unbounded_channel();
+    let addr = serve(office, disconnects, &mut servers).await?;
     let client = Client::connect(addr).await?;
 
     let mut call = client
@@ -80,7 +80,7 @@ async fn play() -> Result<(), Failure> {
     );
     call.until("id: 0/0").await?;
     call.hang_up();
-    next(&mut leavings).await?;
+    next(&mut disconnected).await?;
     let resumed = client.resume("0/0").await?;
     println!("the client is back; the human approves");
     answer(question)?;
@@ -95,7 +95,7 @@ async fn play() -> Result<(), Failure> {
     );
     stale.until("id: 0/1").await?;
     stale.hang_up();
-    next(&mut leavings).await?;
+    next(&mut disconnected).await?;
     let again = client.call(9, "approve", contract()).await?;
     let second = next(&mut desk).await?;
     first.reply.closed().await;
@@ -108,7 +108,7 @@ async fn play() -> Result<(), Failure> {
 
 async fn serve(
     desk: UnboundedSender<Question>,
-    gone: UnboundedSender<()>,
+    disconnects: UnboundedSender<()>,
     servers: &mut JoinSet<()>,
 ) -> Result<SocketAddr, Failure> {
     let sessions = Arc::new(CancellableSessionManager::default());
@@ -128,7 +128,7 @@ async fn serve(
     // A call is superseded only after the server has noticed its client's disconnect. The example waits for that.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
-            let _over = gone.send(());
+            let _over = disconnects.send(());
         }
     });
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);

@@ -262,10 +262,10 @@ fn a_drain_and_a_starting_call_see_each_other() {
 
 #[test]
 fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
-    const MOST: usize = 1_000_000;
+    const MAX_CALLS: usize = 1_000_000;
     for round in 0..500 {
         let registry = Registry::new();
-        registry.limit(Limits::default().retained(MOST));
+        registry.limit(Limits::default().retained(MAX_CALLS));
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             for id in ["one", "other"] {
@@ -483,12 +483,12 @@ fn calls_are_scanned_in_batches() {
 
 #[test]
 fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
-    const STAY: usize = 3 * SCAN_BATCH;
+    const PERMANENT_CALLS: usize = 3 * SCAN_BATCH;
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
     let mut stay = Vec::new();
     let mut go = Vec::new();
-    for n in 0..STAY {
+    for n in 0..PERMANENT_CALLS {
         stay.push(start(2 * n).0);
         go.push(start(2 * n + 1));
     }
@@ -498,7 +498,7 @@ fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
             barrier.wait();
             for (n, (id, call)) in go.into_iter().enumerate() {
                 call.with(|core| core.finish(id, None));
-                start(2 * STAY + n);
+                start(2 * PERMANENT_CALLS + n);
             }
         });
         barrier.wait();

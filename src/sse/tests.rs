@@ -542,15 +542,16 @@ fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
         .collect();
     let events = SseStream::from_bytes_stream(stream::iter(frames)).try_collect::<Vec<_>>();
     let events = events.now_or_never().unwrap().unwrap();
-    let told = events
+    let expected = events
         .into_iter()
         .filter(|it| it.id.is_some() || it.retry.is_some() || it.data.is_some());
-    told.map(|event| Seen {
-        id: event.id.map(String::into_bytes),
-        retry: event.retry.map(|retry| retry.min(2_147_483_647)),
-        answers: answers(event.data.unwrap_or_default().as_bytes()),
-    })
-    .collect()
+    expected
+        .map(|event| Seen {
+            id: event.id.map(String::into_bytes),
+            retry: event.retry.map(|retry| retry.min(2_147_483_647)),
+            answers: answers(event.data.unwrap_or_default().as_bytes()),
+        })
+        .collect()
 }
 
 // The reference: whole lines of a whole body, in the words of the standard.

@@ -767,13 +767,13 @@ fn without_text(body: &[u8]) -> Vec<u8> {
 // The reference: no spans, no cursor, and the id rule in the words of rmcp.
 
 fn reference(whole: &Value) -> Option<Message<'_>> {
-    let message = whole.as_object().filter(|it| in_plain_sight(it))?;
+    let message = whole.as_object().filter(|it| has_plain_keys(it))?;
     let params = message.get("params");
     let inner = params.and_then(Value::as_object);
     let meta = inner
         .and_then(|it| it.get("_meta"))
         .and_then(Value::as_object);
-    if !inner.is_none_or(in_plain_sight) || message.get("jsonrpc")? != "2.0" {
+    if !inner.is_none_or(has_plain_keys) || message.get("jsonrpc")? != "2.0" {
         return None;
     }
     let param = |key| inner.and_then(|it| it.get(key));
@@ -808,7 +808,7 @@ fn reference(whole: &Value) -> Option<Message<'_>> {
 }
 
 fn reference_answers(whole: &Value) -> Option<Answers> {
-    let message = whole.as_object().filter(|it| in_plain_sight(it))?;
+    let message = whole.as_object().filter(|it| has_plain_keys(it))?;
     let has = |key| message.contains_key(key);
     match (has("method"), has("result"), has("error")) {
         _ if message.get("jsonrpc")? != "2.0" => None,
@@ -820,7 +820,7 @@ fn reference_answers(whole: &Value) -> Option<Answers> {
     }
 }
 
-fn in_plain_sight(object: &Map<String, Value>) -> bool {
+fn has_plain_keys(object: &Map<String, Value>) -> bool {
     let escaped = |letter: char| letter < ' ' || letter == '"' || letter == '\\';
     !object.keys().any(|key| key.contains(escaped))
 }

@@ -87,8 +87,8 @@ fn the_table_of_what_a_disconnect_means_matches_the_code() {
     let table = tables.find(|table| cells(table[0]) == head);
     let table = table.expect("the table");
     let rows: Vec<_> = table[2..].iter().map(|row| cells(row)).collect();
-    let said: Vec<_> = rows.iter().map(|row| row[0]).collect();
-    assert_eq!(said, ROWS.map(|(name, _)| name));
+    let value_on_page: Vec<_> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(value_on_page, ROWS.map(|(name, _)| name));
 
     let mut decided = [0; ROWS.len()];
     for (call, stream_end) in cases() {

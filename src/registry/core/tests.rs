@@ -383,11 +383,11 @@ fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
     // Its client's resume waits in the accept queue.
-    let awake = now + 60 * SECOND;
-    assert_eq!(core.expire(awake), []);
-    assert!(core.begin_resume(id, awake));
-    core.end_resume(id, awake);
-    let expired = core.expire(awake + 2 * RETRY);
+    let resumed_at = now + 60 * SECOND;
+    assert_eq!(core.expire(resumed_at), []);
+    assert!(core.begin_resume(id, resumed_at));
+    core.end_resume(id, resumed_at);
+    let expired = core.expire(resumed_at + 2 * RETRY);
     assert_eq!(
         expired,
         [(id, "call", Expired::Grace)],
@@ -405,9 +405,9 @@ fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
-    let awake = now + 60 * SECOND;
-    assert_eq!(core.expire(awake), []);
-    let expired = core.expire(awake + MAX_RESUME_WAIT.max(2 * RETRY));
+    let resumed_at = now + 60 * SECOND;
+    assert_eq!(core.expire(resumed_at), []);
+    let expired = core.expire(resumed_at + MAX_RESUME_WAIT.max(2 * RETRY));
     assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
@@ -593,10 +593,10 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + 12 * SECOND;
-    assert!(core.expire(noticed).is_empty());
-    assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    let recheck = noticed + 60 * SECOND;
+    let handled_at = now + SECOND + 12 * SECOND;
+    assert!(core.expire(handled_at).is_empty());
+    assert_eq!(core.next_deadline(), Some(handled_at + 2 * RETRY));
+    let recheck = handled_at + 60 * SECOND;
     assert!(core.expire(recheck).is_empty());
     assert_eq!(
         core.next_deadline(),
@@ -615,12 +615,12 @@ fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND;
+    let handled_at = now + SECOND;
     assert!(
-        core.expire_some(&LatenessTracker::new(noticed, Timeliness::Late), 9)
+        core.expire_some(&LatenessTracker::new(handled_at, Timeliness::Late), 9)
             .is_empty()
     );
-    let postponed = noticed + 2 * RETRY;
+    let postponed = handled_at + 2 * RETRY;
     assert_eq!(core.next_deadline(), Some(postponed));
     assert!(
         core.expire_some(&LatenessTracker::new(postponed, Timeliness::Late), 9)
@@ -738,9 +738,9 @@ fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
-        let noticed = now + SECOND + late;
-        assert!(core.expire(noticed).is_empty(), "{late:?}");
-        let recheck = Some(noticed + RECHECK_DELAY);
+        let handled_at = now + SECOND + late;
+        assert!(core.expire(handled_at).is_empty(), "{late:?}");
+        let recheck = Some(handled_at + RECHECK_DELAY);
         assert_eq!(core.next_deadline(), recheck);
         let (_, entry) = core.calls().next().unwrap();
         assert_eq!(entry.grace_deadline(), recheck, "which is what is reported");
@@ -757,13 +757,13 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + 3 * SECOND / 10;
-    assert!(core.expire(noticed).is_empty());
+    let handled_at = now + SECOND + 3 * SECOND / 10;
+    assert!(core.expire(handled_at).is_empty());
 
-    let received = noticed + RECHECK_DELAY / 2;
+    let received = handled_at + RECHECK_DELAY / 2;
     assert!(core.begin_resume(id, received));
     assert!(
-        core.expire(noticed + RECHECK_DELAY).is_empty(),
+        core.expire(handled_at + RECHECK_DELAY).is_empty(),
         "a resume is pending"
     );
     core.attach(id).unwrap();
@@ -775,19 +775,19 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
 #[test]
 fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
-    let noticed = now + SECOND + 3 * SECOND / 10;
-    let refused = noticed + RECHECK_DELAY / 2;
-    for who_notices in ["the timer", "the resume"] {
+    let handled_at = now + SECOND + 3 * SECOND / 10;
+    let refused = handled_at + RECHECK_DELAY / 2;
+    for handled_by in ["the timer", "the resume"] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
-        if who_notices == "the timer" {
-            assert!(core.expire(noticed).is_empty());
+        if handled_by == "the timer" {
+            assert!(core.expire(handled_at).is_empty());
         }
-        core.begin_resume(id, noticed);
+        core.begin_resume(id, handled_at);
         core.end_resume(id, refused);
         let next = core.next_deadline();
-        assert_eq!(next, Some(noticed + RECHECK_DELAY), "{who_notices}");
+        assert_eq!(next, Some(handled_at + RECHECK_DELAY), "{handled_by}");
         assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
     }
 }
@@ -799,9 +799,9 @@ fn invariant_7_a_pending_resume_that_expires_late_gets_no_more_time() {
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.begin_resume(id, now);
-    let noticed = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
-    assert!(core.expire(noticed).is_empty());
-    assert_eq!(core.next_deadline(), Some(noticed + RECHECK_DELAY));
+    let handled_at = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
+    assert!(core.expire(handled_at).is_empty());
+    assert_eq!(core.next_deadline(), Some(handled_at + RECHECK_DELAY));
     assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
 }
 
@@ -839,11 +839,11 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
-    assert!(core.begin_resume(id, noticed));
-    assert!(core.expire(noticed).is_empty());
-    core.end_resume(id, noticed);
-    assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
+    let handled_at = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
+    assert!(core.begin_resume(id, handled_at));
+    assert!(core.expire(handled_at).is_empty());
+    core.end_resume(id, handled_at);
+    assert_eq!(core.next_deadline(), Some(handled_at + 2 * RETRY));
     assert_eq!(expire_next(&mut core, Duration::ZERO).len(), 1, "once");
 }
 
@@ -1047,10 +1047,16 @@ fn invariant_11_the_oldest_answers_are_evicted_first() {
 }
 
 /// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
-fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: usize) -> CallId {
+fn end_with(
+    core: &mut TestCore,
+    now: Instant,
+    stream: i64,
+    is_detached: bool,
+    weight: usize,
+) -> CallId {
     let id = accepted(core, request(stream), "call");
     core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
-    if away {
+    if is_detached {
         detach(core, id, now);
     }
     let ended = Completion {
@@ -1071,15 +1077,15 @@ fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
     let mut core = core();
     end_with(&mut core, now, 1, true, 2);
     end_with(&mut core, now, 2, false, 2);
-    for away in [false, true] {
-        let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
+    for is_detached in [false, true] {
+        let large = end_with(&mut core, now, 3, is_detached, usize::MAX / 2);
         assert!(!keeps(&core, 3));
         let evicted: Vec<_> = core
             .take_evicted()
             .iter()
             .map(|evicted| evicted.call)
             .collect();
-        assert_eq!(evicted.contains(&large), away);
+        assert_eq!(evicted.contains(&large), is_detached);
     }
     assert!(keeps(&core, 1) && keeps(&core, 2));
     core.expire(now + SECOND);
@@ -1206,10 +1212,10 @@ fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
     let now = Instant::now();
     for [first, second] in [[true, false], [false, true]] {
         let mut core = core();
-        for (away, answer) in [(first, "first"), (second, "second")] {
+        for (is_detached, answer) in [(first, "first"), (second, "second")] {
             let id = accepted(&mut core, request(0), "call");
             core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
-            if away {
+            if is_detached {
                 detach(&mut core, id, now);
             }
             core.finish(id, answered(answer, now + SECOND));

@@ -101,7 +101,7 @@ fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server)
         let computing = cores.first.compute();
         let mut resumed = through_first.resume("0/0").await;
 
-        within("the deadline to be put off", cores.is_put_off()).await;
+        within("the deadline to be put off", cores.until_postponed()).await;
         drop(computing);
 
         assert_eq!(resumed.head().await.status, 200);
@@ -245,7 +245,7 @@ impl Cores {
     }
 
     /// Waits until the only call has more time left than its grace.
-    async fn is_put_off(&self) {
+    async fn until_postponed(&self) {
         let has_time = |call: &CallSnapshot| match call.state() {
             CallState::Detached { grace_left, .. } => grace_left.is_some_and(|left| left > SOON),
             _ => false,
@@ -269,9 +269,9 @@ impl Core {
         let mut builder = Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let (tell, served) = mpsc::channel();
+        let (sender, served) = mpsc::channel();
         runtime.spawn(async move {
-            tell.send(serve(router).await).expect("the test listens");
+            sender.send(serve(router).await).expect("the test listens");
         });
         Self {
             runtime,

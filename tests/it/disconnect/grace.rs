@@ -73,10 +73,10 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
 
 async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
-    let (cancels, mut told) = mpsc::unbounded_channel();
+    let (cancels, mut received) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
         context.ct.cancelled().await;
-        Ok("nobody reads this".to_owned())
+        Ok("unread".to_owned())
     });
     let handler = handler.on_cancelled(cancels);
     let setup = with_grace(server).start_scripted(handler).await;
@@ -85,7 +85,7 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
 
     clock.advance(GRACE + TICK).await;
 
-    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = within("notifications/cancelled", received.recv()).await;
     let reason = cancelled.expect("the server exists").reason;
     let words = "client disconnected and did not resume within its grace";
     assert_eq!(reason.as_deref(), Some(words));

@@ -187,7 +187,7 @@ async fn a_handler_can_read_why_its_call_is_cancelled(server: Server) {
             reasons
                 .send((before, token.reason()))
                 .expect("the test waits for it");
-            Ok("nobody reads this".to_owned())
+            Ok("unread".to_owned())
         }
     });
     let setup = Plan::of(server).start_scripted(handler).await;
@@ -213,7 +213,7 @@ async fn the_id_of_a_cancelled_call_can_be_used_again(server: Server) {
 }
 
 async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Server) {
-    let (cancels, mut told) = mpsc::unbounded_channel();
+    let (cancels, mut received) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
         if context.id.to_string() != "echo" {
             context.ct.cancelled().await;
@@ -226,14 +226,14 @@ async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Serve
 
     setup.start_call(&mcp, "x-7", "any", "a").await.fin();
 
-    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = within("notifications/cancelled", received.recv()).await;
     let cancelled = cancelled.expect("the server exists");
     let request = NumberOrString::String("x-7".into());
     assert_eq!(cancelled.request_id, Some(request));
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));
     let mut echo = mcp.call("echo", "any", json!({ "label": "echo" })).await;
     assert!(echo.answer().await.is_some());
-    assert!(told.try_recv().is_err(), "cancelled twice");
+    assert!(received.try_recv().is_err(), "cancelled twice");
 }
 
 async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {

@@ -37,15 +37,18 @@ async fn the_first_program_of_the_readme_stops_its_tool_when_the_grace_of_its_cl
     leaves.fin();
 
     assert_eq!(server.next_line().await, "long_sleep is cancelled");
-    let told = timeout(Duration::from_millis(100), stays.event()).await;
-    assert!(told.is_err(), "the other client still waits: {told:?}");
+    let received = timeout(Duration::from_millis(100), stays.event()).await;
+    assert!(
+        received.is_err(),
+        "the other client still waits: {received:?}"
+    );
 }
 
 // === impl Example ===
 
 impl Example {
     async fn next_line(&mut self) -> String {
-        let line = timeout(MIN_GRACE + MARGIN, self.said.next_line()).await;
+        let line = timeout(MIN_GRACE + MARGIN, self.stdout.next_line()).await;
         let line = line.expect("a line in time").expect("readable");
         line.expect("the process still runs")
     }

@@ -72,8 +72,8 @@ async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
 
     assert_eq!((report.ended, report.cancelled), (1, 1));
     let error = json!({ "code": -32800, "message": "Request cancelled: server shutting down" });
-    let told = json!({ "jsonrpc": "2.0", "id": 2, "error": error });
-    assert_eq!(stays.messages().await, [told]);
+    let message = json!({ "jsonrpc": "2.0", "id": 2, "error": error });
+    assert_eq!(stays.messages().await, [message]);
     assert_eq!(setup.events.ended(&mcp, 2).await, SHUT_DOWN);
     assert!(!setup.witness.ended("stays").await.is_completed());
     assert!(setup.calls.is_empty());

@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(1);
 
 /// How long an ended call is remembered.
-const REMEMBERED: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(60);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
@@ -45,7 +45,7 @@ async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
     clock.advance(GRACE / 2).await;
     finish(&setup, &mcp, 1, "a").await;
 
-    for wait in [Duration::ZERO, REMEMBERED / 2, REMEMBERED / 2 - TICK] {
+    for wait in [Duration::ZERO, RETENTION / 2, RETENTION / 2 - TICK] {
         clock.advance(wait).await;
         assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
     }
@@ -62,7 +62,7 @@ async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
 
 #[tokio::test]
 async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
-    let grace = REMEMBERED * 3;
+    let grace = RETENTION * 3;
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::Wrapped).grace(Grace::After(grace));
     let setup = setup.start().await;
@@ -302,9 +302,9 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
     leave_large(&setup, &mcp, 3, "second", SHARE / 2).await;
     leave_large(&setup, &mcp, 4, "larger than all", SHARE).await;
 
-    let told = setup.events.all();
-    let told = told.iter().filter(|what| **what == DROPPED).count();
-    assert_eq!(told, 2, "the first, and the largest");
+    let reported = setup.events.all();
+    let reported = reported.iter().filter(|what| **what == DROPPED).count();
+    assert_eq!(reported, 2, "the first, and the largest");
     assert_eq!(events(&mcp, "0/1").await, []);
     assert_eq!(events(&mcp, "0/2").await.len(), 2);
     let lines = lines.of_layer();
@@ -322,7 +322,7 @@ async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
     assert!(setup.witness.ended("a").await.is_cancelled());
 
-    for wait in [Duration::ZERO, REMEMBERED - TICK * 2] {
+    for wait in [Duration::ZERO, RETENTION - TICK * 2] {
         clock.advance(wait).await;
         assert_eq!(
             events(&mcp, FIRST_EVENT).await,

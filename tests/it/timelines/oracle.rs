@@ -16,16 +16,16 @@ const SECOND: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_millis(1_500);
 
 /// Minimum time for which an answer is retained.
-const KEPT: Duration = Duration::from_secs(60);
+const MIN_RETENTION: Duration = Duration::from_secs(60);
 
 /// A detachment of a call, from its client's point of view.
-struct Away<'a> {
+struct Detachment<'a> {
     story: &'a Story,
     since: Duration,
     by_server: bool,
     retry: Duration,
     can_return: bool,
-    is_spared: bool,
+    is_resumed_elsewhere: bool,
 }
 
 /// How a handler must end.
@@ -55,7 +55,7 @@ pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
 }
 
 fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<String> {
-    let Some((asked, ClientFact::Asked)) = its.client.first() else {
+    let Some((asked, ClientFact::Called)) = its.client.first() else {
         return Some("it was never sent".to_owned());
     };
     let completes = *asked + call.lasts;
@@ -67,21 +67,21 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             by_server,
             retry,
             can_return,
-            is_spared,
+            is_resumed_elsewhere,
         } = fact
         else {
             continue;
         };
-        let away = Away {
+        let away = Detachment {
             story,
             since,
             by_server: *by_server,
             retry: retry.unwrap_or_default(),
             can_return: *can_return,
-            is_spared: *is_spared,
+            is_resumed_elsewhere: *is_resumed_elsewhere,
         };
         let back = match next {
-            (back, ClientFact::Back { status }) => Some((*back, *status)),
+            (back, ClientFact::Returned { status }) => Some((*back, *status)),
             _ => None,
         };
         if completes < since {
@@ -116,7 +116,7 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
         if story.server == Server::LayerOnly {
             break;
         }
-        let whole = completes + away.patience().max(KEPT);
+        let whole = completes + away.max_absence().max(MIN_RETENTION);
         let kept_until = whole.max(deadline.unwrap_or_default());
         if back + CLOSE > kept_until {
             break;
@@ -182,7 +182,7 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
 
 // === impl Away ===
 
-impl Away<'_> {
+impl Detachment<'_> {
     /// Returns the time at which the call is cancelled, if its client is not back and has no answer by `until`.
     /// `Some(None)` means never. Returns `None` if the time is too close to another one to be judged.
     fn deadline(
@@ -215,13 +215,13 @@ impl Away<'_> {
 
     /// Returns `None` if the call runs on.
     fn grace(&self) -> Option<Duration> {
-        if self.is_spared || self.story.is_exempt {
+        if self.is_resumed_elsewhere || self.story.is_exempt {
             return None;
         }
         match self.story.grace {
             Grace::Never => None,
             Grace::Immediate if !self.by_server => Some(Duration::ZERO),
-            Grace::After(grace) => Some(grace.max(self.as_told())),
+            Grace::After(grace) => Some(grace.max(self.resume_time())),
             _ if !self.can_return => (!self.by_server).then_some(Duration::ZERO),
             _ if self.story.is_stored => None,
             _ => Some(self.for_a_resume()),
@@ -229,7 +229,7 @@ impl Away<'_> {
     }
 
     /// Returns how long the client can still get the answer.
-    fn patience(&self) -> Duration {
+    fn max_absence(&self) -> Duration {
         match self.grace() {
             Some(grace) => grace,
             None if self.can_return => self.for_a_resume(),
@@ -239,11 +239,11 @@ impl Away<'_> {
 
     fn for_a_resume(&self) -> Duration {
         let attempts = 5 * self.retry.min(600 * SECOND) + 5 * SECOND;
-        MIN_GRACE.max(attempts).max(self.as_told())
+        MIN_GRACE.max(attempts).max(self.resume_time())
     }
 
     /// Returns the `retry`, and time for the network.
-    fn as_told(&self) -> Duration {
+    fn resume_time(&self) -> Duration {
         if self.can_return {
             self.retry + self.retry.min(5 * SECOND)
         } else {

@@ -16,7 +16,7 @@ use crate::call::{CallId, Detachment, RequestId};
 // The numbers of the rules, on purpose not those of the core.
 const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(1);
-const A_LITTLE_LATE: Duration = Duration::from_millis(2);
+const MAX_LATENESS: Duration = Duration::from_millis(2);
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 const MAX_RECHECKS: usize = 10;
@@ -62,7 +62,7 @@ pub(super) struct Model {
     /// Oldest first.
     calls: Vec<Call>,
     /// In order of completion.
-    kept: Vec<Kept>,
+    kept: Vec<RetainedAnswer>,
     /// Calls that were evicted although their clients may resume, and are not reported yet.
     evicted: Vec<CallId>,
 }
@@ -106,7 +106,7 @@ pub(super) struct Call {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct RetainedAnswer {
     id: CallId,
     scope: usize,
     event_ids: Vec<Stream>,
@@ -412,7 +412,7 @@ impl Model {
             }
             let event_ids = call.known_event_ids().collect();
             let answered = matches!(completed.end, RetainedOutcome::Answered(_));
-            self.keep(Kept {
+            self.keep(RetainedAnswer {
                 id,
                 scope: call.scope,
                 event_ids,
@@ -426,7 +426,7 @@ impl Model {
     /// Rule 11: what cannot fit whatever is evicted is not kept. Otherwise delivered answers are evicted, oldest first, and then the
     /// oldest of the others. No undelivered answer is evicted for a delivered one, and of the delivered ones only the latest are
     /// kept.
-    fn keep(&mut self, new: Kept) {
+    fn keep(&mut self, new: RetainedAnswer) {
         let is_kept = if new.undelivered { 0 } else { self.units(true) };
         if new.completed.units + is_kept > self.room {
             if new.undelivered {
@@ -523,7 +523,7 @@ impl Model {
     }
 
     /// Number of deadlines.
-    pub(super) fn appointments(&self) -> usize {
+    pub(super) fn deadline_count(&self) -> usize {
         let calls = self.calls.iter().filter_map(Call::scheduled);
         calls.count() + self.kept.len()
     }
@@ -562,7 +562,8 @@ impl Model {
             _ => return Match::Ambiguous(in_flight),
         }
         let mut latest = self.kept.iter().rev();
-        let is_its = |kept: &&Kept| kept.scope == scope && kept.event_ids.contains(&stream);
+        let is_its =
+            |kept: &&RetainedAnswer| kept.scope == scope && kept.event_ids.contains(&stream);
         if let Some(kept) = latest.find(is_its) {
             return Match::Ended(kept.completed.end.clone());
         }
@@ -642,7 +643,7 @@ impl Call {
             return true;
         }
         let is_look = self.rechecks.contains(&due);
-        let on_time = now <= due + A_LITTLE_LATE || is_look && now <= due + RECHECK_TOLERANCE;
+        let on_time = now <= due + MAX_LATENESS || is_look && now <= due + RECHECK_TOLERANCE;
         if on_time || self.rechecks.len() == MAX_RECHECKS {
             return false;
         }

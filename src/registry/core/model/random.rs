@@ -121,7 +121,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => pick().prop_map(Op::RemoveBackgroundReader),
         3 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDue(call, how)),
         4 => pick().prop_map(Op::Ask),
-        4 => (0..64_usize, answering()).prop_map(|(asked, answer)| Op::Answer(asked, answer)),
+        4 => (0..64_usize, answering()).prop_map(|(question, answer)| Op::Answer(question, answer)),
         2 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
         8 => (pick(), option::weighted(0.7, retaining()))
             .prop_map(|(call, completed)| Op::Finish(call, completed)),
@@ -134,7 +134,10 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn whole() -> impl Strategy<Value = Op> {
-    (any::<bool>(), retaining()).prop_map(|(away, completed)| Op::Whole { away, completed })
+    (any::<bool>(), retaining()).prop_map(|(is_detached, completed)| Op::Whole {
+        is_detached,
+        completed,
+    })
 }
 
 /// A call with about as many event ids as are known by name.

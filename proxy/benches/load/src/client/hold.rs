@@ -38,7 +38,7 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
         }
     }
     println!("{}", json!({ "begun": begun }));
-    if tool == "echo" && super::is_told().await {
+    if tool == "echo" && super::read_line().await {
         begun = 0;
         for (id, connection) in &mut connections {
             if let Some(id) = *id {

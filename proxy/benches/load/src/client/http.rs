@@ -44,7 +44,7 @@ pub(super) struct Connection {
 }
 
 /// The response to a call: its duration and its contents.
-pub(super) struct Came {
+pub(super) struct CallResponse {
     pub(super) after: Duration,
     pub(super) status: u16,
     pub(super) headers: HeaderMap,
@@ -65,10 +65,13 @@ impl Session {
             path: url.path().to_owned(),
         };
         let mut connection = session.connect().await?;
-        let came = connection
+        let response = connection
             .call(&initialize(), br#""protocolVersion""#)
             .await?;
-        let id = came.headers.get("mcp-session-id").context("no session")?;
+        let id = response
+            .headers
+            .get("mcp-session-id")
+            .context("no session")?;
         let revision = memmem::find(&connection.body, REVISION.as_bytes());
         ensure!(revision.is_some(), "another revision than {REVISION}");
         session.headers += &format!(
@@ -76,8 +79,8 @@ impl Session {
             id.to_str()?
         );
         connection.session = session.clone();
-        let came = connection.call(INITIALIZED, b"").await?;
-        ensure!(came.status == 202, "{} to initialized", came.status);
+        let response = connection.call(INITIALIZED, b"").await?;
+        ensure!(response.status == 202, "{} to initialized", response.status);
         Ok((session, connection))
     }
 
@@ -110,7 +113,7 @@ impl Session {
 
 impl Connection {
     /// Sends a message and reads the whole response, which must contain `awaited`.
-    pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Came> {
+    pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<CallResponse> {
         let called = async {
             let begun = Instant::now();
             self.send("POST", message).await?;
@@ -130,9 +133,9 @@ impl Connection {
                     Decoded::End => break,
                 }
             }
-            let said = || String::from_utf8_lossy(&self.body).into_owned();
-            Ok(Came {
-                after: after.with_context(|| format!("{status}: {}", said()))?,
+            let text = || String::from_utf8_lossy(&self.body).into_owned();
+            Ok(CallResponse {
+                after: after.with_context(|| format!("{status}: {}", text()))?,
                 status,
                 headers,
             })

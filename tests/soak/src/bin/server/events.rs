@@ -17,7 +17,7 @@ use soak::setup::Store;
 use tokio::{sync::watch, time::Instant};
 
 /// Time for which a stream without new events is kept. It is longer than any client is disconnected.
-const KEPT: Duration = Duration::from_secs(12);
+const RETENTION: Duration = Duration::from_secs(12);
 
 pub(crate) struct Events {
     kind: Store,
@@ -67,7 +67,7 @@ impl EventStore for Events {
     ) -> Result<EventId, EventStoreError> {
         let mut state = lock(&self.state);
         let now = Instant::now();
-        state.forget(now);
+        state.remove_expired(now);
         state.latest.push_back((now, stream.to_owned()));
         let found = state.streams.entry(stream.to_owned());
         let found = found.or_insert_with(|| Stream::new(now));
@@ -102,9 +102,9 @@ impl EventStore for Events {
 
 impl State {
     /// Removes the streams that no client resumes any more.
-    fn forget(&mut self, now: Instant) {
+    fn remove_expired(&mut self, now: Instant) {
         while let Some((at, _)) = self.latest.front()
-            && now.duration_since(*at) > KEPT
+            && now.duration_since(*at) > RETENTION
         {
             let Some((at, stream)) = self.latest.pop_front() else {
                 return;
