@@ -90,7 +90,7 @@ async fn play() -> Result<(), Failure> {
     let mut stale = client.call(8, "approve", contract()).await?;
     let mut first = next(&mut desk).await?;
     println!(
-        "the human reads {:?}; the client forgets that it asked",
+        "the human reads {:?}; the client loses its call",
         first.document
     );
     stale.until("id: 0/1").await?;
@@ -99,7 +99,7 @@ async fn play() -> Result<(), Failure> {
     let again = client.call(9, "approve", contract()).await?;
     let second = next(&mut desk).await?;
     first.reply.closed().await;
-    println!("it asks again: the first question is off the desk; the human approves the second");
+    println!("it asks again: the first question is withdrawn; the human approves the second");
     answer(second)?;
     expect(&again.response().await?, "approved")?;
     println!("the client has its answer");
@@ -152,7 +152,7 @@ async fn next<T>(receiver: &mut UnboundedReceiver<T>) -> Result<T, Failure> {
 
 fn answer(question: Question) -> Result<(), Failure> {
     let sent = question.reply.send("approved");
-    Ok(sent.map_err(|_| "nobody waits for the answer")?)
+    Ok(sent.map_err(|_| "the tool no longer waits for the answer")?)
 }
 
 fn expect(response: &str, text: &str) -> Result<(), Failure> {

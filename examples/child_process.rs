@@ -130,7 +130,7 @@ mod unix {
         ended.map_err(|_| "Somebody still holds the pipe!")??;
         if rest.is_empty() {
             println!(
-                "all its processes were gone after {:.1?}",
+                "all its processes had ended after {:.1?}",
                 hung_up.elapsed()
             );
             Ok(())

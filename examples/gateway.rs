@@ -97,9 +97,9 @@ async fn main() -> Result<ExitCode, Failure> {
     println!(
         "{}",
         if all {
-            "Nothing works for nobody."
+            "All three handlers have stopped."
         } else {
-            "Somebody still works!"
+            "A handler still runs!"
         }
     );
     Ok(if all {
@@ -112,7 +112,7 @@ async fn main() -> Result<ExitCode, Failure> {
 async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure> {
     Ok(timeout(LIMIT, happened.recv())
         .await?
-        .ok_or("the servers have gone")?)
+        .ok_or("the servers have ended")?)
 }
 
 /// Calls a tool of another server. If the call in `context` is cancelled, the new request is cancelled for the same

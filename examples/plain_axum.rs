@@ -91,7 +91,7 @@ async fn play() -> Result<(), Failure> {
         missing.retain(|text| *text != next_message);
     }
     let printed = press.printed.load(Ordering::Relaxed);
-    println!("{printed} pages were printed, {PAGES} of them for somebody");
+    println!("{printed} pages were printed, {PAGES} of them for a reader who stayed");
     Ok(())
 }
 
@@ -135,5 +135,5 @@ fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
 }
 
 async fn next(received: &mut UnboundedReceiver<&'static str>) -> Result<&'static str, Failure> {
-    Ok(received.recv().await.ok_or("the server has gone")?)
+    Ok(received.recv().await.ok_or("the server has ended")?)
 }

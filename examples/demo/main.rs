@@ -87,7 +87,7 @@ const SCENARIOS: &[Scenario] = &[
         mode: Mode::Session,
         grace: Grace::After(Duration::from_secs(2)),
         clients: &[(
-            "grace of 2 s: client never comes back",
+            "grace of 2 s: client never resumes",
             ClientAction::Disconnects,
         )],
     },

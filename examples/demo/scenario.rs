@@ -200,7 +200,7 @@ impl fmt::Display for Expected {
             Self::Cancelled(due) => {
                 write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
             }
-            Self::KeepsRunning => f.write_str("runs for nobody"),
+            Self::KeepsRunning => f.write_str("runs on"),
             Self::Answered => f.write_str("gets its answer"),
             Self::Unanswered => f.write_str("gets no answer"),
         }
@@ -216,7 +216,7 @@ impl fmt::Display for Outcome {
                 write!(f, "cancelled after {:.1} ms", after.as_secs_f64() * 1e3)
             }
             Self::Cancelled(after) => write!(f, "cancelled after {:.1} s", after.as_secs_f64()),
-            Self::Finished(after) => write!(f, "ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::Finished(after) => write!(f, "ran on for {:.1} s", after.as_secs_f64()),
             Self::Answered => f.write_str("got its answer"),
             Self::Unanswered => f.write_str("got no answer"),
             Self::CancelledWrongly => f.write_str("cancelled for no reason"),

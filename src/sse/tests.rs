@@ -88,7 +88,7 @@ fn data_that_is_no_message_is_ambiguous() {
 }
 
 #[test]
-fn the_type_of_an_event_means_nothing() {
+fn the_type_of_an_event_has_no_effect() {
     let text = "event: other\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":1}\n\n";
     assert_events(text, &[answer_to(7)]);
 }

@@ -75,13 +75,13 @@ async fn probes_keep_silent_calls_open_beyond_the_read_timeout_of_nginx() {
         Kind::NginxBuffered,
         Kind::NginxBufferedAnyhow,
     ];
-    join_all(kinds.map(probes_outlast_the_idle_limit)).await;
+    join_all(kinds.map(probes_keep_calls_open_beyond_the_idle_limit)).await;
 }
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
 async fn probes_keep_silent_calls_open_beyond_the_timeouts_of_haproxy() {
-    probes_outlast_the_idle_limit(Kind::Haproxy).await;
+    probes_keep_calls_open_beyond_the_idle_limit(Kind::Haproxy).await;
 }
 
 /// Checks all kinds of calls without probes.
@@ -119,7 +119,7 @@ async fn only_probes_detect_a_disconnect(kind: Kind) {
 }
 
 /// While a probed call is silent, two calls without probes are ended by the idle limit, one after the other.
-async fn probes_outlast_the_idle_limit(kind: Kind) {
+async fn probes_keep_calls_open_beyond_the_idle_limit(kind: Kind) {
     let idle_limit = idle_limit();
     let behind = Behind::start(kind, idle_limit, idle_limit / 4).await;
     let outlast = async |client: Client| {

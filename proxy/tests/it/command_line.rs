@@ -743,7 +743,7 @@ async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_read_beyond_doubt_is_logged_once() {
+async fn a_call_that_is_ambiguous_is_logged_once() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/mcp", upstream.addr);
     let args = ["--listen=127.0.0.1:0", "--upstream", &url];

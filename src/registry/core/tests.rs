@@ -174,7 +174,7 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 }
 
 #[test]
-fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
+fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
     let (mut core, now) = (core(), Instant::now());
     let id = lasting(&mut core, request(1), "call", Some(now + 9 * SECOND));
     core.detach(
@@ -216,7 +216,7 @@ fn invariant_3_only_detached_calls_are_orphaned() {
 }
 
 #[test]
-fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
+fn invariant_3_a_resume_between_the_deadline_and_the_cancel_keeps_the_call() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -242,7 +242,7 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
 }
 
 #[test]
-fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
+fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -1154,7 +1154,7 @@ fn invariant_11_delivered_answers_of_all_sessions_deny_retention_to_no_undeliver
 }
 
 #[test]
-fn invariant_11_a_session_retains_no_more_than_it_leaves_for_all_others() {
+fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
     let now = Instant::now();
     let [mut greedy, mut modest] = sessions(40_000);
     for stream in 0..30 {

@@ -44,7 +44,7 @@ async fn ends_no_call(server: Server, side: Side) {
     let (setup, victim, stranger) = guarded(server, side).await;
     let call = setup.start_call(&victim, ID, "hold", "victim").await;
 
-    be_refused_everything(&stranger).await;
+    assert_all_are_refused(&stranger).await;
 
     assert_answered(&setup, &victim, call).await;
 }
@@ -54,13 +54,13 @@ async fn keeps_no_call(server: Server, side: Side) {
     let (setup, victim, stranger) = guarded(server, side).await;
     lost(&setup, &victim).await;
 
-    be_refused_everything(&stranger).await;
+    assert_all_are_refused(&stranger).await;
 
     assert_orphaned_on_time(&setup, &victim, &clock).await;
 }
 
 /// Sends requests with the victim's session and the ids of its call and its events. Each must be refused.
-async fn be_refused_everything(stranger: &Mcp) {
+async fn assert_all_are_refused(stranger: &Mcp) {
     let mut call = stranger.call(ID, "hold", label()).await;
     assert_eq!(call.head().await.status, 401);
     assert_eq!(stranger.cancel(ID).await, 401);

@@ -53,13 +53,15 @@ macro_rules! for_servers {
 }
 
 for_servers! {
-    a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes,
+    a_call_is_cancelled_at_a_disconnect_while_the_thread_of_the_first_runtime_computes,
     a_grace_ends_while_the_thread_of_the_first_runtime_computes,
     a_client_that_waits_on_a_runtime_that_computes_keeps_its_call,
     when_a_runtime_ends_another_one_sends_its_cancels,
 }
 
-fn a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes(server: Server) {
+fn a_call_is_cancelled_at_a_disconnect_while_the_thread_of_the_first_runtime_computes(
+    server: Server,
+) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::Immediate).await;
         let mcp = Mcp::session(cores.second.addr(), PATH).await;

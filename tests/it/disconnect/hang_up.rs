@@ -56,9 +56,9 @@ for_servers!([
     a_reset_after_an_event_cancels_the_call,
     a_half_close_after_an_event_cancels_the_call,
     a_disconnect_within_the_request_body_starts_no_call,
-    a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings,
-    a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings,
-    a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings,
+    a_stream_reset_before_the_head_is_produced_cancels_its_call_and_no_other,
+    a_stream_reset_before_anything_is_read_cancels_its_call_and_no_other,
+    a_stream_reset_after_an_event_cancels_its_call_and_no_other,
     losing_an_h2_connection_cancels_all_its_calls,
     a_completed_call_ends_once_and_never_fires_its_token,
     a_handler_can_read_why_its_call_is_cancelled,
@@ -67,7 +67,7 @@ for_servers!([
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     the_server_receives_one_cancel_with_the_id_and_the_reason,
-    hanging_up_the_standalone_stream_cancels_nothing,
+    a_disconnect_from_the_standalone_stream_cancels_nothing,
 });
 
 async fn a_fin_before_the_head_is_produced_cancels_the_call(server: Server) {
@@ -123,19 +123,15 @@ async fn a_disconnect_within_the_request_body_starts_no_call(server: Server) {
     setup.assert_usable(&mcp).await;
 }
 
-async fn a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings(
-    server: Server,
-) {
+async fn a_stream_reset_before_the_head_is_produced_cancels_its_call_and_no_other(server: Server) {
     reset(server, When::HeadHeld).await;
 }
 
-async fn a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings(
-    server: Server,
-) {
+async fn a_stream_reset_before_anything_is_read_cancels_its_call_and_no_other(server: Server) {
     reset(server, When::NothingRead).await;
 }
 
-async fn a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings(server: Server) {
+async fn a_stream_reset_after_an_event_cancels_its_call_and_no_other(server: Server) {
     reset(server, When::EventRead).await;
 }
 
@@ -236,7 +232,7 @@ async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Serve
     assert!(received.try_recv().is_err(), "cancelled twice");
 }
 
-async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {
+async fn a_disconnect_from_the_standalone_stream_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;

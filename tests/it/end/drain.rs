@@ -236,7 +236,7 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
 
 /// The control: without the drain the same server never ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_for_ever() {
+async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     let witness = Witness::new();
     let sessions = Arc::new(LocalSessionManager::default());
     let app = router(Tools::new(&witness).service(Mode::Session, sessions));

@@ -92,7 +92,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     the_clients_own_cancel_ends_an_attached_call,
     the_clients_own_cancel_ends_a_detached_call,
     a_cancel_of_a_completed_call_changes_nothing,
-    an_answer_that_crosses_with_the_clients_cancel_ends_the_call_once,
+    an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once,
     a_delete_ends_all_calls_of_its_session_and_no_other,
     a_delete_that_is_refused_ends_nothing,
 });
@@ -143,7 +143,7 @@ async fn a_cancel_of_a_completed_call_changes_nothing(server: Server) {
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
-async fn an_answer_that_crosses_with_the_clients_cancel_ends_the_call_once(server: Server) {
+async fn an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once(server: Server) {
     for _ in 0..20 {
         let setup = with_grace(server).start().await;
         let mcp = setup.mcp().await;

@@ -33,7 +33,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_of_an_orphan_gets_the_error_alone,
     a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone,
     the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it,
-    an_answer_that_crosses_with_the_cut_is_an_answer,
+    an_answer_that_coincides_with_the_disconnect_is_an_answer,
 });
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn an_answer_that_was_sent_to_no_client_is_retained() {
 
 /// rmcp removes the stream together with the answer, which may still be unread in a channel.
 #[tokio::test]
-async fn a_resume_that_overtakes_the_answer_waits_for_it() {
+async fn a_resume_that_arrives_before_the_answer_waits_for_it() {
     let _clock = StoppedClock::stop();
     let setup = with_grace(Server::Wrapped).inside(stalled);
     let setup = setup.start().await;
@@ -375,7 +375,7 @@ async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server
 
 /// Both happen before the server's next step. Whichever the server handles first, the call is not cancelled. With the
 /// wrapper its answer can be resumed.
-async fn an_answer_that_crosses_with_the_cut_is_an_answer(server: Server) {
+async fn an_answer_that_coincides_with_the_disconnect_is_an_answer(server: Server) {
     for server_first in [false, true] {
         let setup = with_grace(server).start().await;
         let mcp = setup.mcp().await;

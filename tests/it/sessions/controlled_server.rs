@@ -292,7 +292,7 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
 
 /// The cancel checks which call it would hit while the new call is about to wait for that cancel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
+async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
     let gated = Arc::new(GatedManager::new(At::Close));
     let noting = RecordingTool::default();
     let starts = AtomicUsize::new(0);
@@ -669,7 +669,7 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
 
 /// A manager that handled the later resume first would take the stream from the connected client.
 #[tokio::test]
-async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
+async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     let gated = Arc::new(GatedManager::new(At::FirstResume));
     let waits = WaitTool::default();
     let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
@@ -832,7 +832,7 @@ async fn a_task_that_has_served_a_session_closes_another() {
 
 /// Both resumes wait for room in the queue of their session. The first client disconnects when there is room.
 #[tokio::test]
-async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_the_next() {
+async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_the_next() {
     let mut local = LocalSessionManager::default();
     local.session_config.channel_capacity = CAPACITY;
     let sessions = CancellableSessionManager::new(local);

@@ -222,7 +222,7 @@ async fn a_call_in_its_grace_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_session_is_closed_after_its_last_call_was_given_up() {
+async fn a_session_is_closed_after_its_last_call_was_orphaned() {
     let clock = StoppedClock::stop();
     let setup = by_default().grace(Grace::After(IDLE / 2)).start().await;
     let mcp = setup.mcp().await;

@@ -47,29 +47,29 @@ for_servers!([
     stateless_sse = StatelessSse,
     stateless_json = StatelessJson,
 ] {
-    hanging_up_spares_the_call_of_another_client_with_the_same_id,
+    a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id,
     a_cancel_notification_of_another_client_changes_nothing,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     a_cancel_notification_from_another_session_changes_nothing,
-    hanging_up_a_number_spares_the_string_with_the_same_digits,
-    hanging_up_a_string_spares_the_number_with_the_same_digits,
+    a_disconnect_from_a_number_does_not_affect_the_string_with_the_same_digits,
+    a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_digits,
     a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session,
-    hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names,
+    a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_session_it_names,
     a_request_with_two_session_headers_is_served_and_never_cancelled,
     a_request_refused_unread_changes_nothing,
     a_request_refused_after_it_was_read_changes_nothing,
-    hanging_up_before_the_refusal_changes_nothing,
-    a_hang_up_is_not_lost_for_a_request_that_is_refused_later,
-    a_hang_up_spares_a_call_with_its_id_that_is_accepted_later,
-    a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id,
-    hanging_up_the_older_call_of_a_reused_id_cancels_nothing,
-    hanging_up_the_newer_call_of_a_reused_id_spares_the_older,
-    hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing,
+    a_disconnect_before_the_refusal_changes_nothing,
+    a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later,
+    a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later,
+    a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_its_id,
+    a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing,
+    a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_older,
+    a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing,
 });
 
-async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: Server) {
+async fn a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id(server: Server) {
     let setup = server.start().await;
     let (leaver, stayer) = (setup.mcp().await, setup.mcp().await);
     let leaving = setup.start_call(&leaver, 7, "hold", "leaving").await;
@@ -117,12 +117,16 @@ async fn a_cancel_notification_from_another_session_changes_nothing(server: Serv
     assert_untouched(&setup, &mcp, call).await;
 }
 
-async fn hanging_up_a_number_spares_the_string_with_the_same_digits(server: Server) {
-    spares_its_look_alike(server, json!(7), json!("7")).await;
+async fn a_disconnect_from_a_number_does_not_affect_the_string_with_the_same_digits(
+    server: Server,
+) {
+    does_not_affect_a_similar_id(server, json!(7), json!("7")).await;
 }
 
-async fn hanging_up_a_string_spares_the_number_with_the_same_digits(server: Server) {
-    spares_its_look_alike(server, json!("7"), json!(7)).await;
+async fn a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_digits(
+    server: Server,
+) {
+    does_not_affect_a_similar_id(server, json!("7"), json!(7)).await;
 }
 
 async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session(server: Server) {
@@ -138,7 +142,9 @@ async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_sessio
     assert_untouched(&setup, &mcp, call).await;
 }
 
-async fn hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names(server: Server) {
+async fn a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_session_it_names(
+    server: Server,
+) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
@@ -222,7 +228,7 @@ async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_
     assert_eq!(setup.events.ended(&mcp, 7).await, abandoned);
 }
 
-async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
+async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
     let refusal = Refusal::default();
     let plan = Plan::of(server).inside(refusal.clone().after_reading());
     let setup = plan.start().await;
@@ -239,7 +245,7 @@ async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
 }
 
 /// The stranger's request might become a call that the cancel would hit.
-async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Server) {
+async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(server: Server) {
     let refusal = Refusal::default();
     let plan = Plan::of(server).inside(refusal.clone().after_reading());
     let setup = plan.start().await;
@@ -260,7 +266,7 @@ async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Serve
 }
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
-async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Server) {
+async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(server: Server) {
     let (read, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let setup = Plan::of(server)
         .inside(holding_back("newer", read.clone(), due.clone()))
@@ -283,7 +289,9 @@ async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Serv
 }
 
 /// A service inside the layer holds back the 202, and meanwhile the id is used again.
-async fn a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id(server: Server) {
+async fn a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_its_id(
+    server: Server,
+) {
     let (taken, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let setup = Plan::of(server)
         .inside(answering_late("cancel", taken.clone(), due.clone()))
@@ -310,7 +318,7 @@ async fn a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id(ser
     setup.assert_completes("newer", &mut newer).await;
 }
 
-async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
+async fn a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
@@ -332,7 +340,7 @@ async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server
     assert!(setup.calls.is_empty());
 }
 
-async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Server) {
+async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_older(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let _older = setup.start_call(&mcp, 7, "hold", "older").await;
@@ -353,7 +361,7 @@ async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Serve
 }
 
 /// As if the call had waited in a queue: the server never received it, but would receive its cancel.
-async fn hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
+async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
     let setup = plan.start().await;
@@ -382,7 +390,7 @@ fn never_accepted(server: Server) -> Outcome {
 }
 
 /// Starts two calls of one session whose ids look alike, and disconnects the client of the first.
-async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
+async fn does_not_affect_a_similar_id(server: Server, leaving: Value, staying: Value) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let first = setup.start_call(&mcp, leaving.clone(), "hold", "leaving");

@@ -270,7 +270,7 @@ async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() 
 
 /// The end of such a call is not observed, and a close would end its handler.
 #[tokio::test]
-async fn a_client_that_left_an_untracked_call_is_not_lost() {
+async fn a_client_that_disconnected_from_an_untracked_call_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = untracked().start().await;
     let mcp = setup.mcp().await;
@@ -348,7 +348,7 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
 
 /// A standalone stream that is no use of its session still shows that its client is connected.
 #[tokio::test]
-async fn a_client_that_left_an_ignored_standalone_stream_is_lost() {
+async fn a_client_that_disconnected_from_an_ignored_standalone_stream_is_lost() {
     let clock = StoppedClock::stop();
     let wrap = |_| {
         let sessions = CancellableSessionManager::local(SessionConfig::default());

@@ -88,7 +88,7 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
 
 /// The inner manager has lost the session, by a crash or by its own timer.
 #[tokio::test]
-async fn a_session_in_whose_place_another_is_restored() {
+async fn a_session_that_another_replaces_is_reported_as_closed() {
     let store = Arc::new(SavedSessions::default());
     let (setup, notifications) = start(|plan| {
         plan.config(|mut config| {

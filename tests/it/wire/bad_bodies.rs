@@ -212,7 +212,7 @@ async fn a_stateless_server_answers_as_without_the_layer() {
     every_answer_is_the_same(SessionMode::Stateless).await;
 }
 
-async fn no_hang_up_touches_the_held_call(mode: SessionMode) {
+async fn no_disconnect_affects_the_held_call(mode: SessionMode) {
     let held = Held::layered(mode).await;
     for row in table() {
         held.send(&row, &held.mcp).await.fin();
@@ -222,17 +222,17 @@ async fn no_hang_up_touches_the_held_call(mode: SessionMode) {
 
 #[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_wrapped_session() {
-    no_hang_up_touches_the_held_call(SessionMode::Wrapped).await;
+    no_disconnect_affects_the_held_call(SessionMode::Wrapped).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_session() {
-    no_hang_up_touches_the_held_call(SessionMode::LayerOnly).await;
+    no_disconnect_affects_the_held_call(SessionMode::LayerOnly).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_stateless_call() {
-    no_hang_up_touches_the_held_call(SessionMode::Stateless).await;
+    no_disconnect_affects_the_held_call(SessionMode::Stateless).await;
 }
 
 /// Reads the body of a request that asks for it, reports that, and then never answers. The replay of a cancel is passed
@@ -252,7 +252,7 @@ async fn undecided(
     pending().await
 }
 
-async fn no_hang_up_before_the_decision_touches_the_held_call(mode: SessionMode) {
+async fn no_disconnect_before_the_decision_affects_the_held_call(mode: SessionMode) {
     let (reader, mut read) = mpsc::unbounded_channel();
     let over = ExchangeCounter::new();
     let watching = over.clone();
@@ -282,17 +282,17 @@ async fn no_hang_up_before_the_decision_touches_the_held_call(mode: SessionMode)
 
 #[tokio::test]
 async fn a_disconnect_before_the_refusal_affects_no_call_of_a_wrapped_session() {
-    no_hang_up_before_the_decision_touches_the_held_call(SessionMode::Wrapped).await;
+    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::Wrapped).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_before_the_refusal_affects_no_call_of_a_session() {
-    no_hang_up_before_the_decision_touches_the_held_call(SessionMode::LayerOnly).await;
+    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::LayerOnly).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_before_the_refusal_affects_no_stateless_call() {
-    no_hang_up_before_the_decision_touches_the_held_call(SessionMode::Stateless).await;
+    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::Stateless).await;
 }
 
 #[test]

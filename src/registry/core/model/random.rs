@@ -175,7 +175,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn with_little_memory_it_does_so_too(
+    fn the_core_behaves_like_its_model_with_little_memory(
         ops in vec(prop_oneof![2 => op_or_events(), 1 => whole()], 1..100),
     ) {
         agrees_with_model(TIGHT, &ops);
@@ -186,7 +186,7 @@ proptest! {
     #![proptest_config(config(24))]
 
     #[test]
-    fn the_core_behaves_like_its_model_with_more_event_ids_than_it_knows(
+    fn the_core_behaves_like_its_model_with_more_event_ids_than_it_stores(
         before in vec(op(), 0..8),
         start in start(),
         flood in flood(),

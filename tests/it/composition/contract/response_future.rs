@@ -160,7 +160,7 @@ fn the_token_has_fired_when_the_destructor_of_the_future_runs() {
 }
 
 #[test]
-fn a_future_dropped_after_its_head_leaves_the_call_to_the_body() {
+fn after_its_head_the_drop_of_the_future_does_not_end_the_call() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let tokens = Tokens::default();

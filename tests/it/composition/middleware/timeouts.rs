@@ -124,7 +124,7 @@ fn inside(rmcp: Router, cancel: CancelOnDisconnectLayer) -> Router {
 }
 
 #[tokio::test]
-async fn a_call_whose_response_a_timeout_inside_gave_up_is_cancelled_if_it_was_bound() {
+async fn a_call_whose_response_an_inner_timeout_dropped_is_cancelled_if_it_was_bound() {
     let (bench, mut call) = timed_out(SessionMode::Wrapped, inside).await;
     assert_eq!(call.reply().await.status, 504);
     assert!(bench.witness.ended("a").await.is_cancelled());
@@ -133,7 +133,7 @@ async fn a_call_whose_response_a_timeout_inside_gave_up_is_cancelled_if_it_was_b
 }
 
 #[tokio::test]
-async fn a_call_whose_response_a_timeout_inside_gave_up_has_failed_if_it_was_not_bound() {
+async fn a_call_whose_response_an_inner_timeout_dropped_has_failed_if_it_was_not_bound() {
     for mode in [SessionMode::LayerOnly, SessionMode::Stateless] {
         let (bench, mut call) = timed_out(mode, inside).await;
         assert_eq!(call.reply().await.status, 504, "{mode:?}");

@@ -7,14 +7,14 @@ use super::{GRACE, TICK, cut};
 use crate::setup::{Lines, Plan, Server, StoppedClock, for_servers};
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    the_life_of_an_orphan_is_logged_step_by_step,
-    the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
-    the_life_of_a_call_whose_client_resumes_is_logged,
+    the_lifecycle_of_an_orphan_is_logged_step_by_step,
+    the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
+    the_lifecycle_of_a_call_whose_client_resumes_is_logged,
     a_cancel_by_the_client_is_logged_as_one,
     a_cancel_is_never_an_error,
 });
 
-async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
+async fn the_lifecycle_of_an_orphan_is_logged_step_by_step(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
@@ -33,7 +33,9 @@ async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
     );
 }
 
-async fn the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged(server: Server) {
+async fn the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_logged(
+    server: Server,
+) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = server.start().await;
@@ -59,7 +61,7 @@ async fn the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged(s
     assert!(cancelled.ends_with(end), "{cancelled}");
 }
 
-async fn the_life_of_a_call_whose_client_resumes_is_logged(server: Server) {
+async fn the_lifecycle_of_a_call_whose_client_resumes_is_logged(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;

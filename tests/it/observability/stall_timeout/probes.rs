@@ -160,7 +160,7 @@ async fn an_interval_of_zero_does_not_flood_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_interval_beyond_all_clocks_is_no_probe() {
+async fn an_interval_that_the_clock_cannot_represent_disables_probes() {
     let (mut response, _feed) = stream(&immediate().0.keep_alive(Duration::MAX)).await;
     assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
 }

@@ -252,7 +252,7 @@ fn a_client_that_disconnects_from_one_of_two_streams_keeps_its_call() {
 }
 
 #[test]
-fn a_replay_that_ends_takes_nothing_from_the_stream_before_it() {
+fn a_replay_that_ends_is_no_excuse_for_the_stream_before_it() {
     let looks = || {
         Story::on("replays")
             .resumes(1_000, "0/0")
@@ -323,7 +323,7 @@ fn a_wrong_event_id_does_not_resume() {
 }
 
 #[test]
-fn a_resume_on_the_edge_of_the_grace_decides_nothing() {
+fn a_resume_at_the_end_of_the_grace_allows_either_outcome() {
     let edge = (1_000 + GRACE / MILLI) - 100;
     let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(edge, "0/0");
     let report = resumed().answered().gets_answer_of(2, CALL).judged();
