@@ -257,7 +257,7 @@ impl fmt::Display for Case {
     }
 }
 
-// === impl Who ===
+// === impl Candidate ===
 
 impl Candidate {
     pub const BARE: Self = Self::Setup(Setup::Bare);
@@ -271,7 +271,7 @@ impl Candidate {
     ];
 }
 
-// === impl What ===
+// === impl Workload ===
 
 impl Workload {
     pub fn all() -> impl Iterator<Item = Self> {

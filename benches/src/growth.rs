@@ -241,7 +241,7 @@ async fn settle() {
     }
 }
 
-// === impl Took ===
+// === impl Durations ===
 
 impl Durations {
     /// Counts the operation together with the tasks it wakes.

@@ -55,7 +55,7 @@ where
     }))
 }
 
-// === impl Tied ===
+// === impl GuardedBody ===
 
 impl<B, T> GuardedBody<B, T> {
     pub fn new(body: B, tie: T, ended: fn(T)) -> Self {

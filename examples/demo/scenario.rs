@@ -207,7 +207,7 @@ impl fmt::Display for Expected {
     }
 }
 
-// === impl Fate ===
+// === impl Outcome ===
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

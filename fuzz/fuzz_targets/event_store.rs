@@ -1,5 +1,5 @@
-//! Any stream of a server behind the proxy's hub, in any frames. The client disconnects and resumes at any time. In
-//! total it must read what an independent parser reads, once and in order.
+//! Any stream of a server behind the proxy's event store, in any frames. The client disconnects and resumes at any
+//! time. In total it must read what an independent parser reads, once and in order.
 
 #![no_main]
 

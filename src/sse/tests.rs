@@ -554,7 +554,7 @@ fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
         .collect()
 }
 
-// The reference: whole lines of a whole body, in the words of the standard.
+// The reference: reads a whole body line by line, as the standard describes it.
 
 fn reference(text: &[u8]) -> Vec<Seen> {
     let mut events = Vec::new();
@@ -688,7 +688,7 @@ fn part() -> impl Strategy<Value = Part> {
     })
 }
 
-/// A message, in one line or several, and what it answers.
+/// A message on one or several lines, and the id that it answers.
 fn message() -> impl Strategy<Value = (String, Answers)> {
     let message = prop_oneof![
         3 => response().prop_map(|(id, response)| (response, Answers::One(id))),

@@ -57,7 +57,7 @@ async fn until_asked(directory: &Faulty, what: &str, times: usize) {
             yield_now().await;
         }
     };
-    within("a question", asked).await;
+    within("a request to the directory", asked).await;
 }
 
 /// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one hangs up, or the
@@ -387,7 +387,7 @@ enum InitializeFailure {
     Panic,
 }
 
-/// A server that meets one of these troubles at each `initialize`, until none is left.
+/// A server that fails in one of these ways at each `initialize`, until none is left.
 #[derive(Clone, Default)]
 struct FailingServer(Arc<Mutex<Vec<InitializeFailure>>>);
 
@@ -419,7 +419,7 @@ impl ServerHandler for FailingServer {
     }
 }
 
-/// Closes a session, restores it with these troubles, and returns the statuses of its requests.
+/// Closes a session, restores it with these failures, and returns the statuses of its requests.
 ///
 /// An inner layer replaces the first `errors` responses with 500. A connection that breaks is 0.
 async fn answered_after(troubles: &[InitializeFailure], errors: usize) -> [u16; 4] {

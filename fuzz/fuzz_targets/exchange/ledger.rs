@@ -60,7 +60,7 @@ pub enum Holds {
     Body,
 }
 
-/// The observations of one exchange.
+/// Everything observed of one exchange.
 #[derive(Default)]
 struct Seen {
     names: Names,
@@ -311,7 +311,7 @@ impl Ledger {
     }
 }
 
-// === impl Book ===
+// === impl Records ===
 
 impl Records {
     fn start(&mut self, call: &CallInfo) {

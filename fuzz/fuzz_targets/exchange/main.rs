@@ -292,7 +292,7 @@ impl World {
         for slot in &self.slots {
             assert!(
                 slot.upgrade().is_none(),
-                "something keeps an exchange alive"
+                "something holds a reference to an exchange"
             );
         }
     }

@@ -65,13 +65,13 @@ pub enum Step {
     Panic,
 }
 
-/// The hint that a body gives.
+/// The value of a body's `size_hint` and `is_end_stream`.
 #[derive(Clone, Copy, PartialEq)]
 pub enum EndHint {
     Nothing,
-    /// Its length.
+    /// The exact length.
     Length,
-    /// That it is at its end.
+    /// `is_end_stream` after the last frame.
     End,
 }
 

@@ -131,7 +131,11 @@ async fn of_two_clients_that_resume_the_last_one_reads_on() {
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let mut one = setup.resumed(&primed).await;
-    assert_eq!(client.event().await, None, "the first was taken over");
+    assert_eq!(
+        client.event().await,
+        None,
+        "another client took over the first stream"
+    );
     let mut two = setup.resumed(&primed).await;
     assert_eq!(one.event().await, None);
     // A client whose stream was taken over has not disconnected.

@@ -71,7 +71,7 @@ impl Started {
     }
 }
 
-// === impl Notes ===
+// === impl ToolLog ===
 
 impl ToolLog {
     fn new(name: &str) -> Self {
@@ -85,7 +85,7 @@ impl ToolLog {
 
     async fn reach(&self, what: &str) {
         let reached = async {
-            // Polled, because nothing signals it.
+            // Polled, because nothing signals a change of the file.
             while !self.contains(what) {
                 sleep(Duration::from_millis(5)).await;
             }

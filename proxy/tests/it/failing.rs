@@ -112,7 +112,7 @@ async fn a_response_that_is_cut_is_cut_for_the_client() {
     assert_eq!(client.data().await.expect("data"), "data: half\n");
     drop(received);
     assert_eq!(client.data().await, None);
-    assert!(!client.is_complete(), "it looks whole");
+    assert!(!client.is_complete(), "it looks complete");
 }
 
 #[tokio::test]

@@ -138,11 +138,11 @@ async fn statuses_pass_unchanged() {
         upstream
             .next_request()
             .await
-            .answer(head, "said by the server")
+            .answer(head, "sent by the server")
             .await;
         let reply = client.reply().await;
         assert!(head.starts_with(&reply.status.to_string()), "{head}");
-        assert_eq!(reply.text(), "said by the server");
+        assert_eq!(reply.text(), "sent by the server");
         for header in head.split("\r\n").skip(1) {
             let (name, value) = header.split_once(": ").expect("a header");
             assert_eq!(reply.headers[name], value);

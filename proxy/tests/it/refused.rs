@@ -187,7 +187,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
         client.send_cut(&most, BODY).await;
         open.push(client);
     }
-    // The last byte of sixteen of these would be the last of the room.
+    // Sixteen of these bodies, each one byte short, take all of the 64 MiB but 16 bytes.
     let refused = async {
         loop {
             let mut late = Connection::open(proxy.addr).await;

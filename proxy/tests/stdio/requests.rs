@@ -239,7 +239,7 @@ async fn messages_of_no_call_wait_for_a_listener() {
 async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
     for revision in [WITHOUT_PRIMING, WITH_PRIMING] {
         let client = Client::begin(&serve(scripted(&[])), revision).await;
-        // With two open calls it is unknown which one asks.
+        // With two open calls it is unknown which of them sends the request.
         let _working = client.call("1", "work", r#"{"seconds":60}"#).await;
         let _one = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
         let mut listening = Events::of(client.get(None).await);

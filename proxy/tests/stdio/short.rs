@@ -14,7 +14,7 @@ const SESSION: usize = 1_024 + 2 * 32;
 #[tokio::test]
 async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
     let mut refused = 0;
-    // Room for the session's own stream, and for one more with something to spare.
+    // Room for the session's own stream, and for one more stream with a few bytes left.
     for extra in (0..1_000).step_by(50) {
         let limits = Limits {
             bytes: SESSION + 2 * STREAM + extra,

@@ -19,7 +19,7 @@ async fn a_fin_behind_unread_bytes_is_detected() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     drop(client);
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
     assert!(peer.is_closed());
 }
 
@@ -32,7 +32,7 @@ async fn a_reset_behind_unread_bytes_is_detected() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     reset(client);
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_half_close_counts_as_closed() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     client.shutdown().await.unwrap();
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn unread_data_wakes_no_task() {
 
     drop(client);
     let wakes = closed.wakes.clone();
-    within("the peer to go", closed).await;
+    within("the peer to close", closed).await;
     assert_eq!(wakes.count.load(Ordering::SeqCst), 1);
 }
 
@@ -200,5 +200,5 @@ async fn a_shut_down_write_side_is_not_the_peer() {
     assert!(closed.poll_once().is_pending());
 
     drop(client);
-    within("the peer to go", closed).await;
+    within("the peer to close", closed).await;
 }

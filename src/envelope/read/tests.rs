@@ -744,7 +744,7 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The body with every string emptied, found by reading forward.
+/// Returns the body with every string emptied.
 fn without_text(body: &[u8]) -> Vec<u8> {
     let mut bare = Vec::new();
     let mut inside = false;
@@ -764,7 +764,7 @@ fn without_text(body: &[u8]) -> Vec<u8> {
     bare
 }
 
-// The reference: no spans, no cursor, and the id rule in the words of rmcp.
+// The reference, which uses neither spans nor a cursor. Its rule for ids is that of rmcp.
 
 fn reference(whole: &Value) -> Option<Message<'_>> {
     let message = whole.as_object().filter(|it| has_plain_keys(it))?;
@@ -923,7 +923,7 @@ fn params_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A value of the kind that belongs here, or now and then any other.
+/// Usually a value of the expected kind, and sometimes any other value.
 fn mostly<T: Into<Value>>(usual: impl Strategy<Value = T>) -> impl Strategy<Value = Value> {
     prop_oneof![9 => usual.prop_map(Into::into), 1 => json_value()]
 }
@@ -933,7 +933,7 @@ fn id_value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         any::<i32>().prop_map(|id| Value::from(f64::from(id))),
         any::<u64>().prop_map(Value::from),
-        // Not so large that `serde_json` could misread one of these as an integer.
+        // Small enough that `serde_json` does not misread one of these as an integer.
         (-1e6..1e6).prop_map(Value::from),
         ".{0,6}".prop_map(Value::from),
         "[0-9]{1,3}".prop_map(Value::from),

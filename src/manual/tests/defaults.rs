@@ -19,7 +19,7 @@ const PAGE: &str = include_str!("../defaults.md");
 const GRACE: &str = "grace of a call that its client can resume";
 const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace";
 
-/// Where the code has what no type shows: a row, and the constant that it is about.
+/// The rows whose value is a private constant, with the constant's file and name.
 const CONSTANTS: [(&str, &str, &str); 12] = [
     (
         "time for the network that a grace leaves after `retry`",
@@ -83,7 +83,7 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
     ),
 ];
 
-/// Each row's name and its value, as they are rendered.
+/// Returns the name and the value of each row, as they are rendered.
 fn rows() -> Vec<(&'static str, &'static str)> {
     let tables = tables(PAGE).into_iter();
     let rows = tables.flat_map(|table| table[2..].to_vec());
@@ -113,7 +113,7 @@ fn limits() -> [(&'static str, Number); 5] {
     ]
 }
 
-/// What is behind features has rows whatever features are on.
+/// The rows of optional features. They exist whichever features are enabled.
 const OF_FEATURES: [&str; 5] = [
     "time after which an unused session is closed",
     "`DeadPeer`: silence before the first probe",
@@ -179,7 +179,7 @@ fn the_grace_of_the_defaults_page_is_that_of_the_code() {
     }
     assert_eq!(grace(longest), page.at(longest));
     assert_eq!(grace(2 * longest), page.at(longest));
-    // What comes after that counts once.
+    // A longer `retry` counts once.
     assert_eq!(grace(9 * longest), 9 * longest + Duration::from_secs(5));
 }
 

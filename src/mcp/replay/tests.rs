@@ -81,7 +81,7 @@ fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
     assert_eq!(last, serde_json::to_value(&message).unwrap());
 }
 
-/// Returns answers that have this text in each place where a text may be.
+/// Returns one answer for each place that may have a text, with this text there.
 fn places(text: &str) -> Vec<Value> {
     let with = |mut of: Value, key: &str, value: Value| {
         of[key] = value;

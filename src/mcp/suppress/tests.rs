@@ -146,7 +146,7 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
     JsonRpcMessage::response(nothing, NumberOrString::Number(id))
 }
 
-/// The ids of all answers that are waiting.
+/// Returns the ids of all waiting answers.
 fn answers(suppressed: &Suppressed) -> Vec<i64> {
     let answers = std::iter::from_fn(|| suppressed.error_reply());
     let ids = answers.map(|answer| match answer {

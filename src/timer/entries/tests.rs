@@ -94,8 +94,8 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
 /// Two timer tasks may run at once, and one of them sleeps without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
-    struct DropsNext(Arc<Timer>, OnceLock<TimerHandle>);
-    impl OnDeadline for DropsNext {
+    struct RunsOthers(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for RunsOthers {
         fn on_deadline(
             &self,
             lateness: &LatenessTracker,
@@ -111,16 +111,16 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     }
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let looking = Arc::new(DropsNext(timer.clone(), OnceLock::new()));
-    let weak: Weak<DropsNext> = Arc::downgrade(&looking);
-    assert!(looking.1.set(timer.set(now, weak)).is_ok());
+    let target = Arc::new(RunsOthers(timer.clone(), OnceLock::new()));
+    let weak: Weak<RunsOthers> = Arc::downgrade(&target);
+    assert!(target.1.set(timer.set(now, weak)).is_ok());
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(timer.entries().next_wake, Some(now + MINUTE));
-    drop(looking);
+    drop(target);
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A callback that does not return delays no other entry: the others are not taken out yet.
+/// A callback that does not return delays no other entry, because the other entries are still queued.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     struct SlowCallback(Arc<Timer>, OnceLock<TimerHandle>);
@@ -174,14 +174,14 @@ fn a_callback_that_panics_affects_no_other_entry() {
 #[test]
 fn the_count_of_rechecks_restarts_after_a_use() {
     #[derive(Default)]
-    struct RearmedInUse(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
-    impl OnDeadline for RearmedInUse {
+    struct RearmedTarget(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
+    impl OnDeadline for RearmedTarget {
         fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
             let now = lateness.now();
-            let (used, callbacks) = &mut *self.0.lock().expect("no panic");
+            let (is_used, callbacks) = &mut *self.0.lock().expect("no panic");
             callbacks.push(timeliness);
             match timeliness {
-                _ if *used => Some(Rearm::At(now + MINUTE)),
+                _ if *is_used => Some(Rearm::At(now + MINUTE)),
                 Timeliness::OnTime => None,
                 Timeliness::Late | Timeliness::Delayed => Some(Rearm::Soon),
             }
@@ -189,13 +189,13 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     }
     let timer = Arc::new(Timer::new());
     let mut now = Instant::now();
-    let stream = Arc::new(RearmedInUse::default());
-    let weak: Weak<RearmedInUse> = Arc::downgrade(&stream);
+    let stream = Arc::new(RearmedTarget::default());
+    let weak: Weak<RearmedTarget> = Arc::downgrade(&stream);
     assert!(stream.1.set(timer.set(now, weak)).is_ok());
     let uses = [(5, false), (20, true), (MAX_RECHECKS + 1, false)];
-    for (callbacks, used) in uses {
+    for (callbacks, is_used) in uses {
         for _ in 0..callbacks {
-            stream.0.lock().expect("no panic").0 = used;
+            stream.0.lock().expect("no panic").0 = is_used;
             now = next(&timer).expect("not over") + 2 * RECHECK_TOLERANCE;
             timer.run_expired_now(now);
         }
@@ -238,7 +238,7 @@ impl SeveralDeadlines {
         observed.iter().map(|(at, _)| *at).collect()
     }
 
-    fn rearm(&self, within: &[Instant], next: Option<Instant>) {
+    fn set_next(&self, within: &[Instant], next: Option<Instant>) {
         *self.next.lock().expect("no panic") = (within.to_vec(), next.map(Rearm::At));
     }
 }
@@ -298,7 +298,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
         let at = |minutes: &u32| start + *minutes * MINUTE;
         let several = SeveralDeadlines::timed(&timer, at(&1));
         let within: Vec<_> = within.iter().map(at).collect();
-        several.rearm(&within, says.as_ref().map(at));
+        several.set_next(&within, says.as_ref().map(at));
         sleep(10 * MINUTE).await;
         let callbacks: Vec<_> = callbacks.iter().map(at).collect();
         assert_eq!(several.callbacks(), callbacks);
@@ -316,7 +316,7 @@ fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     several.by(now + MINUTE);
     let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
     assert_eq!((several.callbacks(), other), (vec![now + MINUTE], None));
-    several.rearm(&[], Some(now + 2 * MINUTE));
+    several.set_next(&[], Some(now + 2 * MINUTE));
     let requeue = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
     timer.update(|entries| entries.requeue(id, &requeue));
     assert_eq!(timer.entries().next_wake, Some(now + 2 * MINUTE));

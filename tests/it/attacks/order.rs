@@ -35,16 +35,16 @@ async fn no_order_of_layers_lets_a_client_cancel_the_call_of_another() {
         for mode in SessionMode::ALL {
             let bench = Bench::new(mode, build).await;
             let accepts = [("accept-encoding", "gzip")];
-            let (victim, stranger) = (bench.client(&accepts).await, bench.client(&accepts).await);
+            let (victim, attacker) = (bench.client(&accepts).await, bench.client(&accepts).await);
             let mut call = victim.call(7, "hold", json!({ "label": "victim" })).await;
             bench.witness.started("victim").await;
 
-            let same = stranger.call(7, "hold", json!({ "label": "same" })).await;
+            let same = attacker.call(7, "hold", json!({ "label": "same" })).await;
             bench.witness.started("same").await;
             same.fin();
-            stranger.cancel(7).await;
-            stranger.resume("0/0").await.rst();
-            stranger.delete().await;
+            attacker.cancel(7).await;
+            attacker.resume("0/0").await.rst();
+            attacker.delete().await;
             let mut echo = victim.call("echo", "echo", json!({ "text": "hi" })).await;
             echo.reply().await;
 

@@ -77,7 +77,7 @@ struct Middleware {
     trait_of: Trait,
 }
 
-/// What is special about a middleware.
+/// A property of a middleware that changes what is expected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trait {
     None,
@@ -103,7 +103,7 @@ enum Http {
     Two,
 }
 
-/// What happens to the call.
+/// The scenario of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
     Completes,

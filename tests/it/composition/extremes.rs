@@ -57,7 +57,7 @@ const WORK: Duration = Duration::from_millis(100);
 /// Work of a call whose client disconnects and returns.
 const LONG_WORK: Duration = Duration::from_secs(10);
 
-/// How long that client is connected, and then away. Less than the reconnect delay of rmcp (3 s).
+/// How long that client is connected, and then disconnected. Less than the reconnect delay of rmcp (3 s).
 const ABSENCE: Duration = Duration::from_secs(1);
 
 /// Work of a call whose client disconnects for good.
@@ -491,7 +491,7 @@ impl World {
         };
         if cell.server.has_sessions() {
             let is_there = world.connect().await;
-            assert!(is_there || cell.loses_sessions(), "its session is over");
+            assert!(is_there || cell.loses_sessions(), "its session has ended");
             return is_there.then_some(world);
         }
         Some(world)

@@ -151,14 +151,14 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;
     detached_call(&setup, &mcp).await;
-    let stranger = setup.mcp().await;
+    let other_client = setup.mcp().await;
     setup
-        .start_call(&stranger, 1, "hold", "strange")
+        .start_call(&other_client, 1, "hold", "other")
         .await
         .fin();
     clock.advance(GRACE / 2).await;
 
-    let mut resumed = stranger.resume(FIRST_EVENT).await;
+    let mut resumed = other_client.resume(FIRST_EVENT).await;
 
     assert_eq!(resumed.head().await.status, 200);
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;

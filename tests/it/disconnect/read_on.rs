@@ -88,7 +88,7 @@ fn chattering_after(cue: Arc<Notify>) -> Scripted {
             cue.notified().await;
             for event in 1..=MANY {
                 let sent = progress(&context, event).await;
-                sent.expect("the session takes it");
+                sent.expect("the session accepts it");
             }
             Ok("done".to_owned())
         }

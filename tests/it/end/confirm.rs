@@ -1,4 +1,4 @@
-//! A callback is asked before an orphan is cancelled.
+//! A callback must confirm the cancel of an orphan.
 //!
 //! The clock is stopped and moves only when a test advances it.
 
@@ -21,10 +21,10 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(1);
 
-/// Maximum time for the callback's answer.
+/// Maximum time for the callback's decision.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the clock is watched after a cancel was confirmed.
+/// Time after a confirmed cancel in which the layer checks whether its runtime stalled.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -44,12 +44,12 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is_refused,
 });
 
-// The layer alone does not see the answer of a call whose client is away.
+// The layer alone cannot observe the answer of a call whose client is disconnected.
 for_servers!([wrapped_session = Wrapped] {
     an_answer_of_the_call_ends_the_confirmation,
 });
 
-/// Receives the callback's questions, which the test answers at any time.
+/// Receives the pending confirmations, which the test answers at any time.
 struct Confirmations(mpsc::UnboundedReceiver<PendingConfirmation>);
 
 struct PendingConfirmation {
@@ -112,7 +112,7 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
         What::Ended(ORPHANED),
     ];
     assert_eq!(setup.events.of(&mcp, 1), events);
-    assert!(confirmations.is_empty(), "it is asked once");
+    assert!(confirmations.is_empty(), "one confirmation is requested");
 }
 
 async fn a_postponed_call_waits_and_is_confirmed_again(server: Server) {

@@ -191,7 +191,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 
         let waits = timeout(Duration::from_millis(200), &mut drain).await;
 
-        assert!(waits.is_err(), "the answer is on its way: {waits:?}");
+        assert!(waits.is_err(), "the answer is being sent: {waits:?}");
         let_on.send(true).expect("it is held");
         let (answer, report) = tokio::join!(call.answer(), drain);
         assert_eq!(answer.expect("the answer")["id"], 1, "{is_resumed}");

@@ -237,7 +237,7 @@ async fn no_retained_answer_reaches_a_restored_session() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     cut(&setup, &mcp, 2, "lost").await;
     let Sessions::Wrapped(sessions) = &setup.sessions else {
-        panic!("the wrapper was asked for");
+        panic!("the wrapper is in use");
     };
     // Bypasses the wrapper, as an idle timer of the inner manager or a crash does.
     let session = mcp.session_id().expect("a session").into();

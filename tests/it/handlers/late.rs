@@ -33,7 +33,7 @@ async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
     setup.start_call(&mcp, 7, "any", "cancelled").await.fin();
 
     assert!(setup.witness.ended("cancelled").await.is_completed());
-    let refused = within("the fate of its request", refusals.recv()).await;
+    let refused = within("the result of its request", refusals.recv()).await;
     let error = refused.expect("the handler reports it");
     assert!(error.contains("the call is cancelled"), "{error}");
     assert_eq!(until_last(&mut standalone).await, [] as [Value; 0]);

@@ -129,8 +129,8 @@ async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
     }
 }
 
-/// The layer alone cannot see that the call completed while its client was away. rmcp has lost the answer, so every
-/// resume gets an empty stream. In the end the client gets the error and stops polling.
+/// The layer alone cannot observe that the call completed while its client was disconnected. rmcp has lost the answer,
+/// so every resume gets an empty stream. In the end the client gets the error and stops polling.
 #[tokio::test]
 async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let poll = Duration::from_secs(3);

@@ -145,11 +145,11 @@ async fn a_late_answer_repeats_the_id_that_the_client_named() {
 #[tokio::test]
 async fn a_late_answer_is_for_its_own_session_only() {
     let setup = with_grace(Server::Wrapped).start().await;
-    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (mcp, other_client) = (setup.mcp().await, setup.mcp().await);
     cut(&setup, &mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
 
-    assert_eq!(events(&stranger, FIRST_EVENT).await, []);
+    assert_eq!(events(&other_client, FIRST_EVENT).await, []);
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 

@@ -73,7 +73,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Delay after which the layer checks a deadline again that it noticed late. `RECHECK_TOO_LATE` is more than such a check
+/// Delay after which the layer rechecks a deadline that it handled late. `RECHECK_TOO_LATE` is more than such a check
 /// may be late.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 const RECHECK_TOO_LATE: Duration = Duration::from_millis(30);
@@ -158,7 +158,7 @@ impl ServerHandler for FloodTool {
     }
 }
 
-/// Like [`FloodTool`], with a tool that notes its start and its cancel.
+/// Like [`FloodTool`], with a tool that records its start and its cancel.
 #[derive(Clone, Default)]
 struct RecordingTool {
     floods: FloodTool,
@@ -687,7 +687,7 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// Whether its client is connected or not.
+/// The same, whether or not the client is connected.
 #[tokio::test]
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
@@ -1114,7 +1114,10 @@ async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only(
 
     assert!(whole(response).await.contains("id: 0/0"));
 
-    assert!(gated.on_event_store.lock().unwrap().is_none(), "asked");
+    assert!(
+        gated.on_event_store.lock().unwrap().is_none(),
+        "the callback has run"
+    );
     assert_eq!(log.ends(&number(1)), [Outcome::Completed]);
     let resumed = whole(send(&app, resume(&session, "0/0")).await).await;
     assert!(resumed.contains(r#""text":"done""#), "{resumed:?}");
@@ -1140,7 +1143,10 @@ async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained(
     }));
 
     let _brought = whole(resumed).now_or_never().unwrap();
-    assert!(gated.on_event_store.lock().unwrap().is_none(), "asked");
+    assert!(
+        gated.on_event_store.lock().unwrap().is_none(),
+        "the callback has run"
+    );
     waits.0.notify_one();
     yield_until_idle().await;
     clock.advance(2 * GRACE).await;

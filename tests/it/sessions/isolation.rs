@@ -96,9 +96,9 @@ async fn a_cancel_notification_of_another_client_changes_nothing(server: Server)
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = Mcp::stateless(setup.served.addr, PATH);
+    let attacker = Mcp::stateless(setup.served.addr, PATH);
 
-    let status = stranger.cancel(7).await;
+    let status = attacker.cancel(7).await;
 
     // A server with sessions requires one. A server without sessions ignores notifications.
     assert_eq!(status, if server.has_sessions() { 400 } else { 202 });
@@ -109,11 +109,11 @@ async fn a_cancel_notification_from_another_session_changes_nothing(server: Serv
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = setup.mcp().await;
+    let attacker = setup.mcp().await;
 
-    assert_eq!(stranger.cancel(7).await, 202);
+    assert_eq!(attacker.cancel(7).await, 202);
 
-    setup.assert_usable(&stranger).await;
+    setup.assert_usable(&attacker).await;
     assert_untouched(&setup, &mcp, call).await;
 }
 
@@ -133,8 +133,8 @@ async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_sessio
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = sessionless_beside(&mcp, &setup);
-    let mut other = setup.start_call(&stranger, 7, "hold", "other").await;
+    let attacker = sessionless_beside(&mcp, &setup);
+    let mut other = setup.start_call(&attacker, 7, "hold", "other").await;
     assert_eq!(setup.calls.len(), 2);
 
     setup.assert_completes("other", &mut other).await;
@@ -148,12 +148,12 @@ async fn a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = sessionless_beside(&mcp, &setup);
-    let other = setup.start_call(&stranger, 7, "hold", "other").await;
+    let attacker = sessionless_beside(&mcp, &setup);
+    let other = setup.start_call(&attacker, 7, "hold", "other").await;
 
     other.fin();
 
-    assert_eq!(setup.events.ended(&stranger, 7).await, DISCONNECTED);
+    assert_eq!(setup.events.ended(&attacker, 7).await, DISCONNECTED);
     assert!(setup.witness.ended("other").await.is_cancelled());
     assert_untouched(&setup, &mcp, call).await;
 }
@@ -183,7 +183,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
     let mut refused = unauthorized(&setup, &mcp).await;
 
     assert_eq!(refused.head().await.status, 401);
-    setup.exchanges.over_for("stranger").await;
+    setup.exchanges.over_for("attacker").await;
     let unread = What::UnparsedBody(ParseFailure::NotRead);
     assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
     assert_untouched(&setup, &mcp, call).await;
@@ -202,9 +202,9 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     refusal.due.notify_one();
 
     assert_eq!(refused.head().await.status, 401);
-    setup.exchanges.over_for("stranger").await;
-    let of_stranger = [What::Started, What::Ended(Outcome::Failed)];
-    assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+    setup.exchanges.over_for("attacker").await;
+    let of_attacker = [What::Started, What::Ended(Outcome::Failed)];
+    assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
 /// The call never reached the manager of its session, so no cancel is sent.
@@ -239,12 +239,12 @@ async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
 
     refused.fin();
 
-    setup.exchanges.over_for("stranger").await;
-    let of_stranger = [What::Started, What::Ended(never_accepted(server))];
-    assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+    setup.exchanges.over_for("attacker").await;
+    let of_attacker = [What::Started, What::Ended(never_accepted(server))];
+    assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
-/// The stranger's request might become a call that the cancel would hit.
+/// The attacker's request might become a call that the cancel would hit.
 async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(server: Server) {
     let refusal = Refusal::default();
     let plan = Plan::of(server).inside(refusal.clone().after_reading());
@@ -412,22 +412,27 @@ async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
     let untouched = if setup.server.has_sessions() {
         setup.events.of(mcp, 7)
     } else {
-        // This would also find the calls of strangers, and there are none.
+        // This would also find the calls of attackers, and there are none.
         setup.events.all()
     };
     assert_eq!(untouched, [What::Started]);
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
-/// The same, but `strange` are events of a stranger's call with the victim's session and id.
+/// The same, but `attacker_events` are events of an attacker's call with the victim's session and id.
 ///
 /// The handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
-async fn assert_untouched_beside(setup: &Setup, mcp: &Mcp, call: Connection, strange: &[What]) {
+async fn assert_untouched_beside(
+    setup: &Setup,
+    mcp: &Mcp,
+    call: Connection,
+    attacker_events: &[What],
+) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("victim"));
     assert!(!setup.tokens.of("victim").is_cancelled());
     assert_eq!(setup.calls.len(), 1);
-    let before = [&[What::Started], strange].concat();
+    let before = [&[What::Started], attacker_events].concat();
     assert_eq!(setup.events.of(mcp, 7), before);
 
     call.fin();
@@ -455,12 +460,12 @@ async fn authorized(setup: &Setup) -> Mcp {
     mcp.header("authorization", "Bearer owner").connect().await
 }
 
-/// Sends a stranger's call with the session and the id of the call `victim`.
+/// Sends an attacker's call with the session and the id of the call `victim`.
 async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
-    let stranger = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
-    let stranger = stranger.header(EXCHANGE, "stranger");
-    stranger
-        .call(7, "hold", json!({ "label": "stranger" }))
+    let attacker = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
+    let attacker = attacker.header(EXCHANGE, "attacker");
+    attacker
+        .call(7, "hold", json!({ "label": "attacker" }))
         .await
 }
 

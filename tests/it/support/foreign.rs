@@ -103,7 +103,11 @@ impl Foreign {
 
     /// Returns the token of the first request.
     pub(crate) fn token(&self) -> CallToken {
-        self.token.lock().unwrap().clone().expect("it was asked")
+        self.token
+            .lock()
+            .unwrap()
+            .clone()
+            .expect("a request has arrived")
     }
 
     /// Plans an act for the moment at which the server gets the next request.

@@ -112,7 +112,7 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             }
             continue;
         }
-        // The call completed while its client was away.
+        // The call completed while its client was disconnected.
         if story.server == Server::LayerOnly {
             break;
         }
@@ -170,7 +170,7 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
         _ => return Some(format!("its end is not reported: {:?}", its.reports)),
     };
     let is_right = match its.handler {
-        // The layer alone does not see an answer whose client is away.
+        // The layer alone cannot observe an answer whose client is disconnected.
         Some((_, HandlerEnd::Completed)) => {
             outcome == Outcome::Completed || story.server == Server::LayerOnly
         }
@@ -180,7 +180,7 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
     (!is_right).then(|| format!("{outcome:?} is reported of {:?}", its.handler))
 }
 
-// === impl Away ===
+// === impl Detachment ===
 
 impl Detachment<'_> {
     /// Returns the time at which the call is cancelled, if its client is not back and has no answer by `until`.

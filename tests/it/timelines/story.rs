@@ -47,7 +47,7 @@ pub(super) struct Loss {
     /// How long the client stays connected before the loss.
     pub(super) stays: Duration,
     pub(super) how: How,
-    /// How long the client stays away.
+    /// How long the client stays disconnected.
     pub(super) away: Duration,
 }
 
@@ -138,7 +138,7 @@ impl Story {
         story
     }
 
-    /// Returns roughly how long a client may stay away.
+    /// Returns roughly how long a client may stay disconnected.
     fn max_absence(&self) -> Duration {
         let retry = self.retry.unwrap_or_default();
         match self.grace {
@@ -156,7 +156,7 @@ impl CallStory {
         let losses: Vec<_> = (0..losses).map(|_| Loss::roll(dice, story)).collect();
         let ends_in = &losses[..=(dice.roll() % losses.len() as u64) as usize];
         let lasts = match dice.roll() % 4 {
-            // The call completes while its client is away.
+            // The call completes while its client is disconnected.
             0 | 1 => {
                 let passed: Duration = ends_in.iter().map(|loss| loss.stays + loss.away).sum();
                 let away = ends_in.last().map_or(Duration::ZERO, |loss| loss.away);

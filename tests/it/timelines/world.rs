@@ -33,7 +33,7 @@ const VERSION: &str = "2025-11-25";
 /// Longer than every other time here.
 const VERY_LONG: Duration = Duration::from_secs(7 * 24 * 3_600);
 
-/// How long after the expected answer a client stops its requests, once it has played all its losses.
+/// Time after the expected answer at which a client stops resuming, once all its losses have happened.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The record of a played story.
@@ -313,7 +313,7 @@ impl World {
                     break;
                 }
             };
-            // Like SDKs, if the story has no time for it.
+            // As SDKs do, if the story has no time for the resume.
             let resume_time = known.retry.or(self.retry).unwrap_or(Duration::from_secs(3));
             sleep(loss.map_or(resume_time, |loss| loss.away)).await;
             let last = [("last-event-id", event_id.as_str())];

@@ -143,7 +143,7 @@ impl Held {
     }
 }
 
-// === impl Over ===
+// === impl ExchangeCounter ===
 
 impl ExchangeCounter {
     fn new() -> Self {

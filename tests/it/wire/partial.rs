@@ -62,7 +62,7 @@ enum Serves {
     NeverAnswers,
 }
 
-/// What becomes of the call.
+/// The expected outcome of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Ends(Outcome),

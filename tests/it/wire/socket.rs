@@ -138,7 +138,7 @@ fn spawn(server: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(server);
 }
 
-// === impl Deaf ===
+// === impl NonReadingServer ===
 
 impl NonReadingServer {
     async fn serve() -> Self {

@@ -236,7 +236,7 @@ impl Log {
         let line = Line { at: now(), fact };
         let mut text = serde_json::to_vec(&line).expect("a fact is JSON");
         text.push(b'\n');
-        (&*self.0).write_all(&text).expect("the log takes a line");
+        (&*self.0).write_all(&text).expect("the log can be written");
     }
 }
 

@@ -322,7 +322,7 @@ impl Log {
     }
 }
 
-// === impl Wanted ===
+// === impl FailedWait ===
 
 impl fmt::Display for FailedWait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -392,7 +392,7 @@ impl State {
     }
 }
 
-// === impl Dials ===
+// === impl Connector ===
 
 impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -406,7 +406,7 @@ impl Dialer for Connector {
     }
 }
 
-// === impl Listens ===
+// === impl PeerListener ===
 
 impl Listener for PeerListener {
     type Stream = Socket;

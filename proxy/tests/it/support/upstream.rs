@@ -90,7 +90,7 @@ fn accept(listener: TcpListener, give: mpsc::UnboundedSender<ReceivedRequest>) -
     })
 }
 
-// === impl Asked ===
+// === impl ReceivedRequest ===
 
 impl ReceivedRequest {
     /// Reads a request. Returns `None` if its client disconnects before it is complete.

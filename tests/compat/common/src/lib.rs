@@ -77,11 +77,11 @@ struct Case {
 /// Whether the client resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Story {
-    /// It does not.
+    /// The client never resumes.
     Disconnects,
-    /// It resumes while the call runs.
+    /// The client resumes while the call runs.
     Resumes,
-    /// It resumes after the call has ended.
+    /// The client resumes after the call has ended.
     ResumesLate,
 }
 
@@ -304,7 +304,7 @@ impl Case {
     }
 }
 
-// === impl Fate ===
+// === impl Outcome ===
 
 impl Outcome {
     fn describe(self, detection_time: Duration) -> String {

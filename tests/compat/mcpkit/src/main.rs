@@ -24,7 +24,7 @@ async fn serve(setup: Setup) -> SocketAddr {
     setup.serve(router.into_router()).await
 }
 
-// === impl Works ===
+// === impl Server ===
 
 impl ServerHandler for Server {
     fn server_info(&self) -> ServerInfo {

@@ -62,7 +62,7 @@ async fn serve(setup: Setup) -> SocketAddr {
         .await
 }
 
-// === impl Works ===
+// === impl Server ===
 
 #[async_trait::async_trait]
 impl ServerHandler for Server {

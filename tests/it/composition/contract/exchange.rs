@@ -47,7 +47,7 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tokens(Arc<Mutex<Option<CallToken>>>);
 
-/// What a destructor saw of the token when it ran. Clones share it.
+/// What a destructor found in the token when it ran. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TokenAtDrop(Arc<Mutex<Option<Option<CancelReason>>>>);
 
@@ -179,7 +179,7 @@ impl Tokens {
     }
 }
 
-// === impl LastWords ===
+// === impl TokenAtDrop ===
 
 impl TokenAtDrop {
     /// Returns `None` before the destructor has run, and then what it found in the token.
@@ -188,7 +188,7 @@ impl TokenAtDrop {
     }
 }
 
-// === impl Dying ===
+// === impl RecordsTokenOnDrop ===
 
 impl RecordsTokenOnDrop {
     pub(super) fn new(token: CallToken, at_drop: &TokenAtDrop) -> Self {

@@ -158,7 +158,7 @@ fn a_call_is_exempt_if_any_of_several_closures_returns_true() {
         assert_eq!(effect_of(layer).grace, None);
     }
     for layer in in_any_order(hold, |layer| layer.exempt(is_broken)) {
-        assert_eq!(effect_of(layer).grace, None, "the other was asked");
+        assert_eq!(effect_of(layer).grace, None, "the other closure was called");
     }
     let none = layer().exempt(is_other).exempt(is_broken).exempt(is_other);
     let effect = effect_of(none.grace(Grace::After(GRACE)));

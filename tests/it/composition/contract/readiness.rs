@@ -51,9 +51,14 @@ impl Service<Request<TeeBody<Full<Bytes>>>> for ScriptedReadiness {
     type Future = Ready<Result<Self::Response, Broken>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Readiness {
-        assert!(!self.is_clone, "the layered service itself is asked");
+        assert!(
+            !self.is_clone,
+            "`poll_ready` of the layered service itself is called"
+        );
         let mut answers = self.answers.lock().expect("no panic before");
-        answers.pop_front().expect("not asked more often")
+        answers
+            .pop_front()
+            .expect("`poll_ready` is not called more often")
     }
 
     fn call(&mut self, _: Request<TeeBody<Full<Bytes>>>) -> Self::Future {

@@ -32,7 +32,7 @@ async fn every_method_of_rmcps_trait_is_forwarded() {
         wire.notify(method, params);
     }
     let all = async {
-        // Notifications have no answer to wait for. One of the `on_` methods handles a request.
+        // Notifications have no answer. One of the `on_` methods handles a request.
         while log
             .names()
             .iter()

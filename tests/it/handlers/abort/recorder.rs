@@ -148,7 +148,7 @@ pub(super) fn versions() -> [ProtocolVersion; 2] {
     [ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28]
 }
 
-// === impl Heard ===
+// === impl MethodLog ===
 
 impl MethodLog {
     pub(super) fn names(&self) -> BTreeSet<String> {

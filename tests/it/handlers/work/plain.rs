@@ -38,7 +38,10 @@ async fn a_response_that_was_read_needs_no_clean_up() {
     assert_eq!(reply.text(), "done");
     assert_eq!(next(&mut reports).await, Report::Begun);
     drop(served);
-    assert_eq!(within("the routes to go", reports.recv()).await, None);
+    assert_eq!(
+        within("the routes to be dropped", reports.recv()).await,
+        None
+    );
 }
 
 async fn next(reports: &mut mpsc::UnboundedReceiver<Report>) -> Report {

@@ -113,9 +113,9 @@ async fn a_cancel_is_never_an_error(server: Server) {
     cut(&setup, &mcp).await;
     let _late = setup.start_call(&mcp, 2, "hold", "b").await;
     let _closed = setup.start_call(&mcp, 3, "hold", "c").await;
-    let stranger = mcp.call("d", "hold", json!({ "label": "d" })).await;
+    let last = mcp.call("d", "hold", json!({ "label": "d" })).await;
     setup.witness.started("d").await;
-    stranger.rst();
+    last.rst();
     clock.advance(GRACE + TICK).await;
     setup.events.ended(&mcp, 1).await;
     clock.advance(GRACE).await;

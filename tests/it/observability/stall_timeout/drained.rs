@@ -358,7 +358,10 @@ async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second()
     assert_eq!(report.cancelled, 1);
     assert!(rest(&mut body).await.contains("-32800"));
     let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));
-    assert!(!log.events().iter().any(failed), "it may still take it");
+    assert!(
+        !log.events().iter().any(failed),
+        "the server may still accept the cancel"
+    );
     sleep(10 * SECOND).await;
     assert!(log.events().iter().any(failed));
 }

@@ -133,7 +133,10 @@ impl Client {
 
 impl Server {
     async fn next_request(&mut self) -> ReceivedRequest {
-        self.next_request.recv().await.expect("the client asks")
+        self.next_request
+            .recv()
+            .await
+            .expect("a request of the client")
     }
 
     /// Answers the next request with a stream.
@@ -146,7 +149,7 @@ impl Server {
     }
 }
 
-// === impl Asked ===
+// === impl ReceivedRequest ===
 
 impl ReceivedRequest {
     fn token(&self) -> CallToken {

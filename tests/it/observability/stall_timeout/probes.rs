@@ -174,7 +174,10 @@ fn without_a_runtime_all_options_are_without_effect() {
     let (client, mut server) = between(&layer);
     let mut sent = Box::pin(client.send(call()));
     assert!(sent.as_mut().now_or_never().is_none());
-    let next_request = server.next_request().now_or_never().expect("it was asked");
+    let next_request = server
+        .next_request()
+        .now_or_never()
+        .expect("a request of the layer");
     let (feed, body) = Feed::new();
     next_request.answer(events(body));
     let mut response = sent.now_or_never().expect("it was answered");

@@ -40,7 +40,7 @@ pub(super) struct Recorder {
     pub(super) behaviour: Behaviour,
 }
 
-/// How the manager responds.
+/// The behaviour of the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behaviour {
     /// All methods succeed.

@@ -228,7 +228,7 @@ impl Call {
     }
 }
 
-// === impl Wanted ===
+// === impl FailedWait ===
 
 impl fmt::Display for FailedWait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -24,7 +24,7 @@
 //! Each "must" is extended by the stalls of the processes while an event had to be noticed or handled. It is also
 //! extended by `POSTPONE_TIME` if the layer noticed a deadline more than a second late and therefore postponed it. The
 //! deadline of a grace is extended by 100 ms for each stall, at most ten times, because the layer checks again after
-//! noticing a deadline late. A deaf handler also has its window.
+//! noticing a deadline late. A handler that ignores its token also has the time of `Setup::abort`.
 //!
 //! A call must complete if nothing allows its cancel before its natural end. It must be cancelled if a rule demands
 //! that before its natural end. All other calls may do either. A call whose id was used twice at a time may do
@@ -242,7 +242,7 @@ impl Bounds {
         self.must_by.push(by);
     }
 
-    /// Extends a deadline by the stalls of the machine, and by the window of a deaf handler.
+    /// Extends a deadline by the stalls of the machine. A handler that ignores its token also has the time of `Setup::abort`.
     fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
         let window = call.setup.abort.map_or(0, micros);
         let by = deadline + MARGIN + window;
@@ -268,8 +268,8 @@ fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
     Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
 }
 
-/// The intervals in which none of these streams was open. Each has the next stream's times: when it was opened, and
-/// when it was accepted.
+/// Returns the intervals in which none of these streams was open. Each has the next stream's times: when it was opened,
+/// and when it was accepted.
 fn without_stream(
     streams: impl Iterator<Item = (Micros, Micros, Micros)>,
 ) -> Vec<(Micros, Option<(Micros, Micros)>)> {

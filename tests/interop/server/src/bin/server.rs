@@ -270,7 +270,7 @@ fn answer(cell: &str, bytes: usize) -> String {
 #[tool_handler(router = self.tool_router)]
 impl ServerHandler for Worker {}
 
-// === impl Desk ===
+// === impl StepQueues ===
 
 impl StepQueues {
     fn put(&self, cell: &str, step: Step) {

@@ -1,4 +1,4 @@
-//! A call of a raw client: it asks, reads, disconnects and resumes, and records each step.
+//! A call of a raw client, which sends, reads, disconnects and resumes, and records each step.
 
 use std::{sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ pub(crate) enum ItemKind {
     Answer,
 }
 
-// === impl Calling ===
+// === impl ClientCall ===
 
 impl ClientCall {
     pub(crate) fn new(session: &Arc<Session>, job: &Job, bytes: usize) -> Self {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Clone)]
 pub(crate) struct Worker {
     log: Log,
-    /// With `AbortOnCancel` around it a deaf handler is stopped. No job is deaf elsewhere.
+    /// With `AbortOnCancel`, a handler that ignores its token is stopped. Without it, no job ignores its token.
     tool_router: ToolRouter<Self>,
 }
 
