@@ -183,17 +183,17 @@ fn is_nothing(data: &str) -> Option<bool> {
 
 /// Compares the response with probes to the response without.
 fn probed(text: &[u8], script: &Script, head: Head) {
-    let got = clock::run(through(script, head));
+    let received = clock::run(through(script, head));
     if head == Head::EarlyJson {
         let Some(answer) = Json::parse(text) else {
             return;
         };
-        let (events, failed) = by_sse_stream(&got);
+        let (events, failed) = by_sse_stream(&received);
         let read_by_layer = events
             .first()
             .and_then(|event| Json::parse(event.data.as_deref()?.as_bytes()));
-        assert!(!failed && events.len() == 1, "{got:?}");
-        assert_eq!(read_by_layer, Some(answer), "{got:?}");
+        assert!(!failed && events.len() == 1, "{received:?}");
+        assert_eq!(read_by_layer, Some(answer), "{received:?}");
         return;
     }
     let inner: Vec<Bytes> = script
@@ -202,19 +202,19 @@ fn probed(text: &[u8], script: &Script, head: Head) {
         .map(|(_, frame)| frame.clone())
         .collect();
     assert_eq!(
-        by_sse_stream(&got),
+        by_sse_stream(&received),
         by_sse_stream(&inner),
-        "sse-stream: {got:?}"
+        "sse-stream: {received:?}"
     );
-    assert_eq!(by_sseer(&got), by_sseer(&inner), "sseer: {got:?}");
+    assert_eq!(by_sseer(&received), by_sseer(&inner), "sseer: {received:?}");
     if inner.iter().any(|frame| frame.ends_with(PROBE)) {
         return;
     }
-    let probed_first = got
+    let probed_first = received
         .iter()
         .find(|frame| !frame.is_empty())
         .is_some_and(|frame| frame == PROBE);
-    let passed: Vec<u8> = got
+    let passed: Vec<u8> = received
         .iter()
         .filter(|frame| *frame != PROBE)
         .flatten()
@@ -226,7 +226,7 @@ fn probed(text: &[u8], script: &Script, head: Head) {
         true => text.strip_prefix(MARK).unwrap_or(text),
         false => text,
     };
-    assert_eq!(passed, text, "{got:?}");
+    assert_eq!(passed, text, "{received:?}");
 }
 
 /// The response of the layer to a client that always reads.

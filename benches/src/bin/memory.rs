@@ -199,9 +199,9 @@ impl Bench {
 
     /// One third of the clients disconnects for good, one third stays, one third disconnects and resumes.
     async fn storm(&mut self, count: usize) -> Result<()> {
-        let (never_return, leaving) = self.begin(count / 3).await?;
-        drop(leaving);
-        let (stays, staying) = self.begin(count / 3).await?;
+        let (never_return, disconnecting) = self.begin(count / 3).await?;
+        drop(disconnecting);
+        let (stays, connected) = self.begin(count / 3).await?;
         let (returns, cut) = self.begin(count - 2 * (count / 3)).await?;
         drop(cut);
         self.settle().await;
@@ -217,7 +217,7 @@ impl Bench {
                 self.answer(&returns, back).await?;
             }
         }
-        self.answer(&stays, staying).await?;
+        self.answer(&stays, connected).await?;
         self.rest(GRACE_EXPIRED).await;
         // Ends the calls that the set-up does not cancel.
         self.ledger.release(never_return.number).cancel();

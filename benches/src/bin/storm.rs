@@ -352,12 +352,12 @@ impl Server {
     ) -> Result<Outcome> {
         // With the guard, some clients never receive an answer.
         let is_guard = self.setup == Setup::Guard;
-        let patience = if is_guard { NEVER } else { LIMIT };
+        let limit = if is_guard { NEVER } else { LIMIT };
         let ping = self.pings.worst().as_secs_f64() * 1e3;
         let mut answers = 0;
         for group in &unaffected {
             self.ledger.release(group.number).cancel();
-            let command = format!("answers {} {}", group.number, patience.as_secs());
+            let command = format!("answers {} {}", group.number, limit.as_secs());
             answers += self.clients.ask(&command).await?.parse::<usize>()?;
         }
         let size = |groups: &[Group]| groups.iter().map(|group| group.calls.len()).sum();

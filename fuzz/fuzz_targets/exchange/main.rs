@@ -155,9 +155,9 @@ impl World {
                 }
             }),
             10 => self.on_one(choices, |world, at| {
-                let (slot, gone) = world.open.remove(at);
+                let (slot, disconnected) = world.open.remove(at);
                 world.ledger.holds(slot, Holds::Nothing);
-                world.during(slot, || drop(gone));
+                world.during(slot, || drop(disconnected));
             }),
             11 => advance(Duration::from_millis(u64::from(choices.byte()) * 8)).await,
             12 => advance(Duration::from_millis(u64::from(choices.byte()) * 120)).await,

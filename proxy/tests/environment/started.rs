@@ -233,8 +233,8 @@ impl Started {
             Phase::ClientAway | Phase::AnswerWaits => {
                 let client = self.client.as_ref().expect("a session");
                 let first = self.first_event.as_deref().expect("an id");
-                let mut back = client.resume(first).await;
-                let answer = within("the answer", back.answer()).await;
+                let mut resumed = client.resume(first).await;
+                let answer = within("the answer", resumed.answer()).await;
                 let answer = answer.expect("the answer");
                 assert!(answer["result"].is_object(), "{answer}");
             }

@@ -188,13 +188,13 @@ impl Served {
                     .header("mcp-session-id", "s")
                     .header("mcp-protocol-version", "2025-11-25")
                     .header("last-event-id", &self.first_event);
-                let mut back = Connection::open(self.proxy.addr).await;
-                back.send(&resume).await;
-                assert_eq!(within("a head", back.head()).await.status, 200);
+                let mut resumed = Connection::open(self.proxy.addr).await;
+                resumed.send(&resume).await;
+                assert_eq!(within("a head", resumed.head()).await.status, 200);
                 if phase == Phase::ClientAway {
                     self.answer().await;
                 }
-                let answer = within("the answer", back.answer()).await;
+                let answer = within("the answer", resumed.answer()).await;
                 assert!(answer.expect("the answer")["result"].is_object());
             }
         }

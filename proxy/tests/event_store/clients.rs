@@ -86,8 +86,8 @@ async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server(
         assert_eq!(in_time(waiting).await.unwrap().status, 401);
         server.message(&answer(1)).await;
         let waiting = setup.send(at(resumed(SESSION, &last), own));
-        let mut back = in_time(waiting).await.unwrap();
-        assert_eq!(back.event().await.unwrap().data, answer(1));
+        let mut resumed = in_time(waiting).await.unwrap();
+        assert_eq!(resumed.event().await.unwrap().data, answer(1));
         assert!(setup.arrived.is_empty());
     }
 }
@@ -100,9 +100,9 @@ async fn the_cancel_has_the_url_that_was_accepted_last() {
     let waiting = setup.send(request);
     let _server = setup.next().await.events();
     let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
-    let mut back = resumed(SESSION, &last.unwrap());
-    *back.uri_mut() = "/mcp?key=new".parse().unwrap();
-    let waiting = setup.send(back);
+    let mut resumed = resumed(SESSION, &last.unwrap());
+    *resumed.uri_mut() = "/mcp?key=new".parse().unwrap();
+    let waiting = setup.send(resumed);
     setup.next().await.json(PONG);
     drop(in_time(waiting).await.unwrap());
     let cancel = setup.next().await;
@@ -146,12 +146,12 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
         let waiting = setup.send(other);
         let ping = setup.next().await;
         ping.answer(response(content_type, body));
-        let mut back = in_time(waiting).await.unwrap();
+        let mut resumed = in_time(waiting).await.unwrap();
         let status = if accepted { 200 } else { 403 };
-        assert_eq!(back.status, status, "{content_type} {body:.100}");
+        assert_eq!(resumed.status, status, "{content_type} {body:.100}");
         if accepted {
             server.message(&answer(1)).await;
-            assert_eq!(back.event().await.unwrap().data, answer(1));
+            assert_eq!(resumed.event().await.unwrap().data, answer(1));
         } else {
             let cancel = setup.next().await;
             assert_eq!(cancel.headers["x-api-key"], "owner");
@@ -166,8 +166,8 @@ async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
     let (_client, _server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
     let _unended = setup.next().await.events();
-    let back = tokio::time::timeout(Duration::from_secs(11), waiting).await;
-    assert_eq!(back.unwrap().unwrap().status, 403);
+    let resumed = tokio::time::timeout(Duration::from_secs(11), waiting).await;
+    assert_eq!(resumed.unwrap().unwrap().status, 403);
 }
 
 #[tokio::test(start_paused = true)]

@@ -88,9 +88,12 @@ async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() 
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
-    let gone = tokio::time::Instant::now();
+    let disconnected = tokio::time::Instant::now();
     let cancel = setup.next().await;
-    assert!(gone.elapsed() >= Duration::from_secs(20), "the grace");
+    assert!(
+        disconnected.elapsed() >= Duration::from_secs(20),
+        "the grace"
+    );
     assert!(
         cancel.body.contains("notifications/cancelled"),
         "{}",

@@ -419,8 +419,8 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
     call.head().await;
     let first = call.event().await.expect("an event").id.expect("an id");
     call.fin();
-    let mut back = client.resume(&first).await;
-    back.head().await;
+    let mut resumed = client.resume(&first).await;
+    resumed.head().await;
 
     let calls = get(admin, "/calls.json").await.json();
     assert_eq!(

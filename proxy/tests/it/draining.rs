@@ -93,13 +93,13 @@ async fn a_client_that_resumes_for_its_answer_gets_it() {
         .header("mcp-session-id", "s")
         .header("last-event-id", &last.expect("an id"));
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
-    let mut back = connection.send(&resume).await;
-    assert_eq!(back.head().await.status, 200);
+    let mut resumed = connection.send(&resume).await;
+    assert_eq!(resumed.head().await.status, 200);
 
     proxy.stop();
 
-    assert!(back.answer().await.expect("the answer")["result"].is_object());
-    drop((back, connection));
+    assert!(resumed.answer().await.expect("the answer")["result"].is_object());
+    drop((resumed, connection));
     proxy.ended().await;
 }
 
@@ -127,10 +127,10 @@ async fn a_client_that_was_asked_to_wait_gets_its_answer() {
         .header("accept", "text/event-stream")
         .header("mcp-session-id", "s")
         .header("last-event-id", &last.expect("an id"));
-    let mut back = Connection::open(proxy.addr).await;
-    back.send(&resume).await;
+    let mut resumed = Connection::open(proxy.addr).await;
+    resumed.send(&resume).await;
 
-    assert!(back.answer().await.expect("the answer")["result"].is_object());
+    assert!(resumed.answer().await.expect("the answer")["result"].is_object());
     proxy.ended().await;
 }
 

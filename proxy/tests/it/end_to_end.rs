@@ -275,12 +275,15 @@ async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     let (_program, client) = before(&upstream, &[]).await;
     let (call, last, mut received) = call(&upstream, &client, 7).await;
     call.rst();
-    let mut back = client.resume(&last).await;
-    assert_eq!(back.head().await.status, 200);
+    let mut resumed = client.resume(&last).await;
+    assert_eq!(resumed.head().await.status, 200);
     let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"a":1.0}}"#;
     received.chunk(&format!("data: {answer}\n\n")).await;
     received.end().await;
-    assert_eq!(back.answer_event().await.expect("the answer").data, answer);
+    assert_eq!(
+        resumed.answer_event().await.expect("the answer").data,
+        answer
+    );
 
     let mut late = client.resume(&last).await;
     assert_eq!(late.head().await.status, 200);

@@ -106,9 +106,9 @@ async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
         session.event_with("elicitation/create").await;
         assert_eq!(client.notify(proceed).await, StatusCode::ACCEPTED);
         if first.is_some() {
-            let mut back = Events::of(client.get(first.as_deref()).await);
+            let mut resumed = Events::of(client.get(first.as_deref()).await);
             assert_eq!(
-                back.rest().await,
+                resumed.rest().await,
                 [r#"{"jsonrpc":"2.0","id":1,"result":{}}"#]
             );
         }
@@ -253,8 +253,8 @@ async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
         }
         let second = again.next().await.unwrap();
         assert!(second.data.contains("asked for 3"), "{second:?}");
-        let mut back = Events::of(client.get(first.id.as_deref()).await);
-        assert_eq!(back.next().await.unwrap(), second);
+        let mut resumed = Events::of(client.get(first.id.as_deref()).await);
+        assert_eq!(resumed.next().await.unwrap(), second);
         assert_eq!(
             again.next().await,
             None,

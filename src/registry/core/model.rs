@@ -151,10 +151,10 @@ enum Op {
     Expire {
         end: bool,
     },
-    /// Expires calls `looks` times, each time late.
+    /// Expires calls `checks` times, each time late.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Late {
-        looks: u32,
+        checks: u32,
         and_ms: u64,
     },
 }
@@ -298,8 +298,8 @@ impl Run {
             Op::BeginClose { scope, end } => self.begin_close(scope, end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
-            Op::Late { looks, and_ms } => {
-                for _ in 0..looks {
+            Op::Late { checks, and_ms } => {
+                for _ in 0..checks {
                     self.pass(Pass::Deadline { and_ms });
                     self.expire(true);
                 }

@@ -204,7 +204,7 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     let callbacks = &stream.0.lock().expect("no panic").1;
     let delayed = callbacks
         .iter()
-        .take_while(|look| **look == Timeliness::Delayed);
+        .take_while(|callback| **callback == Timeliness::Delayed);
     assert_eq!(delayed.count(), 5 + 20 + usize::from(MAX_RECHECKS));
     assert_eq!(callbacks.last(), Some(&Timeliness::OnTime));
 }

@@ -98,10 +98,10 @@ async fn a_session_id_on_another_path_is_another_session(server: Server) {
     assert_eq!(detached, 1);
     clock.advance(std::time::Duration::ZERO).await;
     assert!(setup.witness.is_running("victim"));
-    let mut back = victim.resume("0/0").await;
-    assert_eq!(back.head().await.status, 200);
+    let mut resumed = victim.resume("0/0").await;
+    assert_eq!(resumed.head().await.status, 200);
     setup.events.resumed(&victim, ID, 1).await;
-    setup.assert_completes("victim", &mut back).await;
+    setup.assert_completes("victim", &mut resumed).await;
 }
 
 fn beside(router: Router) -> Router {

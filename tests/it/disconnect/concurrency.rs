@@ -64,10 +64,10 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnec
     }
     let (mut left, mut stayed) = (0, 0);
     for round in 0..ROUNDS {
-        let mut staying = start(&setup, &sessions, round, &mut dice).await;
-        let disconnecting = staying.split_off(staying.len() / 2);
+        let mut connected = start(&setup, &sessions, round, &mut dice).await;
+        let disconnecting = connected.split_off(connected.len() / 2);
         left += disconnecting.len();
-        stayed += staying.len();
+        stayed += connected.len();
 
         let disconnected: Vec<_> = disconnecting
             .into_iter()
@@ -79,9 +79,9 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnec
             let outcome = setup.events.ended(&mcp, id).await;
             assert_eq!(outcome, DISCONNECTED, "{label}");
         }
-        assert_eq!(setup.witness.running(), staying.len());
-        assert_eq!(setup.calls.len(), staying.len());
-        for call in &mut staying {
+        assert_eq!(setup.witness.running(), connected.len());
+        assert_eq!(setup.calls.len(), connected.len());
+        for call in &mut connected {
             setup
                 .assert_completes(&call.label, &mut call.connection)
                 .await;

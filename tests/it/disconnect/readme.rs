@@ -26,18 +26,18 @@ fn the_first_program_of_the_readme_is_the_example_quick_start() {
 async fn the_first_program_of_the_readme_stops_its_tool_when_the_grace_of_its_client_ends() {
     let mut server = Example::start("quick_start").await;
     let mcp = Mcp::session(server.addr, PATH).await;
-    let mut leaves = mcp.call(1, "long_sleep", json!({})).await;
-    let mut stays = mcp.call(2, "long_sleep", json!({})).await;
-    for call in [&mut leaves, &mut stays] {
+    let mut disconnecting = mcp.call(1, "long_sleep", json!({})).await;
+    let mut connected = mcp.call(2, "long_sleep", json!({})).await;
+    for call in [&mut disconnecting, &mut connected] {
         assert_eq!(call.head().await.status, 200);
         call.event().await.expect("the priming event");
         assert_eq!(server.next_line().await, "long_sleep begins");
     }
 
-    leaves.fin();
+    disconnecting.fin();
 
     assert_eq!(server.next_line().await, "long_sleep is cancelled");
-    let received = timeout(Duration::from_millis(100), stays.event()).await;
+    let received = timeout(Duration::from_millis(100), connected.event()).await;
     assert!(
         received.is_err(),
         "the other client still waits: {received:?}"

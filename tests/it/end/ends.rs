@@ -176,7 +176,7 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
     let _attached = setup.start_call(&mcp, 1, "hold", "attached").await;
     cut(&setup, &mcp, 2, "detached").await;
-    let mut spared = setup.start_call(&other, 1, "hold", "spared").await;
+    let mut unaffected = setup.start_call(&other, 1, "hold", "spared").await;
     let before = Instant::now();
 
     assert_eq!(mcp.delete().await, 202);
@@ -203,7 +203,7 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
         assert!((drained..=drained + TICK).contains(&waited), "{waited:?}");
     }
     assert_eq!(setup.calls.len(), 1);
-    setup.assert_completes("spared", &mut spared).await;
+    setup.assert_completes("spared", &mut unaffected).await;
     let failed = |what: &What| matches!(what, What::CancelFailed(_));
     assert!(!setup.events.all().iter().any(failed));
 }

@@ -91,17 +91,18 @@ async fn an_answer_that_arrives_too_late_is_ignored() {
 async fn the_requests_of_other_calls_still_reach_their_clients() {
     let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    let (leaving, _) = start_until_request(&setup, &mcp, 1, "roots/list").await;
-    let (mut staying, question) = start_until_request(&setup, &mcp, 2, "elicitation/create").await;
+    let (disconnecting, _) = start_until_request(&setup, &mcp, 1, "roots/list").await;
+    let (mut connected, question) =
+        start_until_request(&setup, &mcp, 2, "elicitation/create").await;
 
-    leaving.fin();
+    disconnecting.fin();
 
     assert_cancelled(result_of(&mut results, "roots/list").await);
     assert!(setup.witness.is_running("elicitation/create"));
     assert_eq!(reply(&mcp, &question).await, 202);
     let answered = result_of(&mut results, "elicitation/create").await;
     assert_eq!(answered.expect("an answer"), json!({ "action": "decline" }));
-    let answer = staying.answer().await.expect("an answer");
+    let answer = connected.answer().await.expect("an answer");
     assert_eq!(answer["result"]["content"][0]["text"], "asked");
 }
 

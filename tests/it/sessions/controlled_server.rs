@@ -691,14 +691,14 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
 #[tokio::test]
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
-    for leaves in [false, true] {
+    for disconnects in [false, true] {
         let gated = Arc::new(GatedManager::new(At::FirstResume));
         let waits = WaitTool::default();
         let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
         let session = open(&app).await;
         let id = cut(&app, &session).await;
         let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
-        hangs.take_if(|_| leaves);
+        hangs.take_if(|_| disconnects);
         let next = started(send(&app, resume(&session, &id))).await;
 
         clock.advance(RESUME_QUEUE_TIMEOUT + TICK).await;

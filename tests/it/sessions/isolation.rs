@@ -71,16 +71,16 @@ for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
 
 async fn a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id(server: Server) {
     let setup = server.start().await;
-    let (leaver, stayer) = (setup.mcp().await, setup.mcp().await);
-    let leaving = setup.start_call(&leaver, 7, "hold", "leaving").await;
-    let mut staying = setup.start_call(&stayer, 7, "hold", "staying").await;
+    let (first_client, second_client) = (setup.mcp().await, setup.mcp().await);
+    let disconnected = setup.start_call(&first_client, 7, "hold", "leaving").await;
+    let mut connected = setup.start_call(&second_client, 7, "hold", "staying").await;
     assert_eq!(setup.calls.len(), 2);
 
-    leaving.fin();
+    disconnected.fin();
 
     assert!(setup.witness.ended("leaving").await.is_cancelled());
     setup.exchanges.over_for("leaving").await;
-    setup.assert_usable(&stayer).await;
+    setup.assert_usable(&second_client).await;
     assert_eq!(setup.calls.len(), 1);
     let expected = if server.has_sessions() {
         vec![What::Started]
@@ -88,8 +88,8 @@ async fn a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_i
         // Neither client has a session, so `of` finds the calls of both.
         vec![What::Started, What::Started, What::Ended(DISCONNECTED)]
     };
-    assert_eq!(setup.events.of(&stayer, 7), expected);
-    setup.assert_completes("staying", &mut staying).await;
+    assert_eq!(setup.events.of(&second_client, 7), expected);
+    setup.assert_completes("staying", &mut connected).await;
 }
 
 async fn a_cancel_notification_of_another_client_changes_nothing(server: Server) {
@@ -390,20 +390,20 @@ fn never_accepted(server: Server) -> Outcome {
 }
 
 /// Starts two calls of one session whose ids look alike, and disconnects the client of the first.
-async fn does_not_affect_a_similar_id(server: Server, leaving: Value, staying: Value) {
+async fn does_not_affect_a_similar_id(server: Server, disconnected: Value, connected: Value) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
-    let first = setup.start_call(&mcp, leaving.clone(), "hold", "leaving");
+    let first = setup.start_call(&mcp, disconnected.clone(), "hold", "leaving");
     let first = first.await;
-    let second = setup.start_call(&mcp, staying.clone(), "hold", "staying");
+    let second = setup.start_call(&mcp, connected.clone(), "hold", "staying");
     let mut second = second.await;
 
     first.fin();
 
-    assert_eq!(setup.events.ended(&mcp, leaving).await, DISCONNECTED);
+    assert_eq!(setup.events.ended(&mcp, disconnected).await, DISCONNECTED);
     assert!(setup.witness.ended("leaving").await.is_cancelled());
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, staying), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, connected), [What::Started]);
     setup.assert_completes("staying", &mut second).await;
 }
 

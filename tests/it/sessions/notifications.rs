@@ -145,11 +145,11 @@ async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Notifications) {
 async fn a_session_is_reported_as_closed_when_the_inner_manager_has_closed_it() {
     let found: Arc<Mutex<Vec<bool>>> = Arc::default();
     let sessions: Arc<OnceLock<Sessions>> = Arc::default();
-    let (seen, looks) = (found.clone(), sessions.clone());
+    let (seen, checks) = (found.clone(), sessions.clone());
     let plan = Plan::of(Server::Wrapped).wrap(move |local| {
         CancellableSessionManager::new(local).on_session(move |event| {
             if let SessionEvent::Closed { session, .. } = event {
-                let sessions = looks.get().expect("it has begun").local();
+                let sessions = checks.get().expect("it has begun").local();
                 let sessions = sessions.sessions.try_read().expect("it is free");
                 let is_there = sessions.keys().any(|id| **id == **session);
                 seen.lock().unwrap().push(is_there);

@@ -129,23 +129,23 @@ impl World {
         match act {
             Act::Disconnects => call.disconnect(),
             Act::Resumes => {
-                let back = self.resume(&call);
+                let resumed = self.resume(&call);
                 call.disconnect();
-                self.read_on(call, back, whole, case).await;
+                self.read_on(call, resumed, whole, case).await;
             }
             Act::ResumesBeforeDisconnect => {
-                let mut back = self.resume(&call);
-                if let Some(back) = &mut back {
-                    back.read(2).await;
+                let mut resumed = self.resume(&call);
+                if let Some(resumed) = &mut resumed {
+                    resumed.read(2).await;
                 }
-                self.read_on(call, back, whole, case).await;
+                self.read_on(call, resumed, whole, case).await;
             }
             Act::ResumesThenDisconnects => {
-                let back = self.resume(&call);
+                let resumed = self.resume(&call);
                 call.disconnect();
-                if let Some(mut back) = back {
-                    back.read(step % 8).await;
-                    back.disconnect();
+                if let Some(mut resumed) = resumed {
+                    resumed.read(step % 8).await;
+                    resumed.disconnect();
                 }
             }
             Act::Cancelled | Act::CancelledThenDisconnects => {
@@ -173,24 +173,24 @@ impl World {
     }
 
     /// The client reads the resumed stream to its end. It must have the answer by then, if there is one.
-    async fn read_on(&mut self, mut old: Call, back: Option<Call>, whole: &str, case: &str) {
+    async fn read_on(&mut self, mut old: Call, resumed: Option<Call>, whole: &str, case: &str) {
         let before = old.text.clone();
-        let can_come_back = back.is_some();
+        let can_come_back = resumed.is_some();
         old.disconnect();
-        let Some(mut back) = back else {
+        let Some(mut resumed) = resumed else {
             return;
         };
-        back.read(MAX_STEPS).await;
+        resumed.read(MAX_STEPS).await;
         let keeps_answers = self.server == Server::Wrapped && can_come_back;
         if keeps_answers && whole.contains("done") {
             assert!(
-                before.contains("done") || back.text.contains("done"),
+                before.contains("done") || resumed.text.contains("done"),
                 "{case}: {before} and then {}",
-                back.text
+                resumed.text
             );
             self.assert_outcome(Outcome::Completed, case);
         }
-        back.disconnect();
+        resumed.disconnect();
     }
 
     async fn happens_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {

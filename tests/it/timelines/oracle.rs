@@ -80,18 +80,18 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             can_return: *can_return,
             is_resumed_elsewhere: *is_resumed_elsewhere,
         };
-        let back = match next {
-            (back, ClientFact::Returned { status }) => Some((*back, *status)),
+        let resumed = match next {
+            (resumed, ClientFact::Returned { status }) => Some((*resumed, *status)),
             _ => None,
         };
         if completes < since {
             // A client that resumes after this has no guarantee.
             break;
         }
-        let until = back.map_or(Duration::MAX, |(back, _)| back.min(completes));
+        let until = resumed.map_or(Duration::MAX, |(resumed, _)| resumed.min(completes));
         let is_close = |one: Duration| {
             one.abs_diff(completes) < CLOSE
-                || back.is_some_and(|(back, _)| one.abs_diff(back) < CLOSE)
+                || resumed.is_some_and(|(resumed, _)| one.abs_diff(resumed) < CLOSE)
         };
         // `None` means that the outcome cannot be judged.
         let deadline = away.deadline(until.min(completes), &mut asked_times, is_close)?;
@@ -99,16 +99,16 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             expected = Expected::CancelledAt(deadline.unwrap_or_default());
             break;
         }
-        let Some((back, status)) = back else {
+        let Some((resumed, status)) = resumed else {
             break;
         };
-        if back.abs_diff(completes) < CLOSE {
+        if resumed.abs_diff(completes) < CLOSE {
             expected = Expected::Anything;
             break;
         }
-        if back < completes {
+        if resumed < completes {
             if status != 200 {
-                return Some(format!("back in time at {back:?}, and got {status}"));
+                return Some(format!("back in time at {resumed:?}, and got {status}"));
             }
             continue;
         }
@@ -118,16 +118,16 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
         }
         let whole = completes + away.max_absence().max(MIN_RETENTION);
         let kept_until = whole.max(deadline.unwrap_or_default());
-        if back + CLOSE > kept_until {
+        if resumed + CLOSE > kept_until {
             break;
         }
         let answered = its
             .client
             .iter()
-            .any(|(at, fact)| *at >= back && *fact == ClientFact::Answered);
+            .any(|(at, fact)| *at >= resumed && *fact == ClientFact::Answered);
         if status != 200 || !answered {
             return Some(format!(
-                "back at {back:?} with status {status} for an answer that is kept to {kept_until:?}"
+                "back at {resumed:?} with status {status} for an answer that is kept to {kept_until:?}"
             ));
         }
         break;

@@ -154,13 +154,13 @@ impl ExchangeCounter {
     fn watch(&self, app: Router) -> Router {
         let over = self.clone();
         app.layer(from_fn(move |request: AxumRequest, next: Next| {
-            let going = ExchangeGuard(over.clone());
+            let guard = ExchangeGuard(over.clone());
             async move {
                 let response = next.run(request).await;
                 response.map(|body| {
                     // The body holds this value until it is dropped.
                     Body::new(body.map_frame(move |frame| {
-                        let _going = &going;
+                        let _going = &guard;
                         frame
                     }))
                 })
@@ -190,8 +190,8 @@ impl Drop for ExchangeGuard {
 async fn every_answer_is_the_same(mode: SessionMode) {
     let (bare, layered) = (Held::bare(mode).await, Held::layered(mode).await);
     for row in table() {
-        let (wanted, got) = (bare.answer(&row).await, layered.answer(&row).await);
-        assert_eq!(got, wanted, "{mode:?}: {}", row.what);
+        let (wanted, received) = (bare.answer(&row).await, layered.answer(&row).await);
+        assert_eq!(received, wanted, "{mode:?}: {}", row.what);
     }
     assert_eq!(layered.bench.log.cancelled(), [], "{mode:?}");
     layered.check_untouched(mode).await;

@@ -649,8 +649,8 @@ impl Call {
             self.last_deadline = Some(*deadline);
             return true;
         }
-        let is_look = self.rechecks.contains(&due);
-        let on_time = now <= due + TIMER_RESOLUTION || is_look && now <= due + RECHECK_TOLERANCE;
+        let is_recheck = self.rechecks.contains(&due);
+        let on_time = now <= due + TIMER_RESOLUTION || is_recheck && now <= due + RECHECK_TOLERANCE;
         if on_time || self.rechecks.len() == MAX_RECHECKS {
             return false;
         }

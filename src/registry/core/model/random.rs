@@ -128,7 +128,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (SCOPES, option::weighted(0.7, retaining()))
             .prop_map(|(scope, end)| Op::BeginClose { scope, end }),
         12 => pass().prop_map(Op::Pass),
-        1 => (1..12_u32, 19..22_u64).prop_map(|(looks, and_ms)| Op::Late { looks, and_ms }),
+        1 => (1..12_u32, 19..22_u64).prop_map(|(checks, and_ms)| Op::Late { checks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
     ]
 }

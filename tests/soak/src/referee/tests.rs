@@ -253,16 +253,16 @@ fn a_client_that_disconnects_from_one_of_two_streams_keeps_its_call() {
 
 #[test]
 fn a_replay_that_ends_is_no_excuse_for_the_stream_before_it() {
-    let looks = || {
+    let checks = || {
         Story::on("replays")
             .resumes(1_000, "0/0")
             .stream_ends(1_003, 2)
     };
-    let report = looks().answered().gets_answer_of(1, CALL).judged();
+    let report = checks().answered().gets_answer_of(1, CALL).judged();
     assert_eq!(class(&report), Class::MustComplete);
     assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
     assert_eq!(
-        wrong(&looks().cancelled(3_010).judged()),
+        wrong(&checks().cancelled(3_010).judged()),
         [Violation::FalseCancel]
     );
 }

@@ -22,7 +22,7 @@ use tokio::{
 use super::{INITIALIZED, REVISION, initialize};
 
 /// Timeout of every operation: 30 s. All take less.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
 const SMALL: u32 = 4 << 10;
@@ -98,7 +98,7 @@ impl Session {
         if let Some(bytes) = buffer {
             socket.set_recv_buffer_size(bytes)?;
         }
-        let stream = timeout(PATIENCE, socket.connect(self.addr)).await??;
+        let stream = timeout(TIMEOUT, socket.connect(self.addr)).await??;
         stream.set_nodelay(true)?;
         Ok(Connection {
             session: self.clone(),
@@ -140,7 +140,7 @@ impl Connection {
                 headers,
             })
         };
-        timeout(PATIENCE, called).await?
+        timeout(TIMEOUT, called).await?
     }
 
     /// Sends a message and waits for the head of its response, which must be a stream. Returns `false` if it does not
@@ -158,7 +158,7 @@ impl Connection {
     /// Ends the session.
     pub(super) async fn end(mut self) -> Result<()> {
         self.send("DELETE", "").await?;
-        let (status, _) = timeout(PATIENCE, self.head()).await??;
+        let (status, _) = timeout(TIMEOUT, self.head()).await??;
         ensure!(matches!(status, 200 | 202 | 204), "{status} to DELETE");
         Ok(())
     }

@@ -58,7 +58,7 @@ pub(crate) struct Request {
 
 /// Receive buffer of a client that does not read.
 const SMALL: u32 = 4096;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl World ===
 
@@ -120,7 +120,7 @@ impl Connection {
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        timeout(PATIENCE, stream.write_all(bytes)).await?
+        timeout(TIMEOUT, stream.write_all(bytes)).await?
     }
 
     /// Returns the next item, or `None` if the server closes. Cancel safe.
@@ -140,7 +140,7 @@ impl Connection {
     /// Reads the response to its end. Returns its status, its session id and its events.
     pub(crate) async fn reply(&mut self) -> Option<(u16, Option<String>, Vec<Event>)> {
         let (mut head, mut events) = (None, Vec::new());
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             match timeout_at(until, self.next()).await.ok()?? {
                 Item::Head { status, session } => head = Some((status, session)),
@@ -178,7 +178,7 @@ impl Connection {
             }
             CloseKind::Pipelined => {
                 let next = b"GET /nothing HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
-                let _sent = timeout(PATIENCE, stream.write_all(next)).await;
+                let _sent = timeout(TIMEOUT, stream.write_all(next)).await;
             }
             CloseKind::Fin => {}
         }

@@ -31,7 +31,7 @@ use crate::{
 
 /// Number of concurrent calls of an SDK.
 pub(crate) const CELLS: usize = 2;
-const PATIENCE: Duration = Duration::from_secs(12);
+const TIMEOUT: Duration = Duration::from_secs(12);
 
 #[derive(Deserialize)]
 pub(crate) struct Program {
@@ -176,10 +176,10 @@ async fn call(
     let url = format!("http://{}/{}", proxy.address, setup.route);
     let arguments = json!({"cell": cell, "bytes": bytes});
     sdk.order(
-        json!({"open": cell, "url": url, "arguments": arguments, "timeout": PATIENCE.as_secs()}),
+        json!({"open": cell, "url": url, "arguments": arguments, "timeout": TIMEOUT.as_secs()}),
     )
     .await;
-    let call_passed = timeout(PATIENCE, proxy.call_passed()).await.is_ok();
+    let call_passed = timeout(TIMEOUT, proxy.call_passed()).await.is_ok();
     let when = millis(dice, 0..job.work.as_millis() as u64 / 2);
     let mut outcome = None;
     if call_passed && story != StaysConnected {
@@ -193,7 +193,7 @@ async fn call(
         }
     }
     if call_passed && outcome.is_none() && story != IsCutPermanently && story != Closes {
-        outcome = timeout(PATIENCE, events.recv()).await.ok().flatten();
+        outcome = timeout(TIMEOUT, events.recv()).await.ok().flatten();
     }
     if let Some(event) = outcome.filter(|event| event["event"] == "outcome") {
         let whole = answer(&cell, bytes);
