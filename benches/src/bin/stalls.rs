@@ -162,7 +162,7 @@ async fn lookups(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let calls = &scene.calls;
     let show = |what: &str, took: Duration, waits: Vec<f64>| {
         println!(
-            "looks {setup} {sessions} sessions {count} calls: {what} {:.2} ms, waits {:.2?}",
+            "lookups {setup} {sessions} sessions {count} calls: {what} {:.2} ms, waits {:.2?}",
             took.as_secs_f64() * 1e3,
             waits.iter().take(4).collect::<Vec<_>>(),
         );
@@ -253,7 +253,7 @@ fn main() -> Result<()> {
     let done = async move {
         match what {
             "graces" => graces(setup, sessions, count).await,
-            "looks" => lookups(setup, sessions, count).await,
+            "lookups" => lookups(setup, sessions, count).await,
             "traffic" => traffic(setup, sessions, count).await,
             _ => bail!("what is {what:?}?"),
         }

@@ -1,11 +1,16 @@
 //! The servers and the clients of `proxy/benches/run`, which describes their purpose.
 //!
-//! ```text proxy-load serve-stdio a server on stdin and stdout proxy-load serve-http the same on a port, which it
-//! prints proxy-load calls TARGET N SECONDS N clients with a session each, one call after the other proxy-load hold
-//! TARGET SESSIONS CALLS TOOL calls of each session in flight (hold), or answered and their connections open (echo),
-//! and after a line on stdin in flight on these proxy-load upstream URL CALLS a call in flight by hyper's client, and
-//! CALLS more after a line on stdin proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES calls with EVENTS events each,
-//! half of them unread, half whose client has disconnected ```
+//! ```text
+//! proxy-load serve-stdio                  a server on stdin and stdout
+//! proxy-load serve-http                   the same on a port, which it prints
+//! proxy-load calls TARGET N SECONDS       N clients with a session each, one call after the other
+//! proxy-load hold TARGET SESSIONS CALLS TOOL
+//!                                         calls of each session in flight (hold), or answered and their connections open
+//!                                         (echo), and after a line on stdin in flight on these
+//! proxy-load upstream URL CALLS           a call in flight by hyper's client, and CALLS more after a line on stdin
+//! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
+//!                                         calls with EVENTS events each, half of them unread, half of a disconnected client
+//! ```
 //!
 //! TARGET is a URL, or `pipe` for its own server behind a pipe. The result is one line of JSON. `hold`, `upstream` and
 //! `flood` then run until the end of stdin. Each command uses one thread.
