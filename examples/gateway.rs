@@ -97,9 +97,9 @@ async fn main() -> Result<ExitCode, Failure> {
     println!(
         "{}",
         if all {
-            "All handlers have stopped."
+            "All three handlers have stopped."
         } else {
-            "A handler still works!"
+            "A handler still runs!"
         }
     );
     Ok(if all {
@@ -169,9 +169,9 @@ impl Server {
         Ok(addr)
     }
 
-    fn say(&self, event: Event) {
+    fn report(&self, event: Event) {
         // The receiver is dropped after the last expected event.
-        let _gone = self.events.send(event);
+        let _sent = self.events.send(event);
     }
 }
 
@@ -181,7 +181,7 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        self.say(Event::Started(self.name));
+        self.report(Event::Started(self.name));
         let _working = Working(self);
         match &self.next {
             Some(next) => {
@@ -197,6 +197,6 @@ impl ServerHandler for Server {
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        self.0.say(Event::Stopped(self.0.name));
+        self.0.report(Event::Stopped(self.0.name));
     }
 }

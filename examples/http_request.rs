@@ -152,10 +152,10 @@ async fn answer_slowly(
     let (mut connection, _) = listener.accept().await?;
     read_head(&mut connection).await?;
     connection.write_all(sent.as_bytes()).await?;
-    let _gone = happened.send(Happened::Requested);
+    let _sent = happened.send(Happened::Requested);
     // The end of the connection, or a reset.
     while connection.read_u8().await.is_ok() {}
-    let _gone = happened.send(Happened::Closed);
+    let _sent = happened.send(Happened::Closed);
     Ok(())
 }
 
@@ -191,7 +191,7 @@ impl Fetcher {
         let page = async { self.http.get(url).send().await?.text().await };
         let page = token.run_until_cancelled(page).await;
         let ended = page.as_ref().map(|_| ()).map_err(|reason| *reason);
-        let _gone = self.happened.send(Happened::ToolEnded(ended));
+        let _sent = self.happened.send(Happened::ToolEnded(ended));
         match page {
             Ok(page) => page.map_err(|error| internal(error.to_string())),
             Err(reason) => Err(internal(reason.to_string())),

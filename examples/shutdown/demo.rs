@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use self::raw::Client;
-use super::{CALLS_MAY_TAKE, CONNECTIONS_MAY_TAKE, app, serve_until};
+use super::{CALLS_TIMEOUT, CONNECTIONS_TIMEOUT, app, serve_until};
 
 #[path = "../shared/raw.rs"]
 mod raw;
@@ -73,7 +73,7 @@ pub(super) async fn run() -> Result<ExitCode> {
         Ok::<_, Box<dyn Error>>((begun, answers, closed_streams))
     };
     let together = async { tokio::join!(server, clients) };
-    let limit = CALLS_MAY_TAKE + CONNECTIONS_MAY_TAKE + MARGIN;
+    let limit = CALLS_TIMEOUT + CONNECTIONS_TIMEOUT + MARGIN;
     let (report, clients) = timeout(2 * limit, together).await?;
     let (begun, answers, closed_streams) = clients?;
     let seen = Seen {

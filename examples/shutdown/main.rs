@@ -50,11 +50,11 @@ use tracing_subscriber::EnvFilter;
 mod demo;
 
 /// Maximum time for calls to complete after the signal.
-const CALLS_MAY_TAKE: Duration = Duration::from_secs(3);
+const CALLS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum time for connections to close after the last call. Some never close: the request is incomplete, or the
 /// client does not read the rest of an answer.
-const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
+const CONNECTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The log filter if `RUST_LOG` is not set.
 const LOG: &str = "warn,shutdown=info,mcp_cancel_on_disconnect=info";
@@ -126,8 +126,8 @@ async fn serve_until(
     // Fails if the server has already ended. Then there is nothing to wait for.
     begun.await.ok();
     info!("shutting down");
-    let report = calls.drain(CALLS_MAY_TAKE).await;
-    match timeout(CONNECTIONS_MAY_TAKE, server).await {
+    let report = calls.drain(CALLS_TIMEOUT).await;
+    match timeout(CONNECTIONS_TIMEOUT, server).await {
         Ok(served) => served??,
         Err(_) => warn!("some connections did not close; they end with the process"),
     }
