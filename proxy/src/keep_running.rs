@@ -1,8 +1,8 @@
 //! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! Those are the calls of `--exempt` and of a grace of `never`. A server without sessions treats the end of a connection as the
-//! cancel of its call. So a task reads the response of such a call to its end, whether or not the client is connected. The task
-//! closes the connection earlier only if the call's token fires, or at the call timeout.
+//! These are the calls of tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats the end of a
+//! connection as the cancel of its call. So a task reads the response of such a call to its end, whether or not the client is
+//! connected. The task closes the connection earlier only if the call's token fires, or at the call timeout.
 
 use std::{
     convert::Infallible,
@@ -44,7 +44,7 @@ pub(crate) struct Graces(Arc<Config>);
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
-    /// `None` if there can be no such call.
+    /// `None` if no call can need this.
     graces: Option<Graces>,
 }
 

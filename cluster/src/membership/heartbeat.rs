@@ -1,7 +1,7 @@
 //! Keeps the lease, tracks the consistency of the directory, and writes the local sessions.
 //!
 //! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
-//!    not wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
+//!    not wait for them. Writes of one session need no order, because the records themselves are ordered ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. While the directory does
 //!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
@@ -235,7 +235,7 @@ impl Heartbeat {
             .composed_at
             .is_some_and(|at| reply.time.since(at) > health::MAX_CLOCK_ERROR)
         {
-            // The directory's clock has stepped, or this machine was suspended. The lease counts from too early.
+            // The directory's clock has stepped, or this machine was suspended. The lease was renewed as of a time that is too early.
             begun = Instant::now();
             reply = self.report(begun, &self.status()).await?;
         }
@@ -395,7 +395,7 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances wait for the status that all is written.
+            // Other instances wait for the status with which this one reports that everything is written.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable.clear() {

@@ -140,7 +140,7 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Waits until a local session may serve new requests, at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
+    /// Waits until a local session may serve new requests, for at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
     ///
     /// After a stall of this process, the session may first have to be written again.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {

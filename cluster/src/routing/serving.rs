@@ -173,8 +173,8 @@ async fn restore_and_serve<S: Inner>(
     restore: PendingRestore,
 ) -> Result<Restored, S::Error> {
     let session = session_of(&request);
-    // Read before the turn is taken: no other request waits for a body that stalls.
     let is_call = request.method() == Method::POST;
+    // Read before the turn is taken, so that no other request waits for a body that stalls.
     let mut replayable = ReplayableRequest::new(request);
     let read = replayable.read_up_to(MAX_RESTORE_BODY);
     let read = if is_call {

@@ -107,7 +107,7 @@ impl ServerHandler for Slow {
     }
 }
 
-/// A manager without sessions. It takes this long to find that out.
+/// A manager without sessions. Each look-up takes this long.
 #[derive(Default)]
 struct OtherManager {
     has: Duration,

@@ -220,7 +220,7 @@ impl Session {
         state.has_stream = self.standalone.is_attached();
     }
 
-    /// Returns `true` if a call is open, or the server waits for a client that reads an answer.
+    /// Returns `true` if a call is open, or the server waits for a client to read an answer.
     pub(super) fn is_working(&self, state: &State) -> bool {
         // An `initialize` is not cancelled when its client disconnects.
         let has_open_call = if state.is_begun {

@@ -231,8 +231,8 @@ impl Session {
         let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // The message belongs to the session. The client has disconnected from this stream, and has another one or
-            // cannot resume this one.
+            // The message names no call. The client has disconnected from the stream of the open call. It reads the standalone
+            // stream, or cannot resume that of the call.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()

@@ -11,9 +11,9 @@ use tower_service::Service as _;
 use crate::server::LIMIT;
 
 /// A revision whose clients support priming events.
-pub const NEW: &str = "2025-11-25";
+pub const WITH_PRIMING: &str = "2025-11-25";
 /// A revision whose clients do not support priming events.
-pub const OLD: &str = "2025-06-18";
+pub const WITHOUT_PRIMING: &str = "2025-06-18";
 
 pub struct Client {
     pub stdio: Stdio,
@@ -64,7 +64,7 @@ impl Client {
         assert!(answer["result"].is_object(), "{answer}");
         assert_eq!(
             client
-                .tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#)
+                .notify(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#)
                 .await,
             StatusCode::ACCEPTED
         );
@@ -101,7 +101,7 @@ impl Client {
     }
 
     /// Sends a request.
-    pub async fn ask(&self, body: impl Into<Body>) -> Events {
+    pub async fn request(&self, body: impl Into<Body>) -> Events {
         let response = self.post(body).await;
         assert_eq!(response.status(), StatusCode::OK);
         Events::of(response)
@@ -109,7 +109,7 @@ impl Client {
 
     /// Calls a tool.
     pub async fn call(&self, id: &str, tool: &str, arguments: &str) -> Events {
-        self.ask(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
+        self.request(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
     }
 
     /// Calls a tool, and waits for its answer.
@@ -126,12 +126,12 @@ impl Client {
     }
 
     /// Sends a notification, or an answer.
-    pub async fn tell(&self, body: impl Into<Body>) -> StatusCode {
+    pub async fn notify(&self, body: impl Into<Body>) -> StatusCode {
         self.post(body).await.status()
     }
 
     pub async fn cancel(&self, id: &str) -> StatusCode {
-        self.tell(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
+        self.notify(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
     }
 
     /// Opens the standalone stream, or resumes after an event.

@@ -8,17 +8,17 @@ use tokio::time::{Instant, timeout};
 use crate::{client::*, server::*};
 
 /// Time for a call to end after its server has exited. Ample, because the machine may be busy.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let pid = client.pid().await;
     let mut one = client.call("1", "work", r#"{"seconds":60}"#).await;
     let mut other = client.call("2", "work", r#"{"seconds":60}"#).await;
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
     for events in [&mut one, &mut other, &mut crash] {
-        let error = timeout(TOLD_WITHIN, events.answer()).await.unwrap();
+        let error = timeout(END_TIMEOUT, events.answer()).await.unwrap();
         assert_eq!(error["error"]["code"], -32000);
         assert!(
             error["error"]["message"]
@@ -42,7 +42,7 @@ async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
 
 #[tokio::test]
 async fn an_exit_by_a_signal_is_reported_as_one() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let error = client.call("1", "abort", "{}").await.answer().await;
     assert!(
         error["error"]["message"]
@@ -55,7 +55,7 @@ async fn an_exit_by_a_signal_is_reported_as_one() {
 
 #[tokio::test]
 async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let mut events = client.call("1", "pid", "{}").await;
     let primed = events.next().await.unwrap();
     assert!(events.answer().await["result"].is_object());
@@ -76,11 +76,11 @@ async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
 
 #[tokio::test]
 async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let grandchild: i32 = client.text("fork", "{}").await.parse().unwrap();
     assert!(process_exists(grandchild));
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
-    let error = timeout(TOLD_WITHIN, crash.answer()).await.unwrap();
+    let error = timeout(END_TIMEOUT, crash.answer()).await.unwrap();
     assert_eq!(error["error"]["code"], -32000);
     until_exited(grandchild).await;
 }
@@ -88,7 +88,7 @@ async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
 #[tokio::test]
 async fn a_delete_ends_calls_the_process_and_its_children() {
     let stdio = serve(scripted(&[]));
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let (pid, grandchild) = (
         client.pid().await,
         client.text("fork", "{}").await.parse().unwrap(),
@@ -105,7 +105,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
     until_exited(pid).await;
     until_exited(grandchild).await;
     assert_eq!(
-        client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
+        client.notify(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
     );
     until(|| stdio.stats().children == 0).await;
@@ -115,7 +115,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
 #[tokio::test]
 async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     let stdio = serve(scripted(&["--stubborn"]));
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     let begun = Instant::now();
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
@@ -134,8 +134,8 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     options.lost_timeout = Some(Duration::from_millis(400));
     let address = serve(options);
     let (client, quiet) = (
-        Client::begin(&address, OLD).await,
-        Client::begin(&address, OLD).await,
+        Client::begin(&address, WITHOUT_PRIMING).await,
+        Client::begin(&address, WITHOUT_PRIMING).await,
     );
     let pid = client.pid().await;
     let listening = client.get(None).await;
@@ -158,7 +158,7 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
 async fn an_unused_session_ends() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     // A call in flight and an attached client count as use.
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
@@ -170,14 +170,14 @@ async fn an_unused_session_ends() {
     drop(listening);
     until_exited(pid).await;
     assert_eq!(
-        client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
+        client.notify(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
     );
 }
 
 #[tokio::test]
 async fn the_processes_end_with_the_last_handle() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     drop(client);
     until_exited(pid).await;
@@ -187,7 +187,7 @@ async fn the_processes_end_with_the_last_handle() {
 fn the_processes_end_with_the_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (pid, grandchild) = runtime.block_on(async {
-        let client = Client::begin(&serve(scripted(&["--stubborn"])), OLD).await;
+        let client = Client::begin(&serve(scripted(&["--stubborn"])), WITHOUT_PRIMING).await;
         let pids = (
             client.pid().await,
             client.text("fork", "{}").await.parse().unwrap(),
@@ -207,13 +207,17 @@ async fn a_shutdown_ends_everything_in_time() {
     let stdio = serve(scripted(&["--stubborn"]));
     let mut pids = Vec::new();
     for _ in 0..5 {
-        pids.push(Client::begin(&stdio, OLD).await.pid().await);
+        pids.push(Client::begin(&stdio, WITHOUT_PRIMING).await.pid().await);
     }
     let (begun, within) = (Instant::now(), Duration::from_secs(3));
     stdio.shutdown(within).await;
     assert!(begun.elapsed() < within);
     assert!(!pids.into_iter().any(process_exists));
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -222,7 +226,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
     let mut options = scripted(&[]);
     options.kill_after = Some(Duration::from_millis(300));
     let stdio = serve(options);
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     let mut working = client
         .call("1", "work", r#"{"seconds":60,"ignores_cancel":true}"#)
@@ -246,7 +250,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
 async fn servers_that_crash_at_once_are_not_restarted_forever() {
     let stdio = serve(scripted(&["--crash"]));
     for _ in 0..3 {
-        let (_client, mut events) = Client::initialize(&stdio, OLD).await;
+        let (_client, mut events) = Client::initialize(&stdio, WITHOUT_PRIMING).await;
         let error = events.answer().await;
         assert!(
             error["error"]["message"]
@@ -257,7 +261,11 @@ async fn servers_that_crash_at_once_are_not_restarted_forever() {
         );
         until(|| stdio.stats().children == 0).await;
     }
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().contains_key("retry-after"));
 }
@@ -278,7 +286,11 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::BAD_GATEWAY);
     assert!(
         json(refused).await["error"]["message"]
@@ -304,15 +316,15 @@ async fn many_ends(times: u32) {
     // The shell answers the first line, and exits after two more.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
     let options = shell(script);
-    let mut impatient = options.clone();
-    impatient.session_timeout = Some(Duration::from_millis(50));
-    let impatient = serve(impatient);
+    let mut short_timeout = options.clone();
+    short_timeout.session_timeout = Some(Duration::from_millis(50));
+    let short_timeout = serve(short_timeout);
     let mut stdio = serve(options.clone());
     let mut slowest = Duration::ZERO;
     for time in 0..times {
         let idles = time % 4 == 2;
         let (client, mut events) =
-            Client::initialize(if idles { &impatient } else { &stdio }, OLD).await;
+            Client::initialize(if idles { &short_timeout } else { &stdio }, WITHOUT_PRIMING).await;
         let answer = events.answer().await;
         let pids = answer["result"]["pids"].as_array().unwrap().iter();
         let pids: Vec<i32> = pids
@@ -322,12 +334,14 @@ async fn many_ends(times: u32) {
         match time % 4 {
             0 => {
                 let notification = r#"{"jsonrpc":"2.0","method":"x"}"#;
-                assert_eq!(client.tell(notification).await, StatusCode::ACCEPTED);
-                let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+                assert_eq!(client.notify(notification).await, StatusCode::ACCEPTED);
+                let mut call = client
+                    .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+                    .await;
                 let error = call.answer().await;
                 let text = error["error"]["message"].as_str().unwrap();
                 assert!(text.contains("exit code 3"), "{error}");
-                assert!(begun.elapsed() < TOLD_WITHIN);
+                assert!(begun.elapsed() < END_TIMEOUT);
             }
             1 => assert_eq!(client.delete().await, StatusCode::NO_CONTENT),
             2 => {}

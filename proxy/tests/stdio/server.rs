@@ -34,7 +34,7 @@ pub fn serve(options: Options) -> Stdio {
 }
 
 /// Returns a path that no other test uses.
-pub fn notes() -> PathBuf {
+pub fn log_path() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -18,7 +18,7 @@ impl Heartbeat {
         is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
     }
 
-    /// Returns `true` if all that the directory may have lost is written again.
+    /// Returns `true` if all that the directory may have lost has been written again.
     ///
     /// Then the owner in a record is the last owner, as far as this instance knows.
     pub(crate) async fn is_up_to_date(&self) -> bool {
