@@ -80,6 +80,7 @@ pub(crate) async fn serve_peer<S: Inner>(
     let Presence { restore, guard } = presence;
     let served = match restore {
         Some(restore) => restore_and_serve(router, inner, request, restore).await?,
+        None if guard.is_none() => Restored::Served(serve_absent(router, inner, request).await?),
         None => {
             let rewritten = router.rewrite_event_id(&mut request);
             let served = serve(router, inner, request, rewritten, guard).await?;
@@ -145,14 +146,7 @@ pub(crate) async fn serve_remote<S: Inner>(
     for _ in 0..MAX_ROUTINGS {
         request = match router.route(request).await {
             Routed::Answered(response) => return Ok(response),
-            Routed::Local(mut request, None) => {
-                let rewritten = router.rewrite_event_id(&mut request);
-                let served = serve(router, inner, request, rewritten, None);
-                let served = without_session(served).await?;
-                let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
-                let response = unless_failed(router, session.as_deref(), served, is_not_loaded);
-                return Ok(response.await);
-            }
+            Routed::Local(request, None) => return serve_absent(router, inner, request).await,
             Routed::Local(request, Some(restore)) => {
                 let served = restore_and_serve(router, inner, request, restore).await?;
                 match served {
@@ -163,6 +157,19 @@ pub(crate) async fn serve_remote<S: Inner>(
         };
     }
     Ok(router.reject(Refusal::Again))
+}
+
+/// Serves a request whose session is neither open here nor about to be restored.
+async fn serve_absent<S: Inner>(
+    router: &Router,
+    inner: &mut S,
+    mut request: Request<Body>,
+) -> Result<Response<Body>, S::Error> {
+    let session = session_of(&request);
+    let rewritten = router.rewrite_event_id(&mut request);
+    let served = without_session(serve(router, inner, request, rewritten, None)).await?;
+    let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
+    Ok(unless_failed(router, session.as_deref(), served, is_not_loaded).await)
 }
 
 /// Serves a request here. Restores its session, unless another request has done so.
