@@ -339,9 +339,7 @@ impl Session {
         } else {
             self.timeouts.idle.min(UNUSED_TIMEOUT)
         };
-        state.has_stream |= self.standalone.is_attached();
-        let is_lost = state.has_stream && self.standalone.lost_all_readers();
-        let (timeout, why) = if is_lost && self.timeouts.lost < timeout {
+        let (timeout, why) = if self.timeouts.lost < timeout && self.is_lost(state) {
             (self.timeouts.lost, EndReason::Lost)
         } else {
             (timeout, EndReason::Idle)
