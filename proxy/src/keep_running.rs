@@ -2,10 +2,12 @@
 //!
 //! Those are the calls of `--exempt` and of a grace of `never`. A server without sessions treats the end of a connection as the
 //! cancel of its call. So a task reads the response of such a call to its end, whether or not the client is connected. The task
-//! closes the connection earlier only if the call's token fires, or at the call timeout.
+//! closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A request that cannot
+//! be read may be such a call, and is handled as one.
 
 use std::{
     convert::Infallible,
+    future::pending,
     mem,
     sync::Arc,
     task::{Context, Poll},
@@ -20,7 +22,7 @@ use futures_util::{
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use mcp_cancel_on_disconnect::{CallToken, Grace};
+use mcp_cancel_on_disconnect::{CallToken, CancelReason, Grace};
 use tokio::{
     sync::{mpsc, oneshot},
     time::sleep,
@@ -32,7 +34,7 @@ use crate::{
     config::Config,
     headers::{PROTOCOL_VERSION, SESSION_ID, exactly_one, has_sessions},
     http_service::{HttpService, ResponseFuture, read_whole},
-    message::{Kind, MAX_BODY, Message},
+    message::{Kind, MAX_BODY, Message, batch},
     refusal,
 };
 
@@ -77,6 +79,21 @@ impl Graces {
     /// Returns `true` if no disconnect cancels the calls of a tool.
     fn keeps_running(&self, tool: Option<&str>) -> bool {
         self.is_exempt(tool) || self.of(tool) == Grace::Never
+    }
+
+    /// Returns `true` if a body may have a call that no disconnect cancels.
+    fn any_may_keep_running(&self, body: &[u8]) -> bool {
+        let messages = batch(body).unwrap_or_else(|| vec![body]);
+        messages.into_iter().any(|message| {
+            // Another parser may read the message.
+            Message::read(message).is_none_or(|message| self.may_keep_running(&message))
+        })
+    }
+
+    fn may_keep_running(&self, message: &Message<'_>) -> bool {
+        let tool = message.tool();
+        let is_any_tool = tool.is_none() && message.method.as_deref() == Some("tools/call");
+        message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
     }
 
     /// Reads the response of a call in a task of its own, and returns it for the client.
@@ -137,13 +154,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
             let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
-                Ok(body) => {
-                    let message =
-                        Message::read(&body).filter(|message| message.kind == Kind::Request);
-                    let keeps_running = message
-                        .is_some_and(|message| graces.keeps_running(message.tool().as_deref()));
-                    (keeps_running, Body::from(body))
-                }
+                Ok(body) => (graces.any_may_keep_running(&body), Body::from(body)),
                 Err(body) => (false, body),
             };
             let answering = inner.call(Request::from_parts(parts, body));
@@ -170,7 +181,7 @@ impl BackgroundCall {
         let ended_by = OptionFuture::from(self.call_timeout.map(sleep));
         tokio::select! {
             () = self.read_whole() => {}
-            () = token.cancelled() => {}
+            () = cancelled(token) => {}
             Some(()) = ended_by => {}
         }
     }
@@ -199,5 +210,15 @@ impl BackgroundCall {
         if frames.reserve().await.is_err() {
             self.token.answered();
         }
+    }
+}
+
+/// Waits until a call is cancelled for another reason than a disconnect.
+///
+/// The token of a request that is no call for the layer fires at a disconnect, whatever the grace.
+async fn cancelled(token: CallToken) {
+    token.cancelled().await;
+    if token.reason() == Some(CancelReason::ClientDisconnected) {
+        pending().await
     }
 }
