@@ -9,7 +9,10 @@ use std::{
     convert::Infallible,
     future::pending,
     mem,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -48,7 +51,15 @@ pub(crate) struct KeepRunning<S> {
     inner: S,
     /// `None` if there can be no such call.
     graces: Option<Graces>,
+    background_calls: BackgroundCalls,
 }
+
+/// The number of calls that are read whether or not their clients are connected. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BackgroundCalls(Arc<AtomicUsize>);
+
+/// One of the [`BackgroundCalls`], until it is dropped.
+struct CountedCall(BackgroundCalls);
 
 /// A call whose response is read whether or not its client is connected.
 struct BackgroundCall {
@@ -57,6 +68,7 @@ struct BackgroundCall {
     /// The call timeout. The layer does not observe the end of a call whose client disconnected before the head.
     call_timeout: Option<Duration>,
     head: oneshot::Sender<Response<Body>>,
+    _counted: CountedCall,
 }
 
 // === impl Graces ===
@@ -97,13 +109,19 @@ impl Graces {
     }
 
     /// Reads the response of a call in a task of its own, and returns it for the client.
-    async fn detach(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
+    async fn detach(
+        &self,
+        token: CallToken,
+        answering: ResponseFuture,
+        counted: CountedCall,
+    ) -> Response<Body> {
         let (head, response) = oneshot::channel();
         let detached = BackgroundCall {
             token,
             answering,
             call_timeout: self.0.call_timeout,
             head,
+            _counted: counted,
         };
         tokio::spawn(detached.read().in_current_span());
         response.await.unwrap_or_else(|_| {
@@ -126,7 +144,16 @@ impl<S> KeepRunning<S> {
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
         let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
-        Self { inner, graces }
+        Self {
+            inner,
+            graces,
+            background_calls: BackgroundCalls::default(),
+        }
+    }
+
+    /// Returns the calls that a shutdown should wait for. The layer tracks such a call only while its client is connected.
+    pub(crate) fn background_calls(&self) -> BackgroundCalls {
+        self.background_calls.clone()
     }
 }
 
@@ -148,6 +175,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
             return Either::Left(self.inner.call(request));
         }
         let (graces, token) = (graces.clone(), token.clone());
+        let background_calls = self.background_calls.clone();
         let inner = self.inner.clone();
         // The service that was polled ready must be called, not its clone.
         let mut inner = mem::replace(&mut self.inner, inner);
@@ -159,7 +187,9 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
             };
             let answering = inner.call(Request::from_parts(parts, body));
             if keeps_running {
-                Ok(graces.detach(token, Box::pin(answering)).await)
+                Ok(graces
+                    .detach(token, Box::pin(answering), background_calls.count())
+                    .await)
             } else {
                 answering.await
             }
@@ -171,6 +201,27 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
 fn has_session(headers: &HeaderMap) -> bool {
     headers.contains_key(SESSION_ID)
         && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
+}
+
+// === impl BackgroundCalls ===
+
+impl BackgroundCalls {
+    fn count(&self) -> CountedCall {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        CountedCall(self.clone())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+// === impl CountedCall ===
+
+impl Drop for CountedCall {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 // === impl BackgroundCall ===
