@@ -252,6 +252,28 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
     assert_eq!(setup.outcome().await, orphaned);
 }
 
+/// For example, with a fresh key in the path. To the layer, a session belongs to its path.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
+    let mut setup = Setup::begun(NEW).await;
+    let (client, _server, last) = begun(&mut setup, &[]).await;
+    drop(client);
+    let mut resume = resumed(SESSION, &last);
+    *resume.uri_mut() = "/mcp/other".parse().unwrap();
+    let waiting = setup.send(resume);
+    setup.next().await.json(PONG);
+    let client = in_time(waiting).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(setup.arrived.is_empty(), "its client reads");
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    assert!(setup.arrived.is_empty(), "its client may resume");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let cancel = setup.next().await;
+    assert!(cancel.body.contains("notifications/cancelled"));
+    assert_eq!(cancel.uri, "/mcp/other");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_cancel_has_the_credentials_that_were_accepted_last() {
     let mut setup = Setup::begun(NEW).await;
