@@ -1,8 +1,9 @@
 //! The ends of sessions, after which none of their processes or streams remains.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use http::StatusCode;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{client::*, server::*};
@@ -205,6 +206,44 @@ async fn a_session_whose_request_is_arriving_does_not_end() {
     let meanwhile = sleep(Duration::from_secs(1));
     let (status, ()) = client.post_slowly(NOTIFICATION, meanwhile).await;
     assert_eq!(status, StatusCode::ACCEPTED);
+}
+
+/// As if the program was suspended. The client may have sent a request meanwhile.
+#[tokio::test]
+async fn a_session_does_not_end_because_the_program_stood_still() {
+    let timeout = Duration::from_millis(400);
+    let (mut idle, mut lost) = (scripted(&[]), scripted(&[]));
+    (idle.session_timeout, lost.lost_timeout) = (Some(timeout), Some(timeout));
+    for options in [idle, lost] {
+        let client = Client::begin(&serve(options), OLD).await;
+        drop(client.get(None).await);
+        thread::sleep(2 * timeout);
+        sleep(timeout / 4).await;
+        assert_eq!(client.tell(NOTIFICATION).await, StatusCode::ACCEPTED);
+    }
+}
+
+/// As if the program and the server were suspended.
+#[tokio::test]
+async fn a_server_is_not_killed_because_the_program_stood_still() {
+    let kill_after = Duration::from_secs(2);
+    let mut options = scripted(&[]);
+    options.kill_after = Some(kill_after);
+    let stdio = serve(options);
+    let client = Client::begin(&stdio, OLD).await;
+    let server = Pid::from_raw(client.pid().await).unwrap();
+    let working = client.call("1", "work", r#"{"seconds":1,"ignores_cancel":true}"#);
+    let mut working = working.await;
+    let _progress = working.message().await;
+    kill_process(server, Signal::STOP).unwrap();
+    assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
+    // Lets the session begin to wait for the server.
+    sleep(Duration::from_millis(50)).await;
+    thread::sleep(kill_after + kill_after / 2);
+    kill_process(server, Signal::CONT).unwrap();
+    assert_eq!(client.pid().await, server.as_raw_pid());
+    sleep(kill_after).await;
+    assert_eq!(stdio.stats().children, 1);
 }
 
 #[tokio::test]
