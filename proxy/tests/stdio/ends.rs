@@ -1,6 +1,6 @@
 //! The ends of sessions, after which none of their processes or streams remains.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use http::StatusCode;
 use rustix::process::{Pid, Signal, kill_process};
@@ -208,7 +208,7 @@ async fn a_session_whose_request_is_arriving_does_not_end() {
     assert_eq!(status, StatusCode::ACCEPTED);
 }
 
-/// As if the program was suspended. The client may have sent a request meanwhile.
+/// The client may have sent a request meanwhile.
 #[tokio::test]
 async fn a_session_does_not_end_because_the_program_stood_still() {
     let timeout = Duration::from_millis(400);
@@ -217,7 +217,7 @@ async fn a_session_does_not_end_because_the_program_stood_still() {
     for options in [idle, lost] {
         let client = Client::begin(&serve(options), OLD).await;
         drop(client.get(None).await);
-        thread::sleep(2 * timeout);
+        stand_still(2 * timeout);
         sleep(timeout / 4).await;
         assert_eq!(client.tell(NOTIFICATION).await, StatusCode::ACCEPTED);
     }
@@ -239,7 +239,7 @@ async fn a_server_is_not_killed_because_the_program_stood_still() {
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
     // Lets the session begin to wait for the server.
     sleep(Duration::from_millis(50)).await;
-    thread::sleep(kill_after + kill_after / 2);
+    stand_still(kill_after + kill_after / 2);
     kill_process(server, Signal::CONT).unwrap();
     assert_eq!(client.pid().await, server.as_raw_pid());
     sleep(kill_after).await;
