@@ -1,5 +1,5 @@
 //! A tool that waits for a human. Its call survives a lost connection. A client that cannot resume and calls again does
-//! not leave two questions on the human's desk.
+//! not leave two open questions for the human.
 //!
 //! ```sh
 //! cargo run --example approval
@@ -41,7 +41,7 @@ type Failure = Box<dyn Error>;
 /// Timeout of this example, which takes far less. It does not wait for the hour.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A question on the human's desk.
+/// A question that waits for the human.
 struct Question {
     document: String,
     reply: oneshot::Sender<&'static str>,
@@ -49,7 +49,7 @@ struct Question {
 
 #[derive(Clone)]
 struct Office {
-    desk: UnboundedSender<Question>,
+    questions: UnboundedSender<Question>,
     tool_router: ToolRouter<Self>,
 }
 
@@ -65,22 +65,22 @@ async fn main() -> ExitCode {
 
 async fn play() -> Result<(), Failure> {
     let mut servers = JoinSet::new();
-    let (office, mut desk) = unbounded_channel();
-    let (gone, mut leavings) = unbounded_channel();
-    let addr = serve(office, gone, &mut servers).await?;
+    let (office, mut questions) = unbounded_channel();
+    let (disconnects, mut disconnected) = unbounded_channel();
+    let addr = serve(office, disconnects, &mut servers).await?;
     let client = Client::connect(addr).await?;
 
     let mut call = client
         .call(7, "approve", json!({ "document": "the budget" }))
         .await?;
-    let question = next(&mut desk).await?;
+    let question = next(&mut questions).await?;
     println!(
         "the human reads {:?}; the connection breaks",
         question.document
     );
     call.until("id: 0/0").await?;
     call.hang_up();
-    next(&mut leavings).await?;
+    next(&mut disconnected).await?;
     let resumed = client.resume("0/0").await?;
     println!("the client is back; the human approves");
     answer(question)?;
@@ -88,18 +88,18 @@ async fn play() -> Result<(), Failure> {
     println!("the client has its answer");
 
     let mut stale = client.call(8, "approve", contract()).await?;
-    let mut first = next(&mut desk).await?;
+    let mut first = next(&mut questions).await?;
     println!(
-        "the human reads {:?}; the client forgets that it asked",
+        "the human reads {:?}; the client loses its call",
         first.document
     );
     stale.until("id: 0/1").await?;
     stale.hang_up();
-    next(&mut leavings).await?;
+    next(&mut disconnected).await?;
     let again = client.call(9, "approve", contract()).await?;
-    let second = next(&mut desk).await?;
+    let second = next(&mut questions).await?;
     first.reply.closed().await;
-    println!("it asks again: the first question is off the desk; the human approves the second");
+    println!("it asks again: the first question is withdrawn; the human approves the second");
     answer(second)?;
     expect(&again.response().await?, "approved")?;
     println!("the client has its answer");
@@ -107,13 +107,13 @@ async fn play() -> Result<(), Failure> {
 }
 
 async fn serve(
-    desk: UnboundedSender<Question>,
-    gone: UnboundedSender<()>,
+    questions: UnboundedSender<Question>,
+    disconnects: UnboundedSender<()>,
     servers: &mut JoinSet<()>,
 ) -> Result<SocketAddr, Failure> {
     let sessions = Arc::new(CancellableSessionManager::default());
     let office = Office {
-        desk,
+        questions,
         tool_router: Office::tool_router(),
     };
     let handler = AbortOnCancel::new(office).after(Duration::ZERO);
@@ -125,10 +125,10 @@ async fn serve(
         }
         _ => Policy::new(),
     });
-    // A call is superseded only after the server has noticed its client's disconnect. The example waits for that.
+    // A call is superseded only once the server has detected that its client disconnected. The example waits for that.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
-            let _over = gone.send(());
+            let _over = disconnects.send(());
         }
     });
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);
@@ -152,7 +152,7 @@ async fn next<T>(receiver: &mut UnboundedReceiver<T>) -> Result<T, Failure> {
 
 fn answer(question: Question) -> Result<(), Failure> {
     let sent = question.reply.send("approved");
-    Ok(sent.map_err(|_| "nobody waits for the answer")?)
+    Ok(sent.map_err(|_| "the tool no longer waits for the answer")?)
 }
 
 fn expect(response: &str, text: &str) -> Result<(), Failure> {
@@ -175,7 +175,7 @@ impl Office {
         let (reply, answer) = oneshot::channel();
         let question = Question { document, reply };
         let closed = || ErrorData::internal_error("the office is closed", None);
-        self.desk.send(question).map_err(|_| closed())?;
+        self.questions.send(question).map_err(|_| closed())?;
         // Dropping this future also drops `answer`, so the question can no longer be answered.
         let answer = answer.await.map_err(|_| closed())?;
         Ok(answer.to_owned())

@@ -36,7 +36,7 @@ use tracing_subscriber::EnvFilter;
 const USAGE: &str = "\
 usage: axum_server [--grace immediate|auto|never|<seconds>] [--stateless]
 
-  --grace      how long a call goes on after its client went away (auto)
+  --grace      how long a call waits for its client to resume (auto)
   --stateless  without sessions
 ";
 

@@ -56,7 +56,7 @@ mod unix {
 
     type Failure = Box<dyn Error>;
 
-    /// Timeout of this example. It takes less, and the command far more.
+    /// Timeout of this example, which takes far less. The command would take far longer.
     const LIMIT: Duration = Duration::from_secs(10);
 
     /// A tree of processes: two that sleep, one of them in its own shell.
@@ -127,15 +127,15 @@ mod unix {
         servers.shutdown().await;
         let mut rest = String::new();
         let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;
-        ended.map_err(|_| "Somebody still holds the pipe!")??;
+        ended.map_err(|_| "A process still holds the pipe!")??;
         if rest.is_empty() {
             println!(
-                "all its processes were gone after {:.1?}",
+                "all its processes had ended after {:.1?}",
                 hung_up.elapsed()
             );
             Ok(())
         } else {
-            Err(format!("the command went on: {rest:?}").into())
+            Err(format!("the command kept running: {rest:?}").into())
         }
     }
 

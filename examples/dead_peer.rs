@@ -9,8 +9,8 @@
 //! options on the listening socket. The second is an accept loop around hyper-util, with the options on every accepted
 //! socket. HTTP/2 pings need such a loop.
 //!
-//! To try it, call the tool `wait` (`examples/README.md` has curl commands; this server has no sessions) and drop its
-//! packets: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
+//! To try it, call the tool `wait`. `examples/README.md` has curl commands; this server has no sessions. Then drop the
+//! packets of the client: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
@@ -81,7 +81,7 @@ async fn serve_with_pings(listener: TcpListener, app: Router) {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http2()
-        .timer(TokioTimer::new()) // without it hyper panics at the first connection
+        .timer(TokioTimer::new()) // without a timer, hyper panics at the first connection
         .keep_alive_interval(Duration::from_secs(15))
         .keep_alive_timeout(Duration::from_secs(15));
     info!("listening on http://{ADDRESS}/mcp, with HTTP/2 pings");

@@ -97,9 +97,9 @@ async fn main() -> Result<ExitCode, Failure> {
     println!(
         "{}",
         if all {
-            "Nothing works for nobody."
+            "All three handlers have stopped."
         } else {
-            "Somebody still works!"
+            "A handler still runs!"
         }
     );
     Ok(if all {
@@ -112,14 +112,14 @@ async fn main() -> Result<ExitCode, Failure> {
 async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure> {
     Ok(timeout(LIMIT, happened.recv())
         .await?
-        .ok_or("the servers have gone")?)
+        .ok_or("the servers have ended")?)
 }
 
 /// Calls a tool of another server. If the call in `context` is cancelled, the new request is cancelled for the same
 /// reason.
 ///
-/// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when its future is dropped.
-/// The future is dropped only after the time that a handler has to end by itself.)
+/// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when the future of the call
+/// is dropped. That happens only after the time that `AbortOnCancel` gives a handler to end by itself.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,
@@ -169,9 +169,9 @@ impl Server {
         Ok(addr)
     }
 
-    fn say(&self, event: Event) {
+    fn report(&self, event: Event) {
         // The receiver is dropped after the last expected event.
-        let _gone = self.events.send(event);
+        let _sent = self.events.send(event);
     }
 }
 
@@ -181,7 +181,7 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        self.say(Event::Started(self.name));
+        self.report(Event::Started(self.name));
         let _working = Working(self);
         match &self.next {
             Some(next) => {
@@ -197,6 +197,6 @@ impl ServerHandler for Server {
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        self.0.say(Event::Stopped(self.0.name));
+        self.0.report(Event::Stopped(self.0.name));
     }
 }

@@ -1,4 +1,4 @@
-//! A tool that fetches a page with reqwest. When its client disconnects, the other server finds its connection closed.
+//! A tool that fetches a page with reqwest. When its client disconnects, its connection to the web server is closed.
 //!
 //! ```sh
 //! cargo run --example http_request
@@ -38,13 +38,13 @@ type Failure = Box<dyn Error>;
 /// Timeout of this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A server that is slow to answer: the head of a response, and the first of ten bytes of its body.
+/// What the slow server sends: the head of a response, and the first of ten bytes of its body.
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 
 /// What has happened on either side.
 #[derive(Debug, PartialEq, Eq)]
 enum Happened {
-    /// The slow server has received a request, and has sent what it sends.
+    /// The slow server has received a request, and has sent its part of a response.
     Requested,
     /// The slow server has found its connection closed.
     Closed,
@@ -75,12 +75,12 @@ async fn play() -> Result<(), Failure> {
     let mut servers = JoinSet::new();
     let addr = serve(Fetcher::new(happened.clone()), &mut servers).await?;
 
-    for (sent, state) in [("", "no head"), (HEAD, "half of the body")] {
+    for (sent, state) in [("", "nothing"), (HEAD, "a part of the body")] {
         let slow = slow_server(sent, happened.clone(), &mut servers).await?;
         let url = format!("http://{slow}/");
         let client = raw::call(addr, "fetch", json!({ "url": url })).await?;
         expect(&mut events, &[Happened::Requested]).await?;
-        println!("the other server has sent {state}; the client hangs up");
+        println!("the web server has sent {state}; the client hangs up");
         client.hang_up();
         let cancelled = Err(CancelReason::ClientDisconnected);
         expect(
@@ -88,7 +88,7 @@ async fn play() -> Result<(), Failure> {
             &[Happened::ToolEnded(cancelled), Happened::Closed],
         )
         .await?;
-        println!("the tool has ended, and the other server's connection is closed");
+        println!("the tool has ended, and its connection to the web server is closed");
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ async fn serve(fetcher: Fetcher, servers: &mut JoinSet<()>) -> io::Result<Socket
     Ok(addr)
 }
 
-/// Starts a server that sends the beginning of a response, and then waits for the end of its connection.
+/// Starts a server that sends part of a response, and then waits until its connection ends.
 async fn slow_server(
     sent: &'static str,
     happened: UnboundedSender<Happened>,
@@ -152,10 +152,10 @@ async fn answer_slowly(
     let (mut connection, _) = listener.accept().await?;
     read_head(&mut connection).await?;
     connection.write_all(sent.as_bytes()).await?;
-    let _gone = happened.send(Happened::Requested);
+    let _sent = happened.send(Happened::Requested);
     // The end of the connection, or a reset.
     while connection.read_u8().await.is_ok() {}
-    let _gone = happened.send(Happened::Closed);
+    let _sent = happened.send(Happened::Closed);
     Ok(())
 }
 
@@ -187,11 +187,11 @@ impl Fetcher {
     ) -> Result<String, ErrorData> {
         let internal = |error: String| ErrorData::internal_error(error, None);
         let token = CallToken::of(&context).ok_or_else(|| internal("no layer".to_owned()))?;
-        // The head and the body. The drop of either closes the connection.
+        // Reads the head and the body. Dropping this future closes the connection, in either phase.
         let page = async { self.http.get(url).send().await?.text().await };
         let page = token.run_until_cancelled(page).await;
         let ended = page.as_ref().map(|_| ()).map_err(|reason| *reason);
-        let _gone = self.happened.send(Happened::ToolEnded(ended));
+        let _sent = self.happened.send(Happened::ToolEnded(ended));
         match page {
             Ok(page) => page.map_err(|error| internal(error.to_string())),
             Err(reason) => Err(internal(reason.to_string())),

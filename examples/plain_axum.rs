@@ -44,7 +44,7 @@ const PAGES: u64 = 3;
 struct Press {
     /// Number of pages printed, whether or not the reader stayed.
     printed: Arc<AtomicU64>,
-    said: UnboundedSender<&'static str>,
+    messages: UnboundedSender<&'static str>,
 }
 
 #[tokio::main]
@@ -53,10 +53,10 @@ async fn main() -> ExitCode {
 }
 
 async fn play() -> Result<(), Failure> {
-    let (said, mut sayings) = unbounded_channel();
+    let (messages, mut received) = unbounded_channel();
     let press = Press {
         printed: Arc::default(),
-        said,
+        messages,
     };
     let app = Router::new()
         .route("/book", get(book))
@@ -77,31 +77,31 @@ async fn play() -> Result<(), Failure> {
     if !book.ends_with("3 pages") {
         return Err(format!("not a book: {book:?}").into());
     }
-    println!("and has it");
+    println!("and gets it");
 
     // The messages about the first book.
-    while sayings.try_recv().is_ok() {}
+    while received.try_recv().is_ok() {}
     let book = raw::request(addr, "GET", "/book", &[], "").await?;
-    println!("{}; another reader hangs up", next(&mut sayings).await?);
+    println!("{}; another reader hangs up", next(&mut received).await?);
     book.hang_up();
     let mut missing = vec!["the bill is cancelled", "the press stops"];
     while !missing.is_empty() {
-        let saying = next(&mut sayings).await?;
-        println!("{saying}");
-        missing.retain(|text| *text != saying);
+        let next_message = next(&mut received).await?;
+        println!("{next_message}");
+        missing.retain(|text| *text != next_message);
     }
     let printed = press.printed.load(Ordering::Relaxed);
-    println!("{printed} pages were printed, {PAGES} of them for somebody");
+    println!("{printed} pages were printed, {PAGES} of them for a reader who stayed");
     Ok(())
 }
 
 /// Prints a book in a task, which dropping the handler would not stop.
 async fn book(State(press): State<Press>, call: CallToken) -> String {
     let (done, printed) = oneshot::channel();
-    let said = press.said.clone();
+    let messages = press.messages.clone();
     call.on_cancel(async move |reason| {
         println!("clean-up: {reason}");
-        let _gone = said.send("the bill is cancelled");
+        let _sent = messages.send("the bill is cancelled");
     });
     print(press, call, done);
     match printed.await {
@@ -120,20 +120,20 @@ fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
         while pages < PAGES {
             tokio::select! {
                 () = call.cancelled() => {
-                    let _gone = press.said.send("the press stops");
+                    let _sent = press.messages.send("the press stops");
                     return;
                 }
                 () = sleep(Duration::from_millis(50)) => {}
             }
             pages += 1;
             press.printed.fetch_add(1, Ordering::Relaxed);
-            let _gone = press.said.send("a page is printed");
+            let _sent = press.messages.send("a page is printed");
         }
         // The reader may have disconnected at this moment.
-        let _gone = done.send(pages);
+        let _sent = done.send(pages);
     });
 }
 
-async fn next(sayings: &mut UnboundedReceiver<&'static str>) -> Result<&'static str, Failure> {
-    Ok(sayings.recv().await.ok_or("the server has gone")?)
+async fn next(received: &mut UnboundedReceiver<&'static str>) -> Result<&'static str, Failure> {
+    Ok(received.recv().await.ok_or("the server has ended")?)
 }

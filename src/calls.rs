@@ -70,14 +70,15 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
-    /// Number of calls that ended without a cancel while the drain waited. A call that was cancelled meanwhile, by its client or for
-    /// any other reason, does not count.
+    /// Number of calls that ended without a cancel while the drain waited.
+    ///
+    /// A call that was cancelled meanwhile, by its client or for any other reason, does not count.
     pub ended: usize,
     /// Number of calls that the drain cancelled.
     pub cancelled: usize,
 }
 
-/// What is copied of a call while its session is locked. The rest is copied afterwards.
+/// The part of a call that is copied while its session is locked. The rest is copied afterwards.
 struct RawSnapshot {
     id: CallId,
     call: Arc<Exchange>,
@@ -232,8 +233,8 @@ impl Calls {
     /// # Cancel safety
     ///
     /// A drain that is dropped before its end has cancelled either no call or all calls. In the second case the cancels are still
-    /// delivered. Several drains may run at the same time. Once the first one has cancelled the rest, the others end too, unless a
-    /// call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
+    /// delivered. Several drains may run at the same time. Once the first one has cancelled the remaining calls, the others end too,
+    /// unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {

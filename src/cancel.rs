@@ -27,7 +27,7 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
-    /// Announces that `call` may be cancelled next. Returns `None` if nothing would wait for the guard.
+    /// Announces that `call` may be cancelled next. Returns `None` if no task would wait for the guard.
     fn begin_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }
@@ -37,7 +37,9 @@ pub(crate) trait Canceller: Send + Sync {
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The error of a cancel that was not delivered to the server. The call's [`CallToken`](crate::CallToken) has fired.
+/// The error of a cancel that was not delivered to the server.
+///
+/// The call's [`CallToken`](crate::CallToken) has fired nevertheless.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};

@@ -1,4 +1,4 @@
-//! Calls into the user's code, whose panics must not affect anything else.
+//! Catches panics in the user's code, which must not affect anything else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

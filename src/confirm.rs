@@ -4,13 +4,15 @@ use std::{pin::Pin, time::Duration};
 
 use crate::call::{CallInfo, Detachment};
 
-/// A call whose client did not resume within its grace, as it is passed to [`confirm`](crate::CancelOnDisconnectLayer::confirm).
+/// A call whose client did not resume within its grace: the argument of [`confirm`].
+///
+/// [`confirm`]: crate::CancelOnDisconnectLayer::confirm
 ///
 /// ```
 /// use std::future::ready;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Confirmation, Orphan};
 ///
-/// /// Reports may wait for as long again.
+/// /// A report waits for a second grace.
 /// fn decide(orphan: &Orphan<'_>) -> Confirmation {
 ///     let grace = orphan.grace();
 ///     match orphan.call().tool() {
@@ -45,8 +47,9 @@ pub enum Confirmation {
     Cancel,
     /// Not yet. The call waits for this much longer, at least 100 ms. Then `confirm` is called again.
     Postpone(Duration),
-    /// It may be cancelled, because another instance owns its session and no client will resume the call here. The call is cancelled
-    /// as [`SessionClosed`](crate::CancelReason::SessionClosed).
+    /// It may be cancelled, because another instance owns its session.
+    ///
+    /// No client will resume the call here. The call is cancelled as [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }
 

@@ -11,7 +11,7 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Maximum `retry` that is multiplied for a grace: 10 min. Chosen because a server may send any value.
+/// Maximum `retry` that counts five times for a grace: 10 min. Chosen because a server may send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
 /// Maximum network delay that is added to `retry`: 5 s. A shorter `retry` is only doubled.
@@ -56,7 +56,7 @@ impl StreamEnd {
         }
     }
 
-    /// Returns how long a client that follows `retry` takes to resume. Returns zero if it cannot resume.
+    /// Returns how long a client that honours `retry` takes to resume. Returns zero if it cannot resume.
     fn retry_delay(self) -> Duration {
         retry_delay(self.retry.filter(|_| self.replayable))
     }

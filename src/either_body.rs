@@ -1,4 +1,4 @@
-//! A body, or bytes in its place.
+//! A body, or bytes that replace it.
 
 use std::{
     pin::Pin,

@@ -1,6 +1,6 @@
 //! The internals that the fuzz targets in `fuzz/` call.
 //!
-//! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets, so no other build has them.
+//! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets.
 
 use crate::{
     call::RequestId,

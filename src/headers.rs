@@ -1,6 +1,6 @@
 //! The headers that the layer reads.
 //!
-//! Those that it reads from every message are found in one pass, which costs less than a look-up of each.
+//! Those that it reads from every message are found in one pass, which costs less than looking up each of them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -71,7 +71,9 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Returns `true` if a `Content-Type` names this media type, with any parameters (RFC 9110, section 8.3.1).
+/// Returns `true` if a `Content-Type` names this media type, with any parameters.
+///
+/// See RFC 9110, section 8.3.1.
 pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
     if value.as_bytes() == media_type.as_bytes() {
         return true;
@@ -100,7 +102,9 @@ pub(crate) fn is_of_another_kind(content_type: Header<'_>) -> bool {
     !essence.starts_with(b"application/json") && !essence.ends_with(b"+json")
 }
 
-/// Returns `true` if the `Accept` header names server-sent events with a weight above zero (RFC 9110, section 12.5.1).
+/// Returns `true` if the `Accept` header names server-sent events with a weight above zero.
+///
+/// See RFC 9110, section 12.5.1.
 pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT).iter();
     let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));

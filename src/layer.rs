@@ -59,8 +59,8 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 /// }
 /// ```
 ///
-/// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still has
-/// the calls of all of them:
+/// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still
+/// returns the calls of all routes:
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -103,8 +103,8 @@ impl CancelOnDisconnectLayer {
     ///
     /// It runs once for each call, when the call becomes known.
     ///
-    /// Where the policy sets nothing, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, in whatever order
-    /// the options are given. They also apply if the closure panics.
+    /// Where the policy sets nothing, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, whatever the order
+    /// in which the options are set. They also apply if the closure panics.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -129,7 +129,7 @@ impl CancelOnDisconnectLayer {
     /// It is dropped with the last [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns
     /// `None` or panics, the call has no such extension. With several closures for one type, the last one that returns a value counts.
     ///
-    /// The closure runs for each POST that may carry JSON, before its body is read, even if the body turns out not to be a call.
+    /// The closure runs for each POST that may carry JSON, before its body is read. So it also runs for a body that is not a call.
     ///
     /// ```
     /// use std::{sync::mpsc, time::Duration};
@@ -184,7 +184,7 @@ impl CancelOnDisconnectLayer {
     /// Use this when the decision depends on something outside this process, for example whether the client has resumed on another
     /// server. The call waits for the decision, and a client that resumes meanwhile keeps its call. If the closure panics, or has
     /// not decided after 10 s, the call waits for another grace. The closure is not called for calls without a grace. It does not
-    /// delay other cancels: [`call_timeout`](Self::call_timeout), [`Calls`], the end of a session.
+    /// delay the cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
     ///
     /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.
     ///
@@ -248,8 +248,8 @@ impl CancelOnDisconnectLayer {
     ///
     /// The interval is at least 1 ms. Off by default. rmcp does the same every 15 s.
     ///
-    /// A client that has vanished is detected only when a write to its connection fails, and a probe is such a write. A comment is
-    /// not an event, so clients ignore it. Proxies count it as traffic. It is sent between two events, never inside one. The
+    /// A client that has vanished is detected only when a write to its connection fails. The comment is such a write: a *probe*. It
+    /// is not an event, so clients ignore it. Proxies count it as traffic. It is sent between two events, never inside one. The
     /// response gets `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. A body that is
     /// encoded, or whose length is known, gets no probes.
     ///
@@ -294,8 +294,8 @@ impl CancelOnDisconnectLayer {
     /// JSON-RPC error -32603, with `data.status`, unless the body is a JSON-RPC error. The inner future is boxed.
     ///
     /// The option applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of such a client
-    /// that may carry JSON is passed on without its `Accept-Encoding`, because the head of a request does not show whether the body is
-    /// a call. The call's stream is probed at the interval of [`keep_alive`](Self::keep_alive), or every 15 s without one.
+    /// that may carry JSON loses its `Accept-Encoding`, because the head does not show whether the body is a call. The call's stream
+    /// is probed at the interval of [`keep_alive`](Self::keep_alive), or every 15 s without one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -327,15 +327,15 @@ impl CancelOnDisconnectLayer {
     /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
     ///
     /// In rmcp, the streams of a session share one worker, which waits for the slowest stream. So one client that does not read blocks
-    /// all calls of its session, cancels included. A stream is stalled when its last frame was taken `timeout` ago and the next one has
-    /// not been requested. A quiet stream is not stalled.
+    /// all calls of its session, cancels included. A stream is stalled if hyper took its last frame `timeout` ago and has not requested
+    /// the next one. A quiet stream is not stalled.
     ///
     /// # What counts as reading
     ///
     /// A large frame is passed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. The layer only observes
-    /// that hyper requests the next piece, and hyper does so once there is room in its own buffer and in that of the kernel. On Linux
-    /// the kernel reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the
-    /// unsent part to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
+    /// that hyper requests the next piece. hyper does so once its own buffer and that of the kernel have room. On Linux the kernel
+    /// reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the unsent part
+    /// to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
     ///
     /// On HTTP/2 a client may stop reading one stream, and so exhaust the flow-control window of the whole connection. Then no stream
     /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine which of them

@@ -1,8 +1,8 @@
 //! Cancels an in-flight MCP call when its client disconnects, and only then.
 //!
-//! In session mode, the default, an MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when the client closes
-//! the connection in the middle of a call. The tool's cancellation token never fires, and the work continues without a client. This
-//! crate is a tower layer that cancels such a call. A client that reconnects for its answer keeps its call.
+//! When a client closes its connection in the middle of a call, an [rmcp](https://docs.rs/rmcp) server in session mode, the default,
+//! keeps the tool running. The tool's cancellation token never fires, and the work continues without a client. This crate is a tower
+//! layer that cancels such a call. A client that reconnects for its answer keeps its call.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -29,7 +29,7 @@
 //! |---|---|
 //! | [`CancelOnDisconnectLayer`] | wraps the service; its options decide what a disconnect means |
 //! | [`CancellableSessionManager`] | replaces the session manager of rmcp's service, and makes cancels exact and cheap |
-//! | [`Grace`] | how long a call waits for a client that may resume: by default 20 s or more if the client can resume it, else not at all |
+//! | [`Grace`] | how long a call waits for its client to resume: by default 20 s or more, or not at all if the client cannot resume |
 //! | [`CallToken`] | notifies a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` is not enough |
 //!
 //! The layer also works without the session manager, in front of any MCP server. It then cancels a call of a session with a
@@ -52,10 +52,15 @@
 //!
 //! # What counts as a disconnect
 //!
-//! The response future or the response body is dropped before its end, the response body fails, the request body fails
-//! while it is read, or the inner service panics. On HTTP/1 a closed connection has that effect, and on HTTP/2 a reset stream
-//! does, too. These are not disconnects: the end of a response to HEAD, of a body of known length that was sent completely, and
-//! of a stream that the server ended.
+//! A disconnect is any of these:
+//!
+//! - The response future or the response body is dropped before its end, or the response body fails. A closed connection has that
+//!   effect, and so has a reset stream on HTTP/2.
+//! - The request body fails while it is read.
+//! - The inner service panics.
+//!
+//! The end of a response to HEAD is not a disconnect. Nor is the end of a body of known length that was sent completely, or of a
+//! stream that the server ended.
 //!
 //! A silent connection counts as a disconnect only once a write to it fails. hyper also misses these cases:
 //!
@@ -154,7 +159,7 @@ mod wait_until;
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
-/// The sockets below HTTP: the kernel detects dead peers, and detects a disconnect before hyper does.
+/// The sockets below HTTP: the kernel detects dead peers, and disconnects that hyper misses.
 #[cfg(feature = "socket")]
 #[doc(inline)]
 pub use watched_socket as socket;

@@ -1,8 +1,10 @@
-//! Limits of tracked calls and retained answers. One session reaches its own limit long before all sessions together reach theirs.
+//! Limits of tracked calls and retained answers.
+//!
+//! A session reaches its own limit long before all sessions together reach theirs.
 
 /// Maximum number of calls that a layer tracks, and of bytes of answers that it retains.
 ///
-/// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is
+/// A call over a limit keeps running as it would without the layer. It is neither refused nor cancelled, and no other call is
 /// evicted for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns at most once a minute for
 /// each limit.
 /// [The manual](crate::manual::defaults) has the reasons for the numbers.
@@ -73,13 +75,13 @@ impl Limits {
 
     /// Sets how many bytes of answers are retained: 16 MiB by default.
     ///
-    /// An answer counts as the size of its texts, a quarter of a KiB for each block of its content, the size of everything else as
-    /// JSON, and half a KiB. The first answer that a session retains counts another 0.8 KiB. A quarter of the bytes is for
+    /// An answer counts half a KiB, and a quarter of a KiB for each block of its content. Added to that are the size of its texts, and
+    /// the size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB. A quarter of the bytes is for
     /// answers whose client was connected at the time of the answer. The rest is for answers for which a client may still resume. A
     /// session retains at most as much of each kind as remains for all others.
     ///
-    /// An answer that does not fit in the remaining space, or in the limit of its session, evicts older ones of its session: first those
-    /// whose client was connected. If that is not enough, the new answer is not retained. If an answer for which a client may still
+    /// An answer that exceeds the remaining space, or the limit of its session, evicts older answers of its session. Those whose client
+    /// was connected are evicted first. If that is not enough, the new answer is not retained. If an answer for which a client may still
     /// resume is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;

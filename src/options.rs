@@ -31,7 +31,7 @@ pub enum RetainAnswers {
     /// broke. A session retains the latest 64 answers whose client was connected, and they are evicted first.
     #[default]
     All,
-    /// The answers that were sent while their client was disconnected.
+    /// The answers of calls that were detached when they completed.
     Detached,
     /// No answers. A client that resumes a completed call receives what rmcp alone sends: an empty stream, unless the events are
     /// stored. The errors of cancelled calls are still retained.

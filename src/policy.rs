@@ -1,4 +1,4 @@
-//! The user's rules for calls: how long a detached call keeps running, and how long a call may last.
+//! The user's rules for calls: how long a call may last, and how long without its client.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 /// How long a call keeps running after its client disconnected.
 ///
 /// This is how long the *layer* lets the call run. rmcp 3 itself stops the handler of a stateless call as soon as the call's stream
-/// is dropped, unless its events are stored.
+/// is dropped, unless the call's events are stored.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,13 +46,14 @@ pub enum Grace {
     ///
     /// If the server sent a `retry`, the call waits for at least `retry` + min(`retry`, 5 s).
     AutoAfter(Duration),
-    /// The call keeps running for this long after the disconnect, even if its client cannot resume.
+    /// The call keeps running this long after a disconnect, even if its client cannot resume.
     ///
     /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot observe that a client without a session resumes
     /// its call from an event store. Use another grace for such calls.
     After(Duration),
-    /// The call keeps running to its end. The SHOULD NOT of revisions up to 2025-11-25 asks for this, but later revisions require
-    /// a cancel.
+    /// The call keeps running to its end.
+    ///
+    /// The SHOULD NOT of revisions up to 2025-11-25 asks for this, but later revisions require a cancel.
     Never,
 }
 
@@ -97,8 +98,9 @@ impl Policy {
         Self::default()
     }
 
-    /// Sets how long the call keeps running after its client disconnected, in place of the layer's
-    /// [`grace`](crate::CancelOnDisconnectLayer::grace).
+    /// Sets how long the call keeps running after its client disconnected.
+    ///
+    /// It replaces the layer's [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);
         self
@@ -122,7 +124,7 @@ impl Policy {
     /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is not superseded.
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. Both calls need this
-    /// policy: a call whose policy does not set it is not superseded, and supersedes none. The layer has no such option.
+    /// policy: a call whose policy does not set it is not superseded, and supersedes no other call. The layer has no such option.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

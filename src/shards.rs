@@ -10,7 +10,7 @@ pub(crate) struct Shards<L>(Box<[L]>);
 // === impl Shards ===
 
 impl<L> Shards<L> {
-    /// Returns the lock for a hash. Uses other bits of the hash than a map behind the lock.
+    /// Returns the lock for a hash. Uses bits of the hash that a map behind the lock does not use.
     pub(crate) fn of(&self, hash: u64) -> &L {
         let at = (hash >> 32) as usize % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]

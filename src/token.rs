@@ -187,7 +187,7 @@ impl CallToken {
 
     /// Runs `clean_up` once if the call is cancelled.
     ///
-    /// Use it to release a lock, remove a temporary file, stop billing, or notify another server, for example.
+    /// A clean-up may release a lock, remove a temporary file, stop billing, or notify another server, for example.
     ///
     /// The clean-up receives the reason. It runs even if the handler ignores its token, was dropped or has returned. If the
     /// call is already cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running,
@@ -198,8 +198,8 @@ impl CallToken {
     ///
     /// A call may have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect
     /// the others. Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up
-    /// should not own a `CallToken` of its own call: if the end of the call is never observed, the clean-up and the token keep
-    /// each other alive.
+    /// should not own a `CallToken` of its own call. If the end of the call is never observed, the clean-up and the token would
+    /// keep each other alive.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -246,8 +246,8 @@ impl CallToken {
 
     /// Marks the call as answered.
     ///
-    /// A gateway between the layer and its server calls this when it has the answer, if it keeps reading after the client has
-    /// disconnected and replays the answer to a client that resumes.
+    /// For a gateway that keeps reading after the client has disconnected, and replays the answer to a client that resumes. The gateway,
+    /// which is between the layer and its server, calls this when it has the answer.
     ///
     /// The call ends as completed. Its grace and its pending resumes end, no cancel is injected, the token does not fire, and
     /// clean-ups are dropped. A later resume is passed on unchanged, and the gateway decides what its client receives. An
@@ -295,8 +295,8 @@ impl CallToken {
     ///
     /// - If the layer has not parsed the request's body yet, the call is reported as started and completed once the body is
     ///   parsed. The call is never in flight.
-    /// - If the request has no call (a plain route, `initialize`, a notification, a resume, a body that cannot be parsed), the
-    ///   token does not fire any more, and nothing else changes.
+    /// - If the request has no call, the token does not fire any more, and nothing else changes. Such a request is a plain route,
+    ///   `initialize`, a notification, a resume, or a body that cannot be parsed.
     /// - If the call has ended, nothing changes. An answer that a session manager observed first stays retained.
     pub fn answered(&self) {
         self.0.on_answered_externally();
@@ -329,8 +329,7 @@ impl CallToken {
         self.0.is_replay()
     }
 
-    /// Returns a child of the call's [`CancellationToken`], which fires when the call is cancelled. Cancelling the child does not
-    /// cancel the call.
+    /// Returns a [`CancellationToken`] that fires when the call is cancelled. Cancelling it does not cancel the call.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};
@@ -378,9 +377,9 @@ mod extract {
 
     use super::CallToken;
 
-    /// The rejection of a request whose handler takes a [`CallToken`], on a route without
-    /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). Its response has the status 500. A handler that takes an
-    /// `Option<CallToken>` also serves such routes.
+    /// The rejection by a handler that takes a [`CallToken`], on a route without the layer.
+    ///
+    /// Its response has the status 500. A handler that takes an `Option<CallToken>` also serves such routes.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

@@ -21,7 +21,7 @@ use strum::{Display, IntoEnumIterator};
 use tower::ServiceExt;
 
 use crate::{
-    client::{Client, Way, call},
+    client::{Client, Transport, call},
     common_layers::CommonLayer,
     named,
     setup::{Mode, Server, Setup, bare, boxed, clustered, routed},
@@ -39,14 +39,14 @@ const WASTED_LOCKS: usize = 25;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Case {
-    pub who: Who,
-    pub what: What,
+    pub candidate: Candidate,
+    pub what: Workload,
 }
 
 /// The set-up or layer around the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 #[strum(serialize_all = "lowercase")]
-pub enum Who {
+pub enum Candidate {
     #[strum(to_string = "{0}")]
     Setup(Setup),
     /// A common layer that is not from this crate.
@@ -66,7 +66,7 @@ pub enum Who {
 
 /// The kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
-pub enum What {
+pub enum Workload {
     /// One tool call.
     #[strum(to_string = "{0} {1}")]
     Call(Mode, Load),
@@ -91,21 +91,21 @@ pub struct Running {
     call: Option<(&'static str, Value)>,
     /// The start of the answer, and its minimum length.
     expected: (String, usize),
-    asked: usize,
+    requests: usize,
 }
 
 // === impl Case ===
 
 impl Case {
-    pub fn new(who: Who, what: What) -> Self {
-        Self { who, what }
+    pub fn new(candidate: Candidate, what: Workload) -> Self {
+        Self { candidate, what }
     }
 
     /// Every request, of bare rmcp and of the set-ups that are compared with it.
     pub fn compared() -> impl Iterator<Item = Self> {
-        What::all().flat_map(|what| {
-            let whos = iter::once(Who::BARE).chain(Who::COMPARED);
-            whos.map(move |who| Self::new(who, what))
+        Workload::all().flat_map(|what| {
+            let whos = iter::once(Candidate::BARE).chain(Candidate::COMPARED);
+            whos.map(move |candidate| Self::new(candidate, what))
         })
     }
 
@@ -115,17 +115,23 @@ impl Case {
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        let usual = CommonLayer::iter().map(Who::CommonLayer);
-        let others = [Who::Routed, Who::Clustered, Who::Slowed, Who::Sprawling];
+        let usual = CommonLayer::iter().map(Candidate::CommonLayer);
+        let others = [
+            Candidate::Routed,
+            Candidate::Clustered,
+            Candidate::Slowed,
+            Candidate::Sprawling,
+        ];
         let others = others.into_iter().chain(usual);
-        let calls = || What::all().filter(|what| *what != What::Plain);
-        let others = others.flat_map(move |who| calls().map(move |what| Self::new(who, what)));
+        let calls = || Workload::all().filter(|what| *what != Workload::Plain);
+        let others =
+            others.flat_map(move |candidate| calls().map(move |what| Self::new(candidate, what)));
         Self::compared().chain(others)
     }
 
     /// The same request of bare rmcp.
     pub fn bare(self) -> Self {
-        Self::new(Who::BARE, self.what)
+        Self::new(Candidate::BARE, self.what)
     }
 
     /// Number of counted requests.
@@ -134,19 +140,19 @@ impl Case {
     }
 
     pub async fn run(self) -> Result<Running> {
-        let way = Way::Direct(self.server().await?);
+        let transport = Transport::Direct(self.server().await?);
         let client = match self.what {
-            What::Call(mode, _) => Client::open(way, mode).await?,
-            What::Plain => Client::new(way),
+            Workload::Call(mode, _) => Client::open(transport, mode).await?,
+            Workload::Plain => Client::new(transport),
         };
         let (call, start, length) = match self.what {
-            What::Plain => (None, "hello".to_owned(), 0),
-            What::Call(_, Load::Arguments(bytes)) => {
+            Workload::Plain => (None, "hello".to_owned(), 0),
+            Workload::Call(_, Load::Arguments(bytes)) => {
                 let arguments = json!({ "text": "x".repeat(bytes) });
                 let start = format!("\"text\":\"{bytes}\"");
                 (Some(("measure", arguments)), start, 0)
             }
-            What::Call(_, Load::Result(bytes)) => {
+            Workload::Call(_, Load::Result(bytes)) => {
                 let arguments = json!({ "length": bytes });
                 let start = "\"text\":\"xxx".to_owned();
                 (Some(("produce", arguments)), start, bytes)
@@ -156,37 +162,41 @@ impl Case {
             client,
             call,
             expected: (start, length),
-            asked: 0,
+            requests: 0,
         })
     }
 
     async fn server(self) -> Result<Server<Full<Bytes>>> {
         let layer = CancelOnDisconnectLayer::new();
         let tools = Tools::default();
-        let setup = match self.who {
-            Who::Setup(setup) => setup,
+        let setup = match self.candidate {
+            Candidate::Setup(setup) => setup,
             _ => Setup::Wrapped,
         };
-        Ok(match (self.what, self.who) {
-            (What::Plain, _) => {
+        Ok(match (self.what, self.candidate) {
+            (Workload::Plain, _) => {
                 let route = Router::new().route("/", get(async || "hello"));
                 setup.around(route, layer)
             }
-            (What::Call(mode, _), Who::Setup(_)) => setup.serve(mode.config(), tools, layer),
-            (What::Call(mode, _), Who::CommonLayer(usual)) => {
+            (Workload::Call(mode, _), Candidate::Setup(_)) => {
+                setup.serve(mode.config(), tools, layer)
+            }
+            (Workload::Call(mode, _), Candidate::CommonLayer(usual)) => {
                 usual.around(bare(mode.config(), tools))
             }
-            (What::Call(mode, _), Who::Abortable) => {
+            (Workload::Call(mode, _), Candidate::Abortable) => {
                 setup.serve(mode.config(), AbortOnCancel::new(tools), layer)
             }
-            (What::Call(mode, _), Who::Routed) => {
+            (Workload::Call(mode, _), Candidate::Routed) => {
                 boxed(routed(setup.serve(mode.config(), tools, layer)))
             }
-            (What::Call(mode, _), Who::Clustered) => clustered(mode.config(), tools, layer).await?,
-            (What::Call(mode, _), Who::Slowed) => {
+            (Workload::Call(mode, _), Candidate::Clustered) => {
+                clustered(mode.config(), tools, layer).await?
+            }
+            (Workload::Call(mode, _), Candidate::Slowed) => {
                 boxed(setup.serve(mode.config(), tools, layer).map_request(slowly))
             }
-            (What::Call(mode, _), Who::Sprawling) => boxed(
+            (Workload::Call(mode, _), Candidate::Sprawling) => boxed(
                 setup
                     .serve(mode.config(), tools, layer)
                     .map_request(sprawling),
@@ -243,13 +253,13 @@ fn sprawling<A>(request: Request<A>) -> Request<A> {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.who, self.what)
+        write!(f, "{} {}", self.candidate, self.what)
     }
 }
 
-// === impl Who ===
+// === impl Candidate ===
 
-impl Who {
+impl Candidate {
     pub const BARE: Self = Self::Setup(Setup::Bare);
 
     /// The set-ups that the tables compare with [`Self::BARE`].
@@ -261,9 +271,9 @@ impl Who {
     ];
 }
 
-// === impl What ===
+// === impl Workload ===
 
-impl What {
+impl Workload {
     pub fn all() -> impl Iterator<Item = Self> {
         use Load::{Arguments, Result};
         let loads = [
@@ -314,7 +324,7 @@ impl What {
 
 impl Running {
     /// Repeats the request `times` times.
-    pub async fn go(&mut self, times: u32) -> Result<()> {
+    pub async fn run(&mut self, times: u32) -> Result<()> {
         for _ in 0..times {
             self.ask().await?;
         }
@@ -325,7 +335,7 @@ impl Running {
     pub async fn ask(&mut self) -> Result<()> {
         let request = match &self.call {
             Some((tool, arguments)) => {
-                let message = call(self.asked, tool, arguments.clone());
+                let message = call(self.requests, tool, arguments.clone());
                 self.client.post(&message)?
             }
             None => Request::get("http://localhost/")
@@ -333,7 +343,7 @@ impl Running {
                 .header("user-agent", "bench")
                 .body(Full::default())?,
         };
-        self.asked += 1;
+        self.requests += 1;
         let answer = self.client.ask(request).await?;
         // A large result is at the start of its answer, so the search ends early.
         let start = String::from_utf8_lossy(&answer[..answer.len().min(1_000)]);

@@ -35,7 +35,7 @@ const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 
 /// How the server is reached.
 #[derive(Clone)]
-pub enum Way {
+pub enum Transport {
     Direct(Server<Full<Bytes>>),
     Socket(SocketAddr),
 }
@@ -43,7 +43,7 @@ pub enum Way {
 /// A client with one session, or without sessions.
 #[derive(Clone)]
 pub struct Client {
-    way: Way,
+    transport: Transport,
     session: Option<HeaderValue>,
     fields: [(HeaderName, HeaderValue); 5],
 }
@@ -84,18 +84,18 @@ pub fn ping() -> Value {
 
 impl Client {
     /// A client without a session.
-    pub fn new(way: Way) -> Self {
+    pub fn new(transport: Transport) -> Self {
         let (session, fields) = (None, fields());
         Self {
-            way,
+            transport,
             session,
             fields,
         }
     }
 
     /// Opens a session if the mode has sessions.
-    pub async fn open(way: Way, mode: Mode) -> Result<Self> {
-        let mut client = Self::new(way);
+    pub async fn open(transport: Transport, mode: Mode) -> Result<Self> {
+        let mut client = Self::new(transport);
         if mode == Mode::Stateless {
             return Ok(client);
         }
@@ -113,16 +113,16 @@ impl Client {
     }
 
     /// Opens `count` clients one after the other.
-    pub async fn open_many(way: &Way, mode: Mode, count: usize) -> Result<Vec<Self>> {
+    pub async fn open_many(transport: &Transport, mode: Mode, count: usize) -> Result<Vec<Self>> {
         let mut clients = Vec::new();
         for _ in 0..count {
-            clients.push(Self::open(way.clone(), mode).await?);
+            clients.push(Self::open(transport.clone(), mode).await?);
         }
         Ok(clients)
     }
 
-    pub fn way(&self) -> &Way {
-        &self.way
+    pub fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     pub fn session(&self) -> Option<&str> {
@@ -184,7 +184,7 @@ impl Client {
 
     /// Sends a request to a server in this process.
     pub async fn direct(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Body>> {
-        let Way::Direct(server) = &mut self.way else {
+        let Transport::Direct(server) = &mut self.transport else {
             bail!("not in this process");
         };
         let response = server.ready().await?.call(request).await?;
@@ -201,7 +201,7 @@ impl Client {
     /// Sends a request and reads the response head.
     async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
         let send = async {
-            let Way::Socket(address) = self.way else {
+            let Transport::Socket(address) = self.transport else {
                 // Header values from a socket are not shared with other requests.
                 for value in request.headers_mut().values_mut() {
                     *value = HeaderValue::from_bytes(value.as_bytes())?;

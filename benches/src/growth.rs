@@ -14,7 +14,7 @@ use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
 use tokio::time::Instant;
 
 use crate::{
-    client::{Client, Way, call},
+    client::{Client, Transport, call},
     named,
     setup::{Mode, Setup},
     tools::Tools,
@@ -63,11 +63,11 @@ struct Stage {
     /// The client of the measured session.
     client: Client,
     _bodies: Vec<Body>,
-    asked: usize,
+    requests: usize,
 }
 
 /// The duration of each repetition of an operation.
-struct Took(Vec<Duration>);
+struct Durations(Vec<Duration>);
 
 // === impl Spread ===
 
@@ -124,10 +124,10 @@ impl Stage {
         let layer = CancelOnDisconnectLayer::new();
         let setup = scene.setup;
         let server = setup.serve(Mode::Session.config(), Tools::default(), layer.clone());
-        let way = Way::Direct(server);
+        let transport = Transport::Direct(server);
         let mut bodies = Vec::with_capacity(scene.in_flight);
         loop {
-            let mut client = Client::open(way.clone(), Mode::Session).await?;
+            let mut client = Client::open(transport.clone(), Mode::Session).await?;
             let left = scene.in_flight - bodies.len();
             for id in 0..left.min(scene.spread.per_session()) {
                 bodies.push(wait(&mut client, id).await?.0);
@@ -138,7 +138,7 @@ impl Stage {
                     layer,
                     client,
                     _bodies: bodies,
-                    asked: 1_000_000,
+                    requests: 1_000_000,
                 });
             }
         }
@@ -146,7 +146,7 @@ impl Stage {
 
     fn find(&self) -> Option<CallId> {
         let session = self.client.session()?;
-        let request = RequestId::Number(self.asked as i64);
+        let request = RequestId::Number(self.requests as i64);
         self.layer.calls().find(session, &request)
     }
 
@@ -156,13 +156,13 @@ impl Stage {
     }
 
     /// Performs the operation once. Counts the operation alone, without its preparation.
-    async fn perform(&mut self, operation: Operation, took: &mut Took) -> Result<()> {
-        self.asked += 1;
+    async fn perform(&mut self, operation: Operation, took: &mut Durations) -> Result<()> {
+        self.requests += 1;
         match operation {
             Operation::Call => self.call(took).await,
             Operation::Delete => self.delete(took).await,
             Operation::HangUp | Operation::Resume | Operation::Find => {
-                let (mut body, event) = wait(&mut self.client, self.asked).await?;
+                let (mut body, event) = wait(&mut self.client, self.requests).await?;
                 settle().await;
                 match operation {
                     Operation::HangUp => {
@@ -188,15 +188,15 @@ impl Stage {
         }
     }
 
-    async fn call(&mut self, took: &mut Took) -> Result<()> {
-        let message = call(self.asked, "measure", json!({ "text": "x" }));
+    async fn call(&mut self, took: &mut Durations) -> Result<()> {
+        let message = call(self.requests, "measure", json!({ "text": "x" }));
         let answer = async { self.client.ask(self.client.post(&message)?).await };
         took.add(answer).await?;
         Ok(())
     }
 
-    async fn delete(&mut self, took: &mut Took) -> Result<()> {
-        let mut client = Client::open(self.client.way().clone(), Mode::Session).await?;
+    async fn delete(&mut self, took: &mut Durations) -> Result<()> {
+        let mut client = Client::open(self.client.transport().clone(), Mode::Session).await?;
         let started = wait(&mut client, 0).await?;
         settle().await;
         let deleted = async {
@@ -210,7 +210,7 @@ impl Stage {
 
     /// Cancels by notification. The handle would visit all calls and evict the caches.
     async fn cancel(&mut self) -> Result<()> {
-        let params = json!({ "requestId": self.asked });
+        let params = json!({ "requestId": self.requests });
         let method = "notifications/cancelled";
         let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
         self.client.direct(self.client.post(&message)?).await?;
@@ -241,9 +241,9 @@ async fn settle() {
     }
 }
 
-// === impl Took ===
+// === impl Durations ===
 
-impl Took {
+impl Durations {
     /// Counts the operation together with the tasks it wakes.
     async fn add<T>(&mut self, operation: impl Future<Output = T>) -> T {
         callgrind::toggle_collect();
@@ -275,7 +275,7 @@ pub async fn measure(scene: Scene) -> Result<()> {
     let mut stage = Stage::set(scene).await?;
     callgrind::start_instrumentation();
     for operation in Operation::iter() {
-        let mut took = Took(Vec::with_capacity(REPETITIONS as usize));
+        let mut took = Durations(Vec::with_capacity(REPETITIONS as usize));
         for _ in 0..REPETITIONS {
             stage.perform(operation, &mut took).await?;
         }

@@ -21,11 +21,11 @@ use crate::setup::{Server, boxed};
 
 /// Fires when the client disconnects. Stored in the request's extensions.
 #[derive(Debug, Clone)]
-pub struct ClientGone(pub CancellationToken);
+pub struct ClientDisconnected(pub CancellationToken);
 
 pin_project! {
     /// A body with a value that is dropped with it, and before it.
-    pub struct Tied<B, T> {
+    pub struct GuardedBody<B, T> {
         tie: Option<T>,
         // Called with `tie` when the body ends.
         ended: fn(T),
@@ -34,7 +34,7 @@ pin_project! {
     }
 }
 
-/// Wraps a service to insert a [`ClientGone`] into each request.
+/// Wraps a service to insert a [`ClientDisconnected`] into each request.
 pub fn guarded<S, A, B>(mut service: S) -> Server<A>
 where
     S: Service<Request<A>, Response = Response<B>, Error = Infallible>,
@@ -45,24 +45,26 @@ where
 {
     boxed(service_fn(move |mut request: Request<A>| {
         let token = CancellationToken::new();
-        request.extensions_mut().insert(ClientGone(token.clone()));
+        request
+            .extensions_mut()
+            .insert(ClientDisconnected(token.clone()));
         let guard = token.drop_guard();
         service.call(request).map_ok(|response| {
-            response.map(|body| Tied::new(body, guard, |guard| drop(guard.disarm())))
+            response.map(|body| GuardedBody::new(body, guard, |guard| drop(guard.disarm())))
         })
     }))
 }
 
-// === impl Tied ===
+// === impl GuardedBody ===
 
-impl<B, T> Tied<B, T> {
+impl<B, T> GuardedBody<B, T> {
     pub fn new(body: B, tie: T, ended: fn(T)) -> Self {
         let tie = Some(tie);
         Self { tie, ended, body }
     }
 }
 
-impl<B: Body<Data = Bytes>, T> Body for Tied<B, T> {
+impl<B: Body<Data = Bytes>, T> Body for GuardedBody<B, T> {
     type Data = Bytes;
     type Error = B::Error;
 

@@ -31,9 +31,9 @@ pub mod work;
 /// What most of the programs need.
 pub mod prelude {
     pub use crate::{
-        case::{Case, Load, What, Who},
+        case::{Candidate, Case, Load, Workload},
         cells,
-        client::{Client, Close, Stream, Way},
+        client::{Client, Close, Stream, Transport},
         is_quick, machine,
         pairs::{alternate, ratios},
         paused_runtime,
@@ -41,7 +41,7 @@ pub mod prelude {
         role, runtime,
         setup::{Mode, Setup},
         sockets::{
-            ledger::{Group, Ledger, Life, Which},
+            ledger::{CallTimes, Group, Ledger, SelectStamp},
             serve::{serve, witnessed},
             tools::{Tools, done},
         },

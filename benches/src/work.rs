@@ -28,12 +28,12 @@ impl Work {
     /// Sends requests until the memory of ended calls has its full size.
     pub fn warm(case: Case) -> Result<Self> {
         let mut work = Self::ready(case)?;
-        work.go(case.what.repetitions().0)?;
+        work.run(case.what.repetitions().0)?;
         Ok(work)
     }
 
-    pub fn go(&mut self, times: u32) -> Result<()> {
-        self.runtime.block_on(self.running.go(times))
+    pub fn run(&mut self, times: u32) -> Result<()> {
+        self.runtime.block_on(self.running.run(times))
     }
 }
 
@@ -44,11 +44,11 @@ pub fn main() -> Result<()> {
         Some(("calls", case)) => {
             let case = Case::named(case)?;
             let mut work = Work::warm(case)?;
-            valgrind::counted(case.what.repetitions().1, |times| work.go(times))
+            valgrind::counted(case.what.repetitions().1, |times| work.run(times))
         }
-        Some(("ask", asked)) => {
-            let (times, case) = asked.split_once(' ').context("ask how often?")?;
-            Work::ready(Case::named(case)?)?.go(times.parse()?)
+        Some(("ask", requests)) => {
+            let (times, case) = requests.split_once(' ').context("ask how often?")?;
+            Work::ready(Case::named(case)?)?.run(times.parse()?)
         }
         Some(("growth", scene)) => runtime()?.block_on(growth::measure(Scene::named(scene)?)),
         _ => bail!("usage: work-… calls CASE | ask TIMES CASE | growth SCENE"),

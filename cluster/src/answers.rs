@@ -112,7 +112,7 @@ impl Call {
         }
     }
 
-    /// Returns its number and its request id, `None` if the id needs an encoding.
+    /// Returns its number and its request id. Returns `None` if the id is a string or a negative number.
     fn numbers(&self) -> Option<(CallNumber, u64)> {
         match self.request {
             RequestId::Number(request) => Some((self.number, request.try_into().ok()?)),
@@ -161,7 +161,7 @@ impl Answers {
 
     /// Returns `true` if an answer is late.
     ///
-    /// That is an answer that is not known to be in the directory 1 s after the end of its call.
+    /// An answer is late if it is not known to be in the directory 1 s after the end of its call.
     pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }

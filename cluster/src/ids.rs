@@ -9,7 +9,9 @@ use std::{
     error::Error,
     fmt::{self, Debug, Display, Formatter},
     hash::{BuildHasher, RandomState},
+    process,
     str::FromStr,
+    time::SystemTime,
 };
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -110,9 +112,13 @@ impl FromStr for Incarnation {
     }
 }
 
+/// Returns 64 random bits, other ones in each process.
 fn random() -> u64 {
-    // std takes the keys of its hasher from the system's random numbers.
-    RandomState::new().hash_one(0)
+    // Not from std's `RandomState`: a process that is forked inherits its keys.
+    getrandom::u64().unwrap_or_else(|_unavailable| {
+        let this_process = (process::id(), SystemTime::now());
+        RandomState::new().hash_one(this_process)
+    })
 }
 
 fn read_digits(text: &str) -> Result<u64, ParseIdError> {
@@ -295,7 +301,10 @@ impl Error for ParseIdError {}
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use proptest::prelude::*;
+    use seeded::seeded;
 
     use super::*;
 
@@ -315,6 +324,20 @@ mod tests {
     #[test]
     fn no_two_starts_are_the_same_incarnation() {
         assert_ne!(Incarnation::random(), Incarnation::random());
+    }
+
+    /// A process that is forked inherits the random state of std. Here two threads have the same one.
+    #[test]
+    fn no_two_forks_are_the_same_incarnation() {
+        let fork = || {
+            thread::spawn(|| {
+                let inherited = seeded(1, || RandomState::new().hash_one(0));
+                (inherited, Incarnation::random())
+            })
+        };
+        let [one, two] = [fork(), fork()].map(|fork| fork.join().unwrap());
+        assert_eq!(one.0, two.0, "the inherited state");
+        assert_ne!(one.1, two.1);
     }
 
     #[test]

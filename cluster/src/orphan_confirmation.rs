@@ -34,7 +34,7 @@ use crate::{
 /// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
-/// Minimum time from the end of a grace to a heartbeat that counts, by the directory's clock: 2.15 s.
+/// Minimum time from the end of a grace to a heartbeat that counts: 2.15 s. Measured by the directory's clock.
 ///
 /// The clock may have been set back since the heartbeat, which then seems to be newer by [`MAX_SET_BACK`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_SET_BACK);
@@ -48,7 +48,7 @@ pub(crate) struct OrphanWait {
     grace: Duration,
     /// Time since its last stream ended.
     lasted: Duration,
-    /// How long a client that was turned away counts as returning.
+    /// Time within which a turned-away client may return.
     backoff: Duration,
 }
 

@@ -160,7 +160,7 @@ impl Shutdown {
         }
     }
 
-    /// Waits until answers of ended calls are in the directory, at most [`FLUSH_TIMEOUT`].
+    /// Waits until answers of ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
     ///
     /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not begun, or the instance has
     /// stopped.
@@ -300,7 +300,7 @@ impl ShutdownGuard<'_> {
         cancelled
     }
 
-    /// Closes the listener for peers. Returns when it is closed, at most after [`CLOSE_TIMEOUT`].
+    /// Closes the listener for peers. Returns when it is closed, or after [`CLOSE_TIMEOUT`].
     pub(crate) async fn close(self) {
         let shutdown = self.0;
         drop(self);

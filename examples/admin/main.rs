@@ -7,8 +7,8 @@
 //! curl -s http://127.0.0.1:8769/calls -d call=1 -H 'origin: http://127.0.0.1:8769' -o /dev/null
 //! ```
 //!
-//! The routes have no authentication. If other machines can reach them, put yours in front. The directory `calls_page`
-//! is meant to be copied.
+//! The routes have no authentication. If other machines can reach them, put your own in front. The directory
+//! `calls_page` is meant to be copied.
 
 use std::{error::Error, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Prints a table of what happens to a tool call when its client disconnects, for bare rmcp and for this crate.
+//! Prints what a disconnect does to a tool call, with bare rmcp and with this crate.
 //!
 //! `cargo run --example demo` starts a real server on the loopback interface for every cell of the table. Clients call
 //! a tool that works for 5 s, and some disconnect in the middle. A cell shows what happened to the *tool*. The exit
@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::{
     client::CALL_ID,
-    scenario::{Cell, Scenario, Then},
+    scenario::{Cell, ClientAction, Scenario},
     server::{Mode, SetUp},
 };
 
@@ -38,55 +38,70 @@ const SCENARIOS: &[Scenario] = &[
     Scenario {
         mode: Mode::Session,
         grace: Grace::Immediate,
-        clients: &[("session mode: client hangs up", Then::HangsUp)],
+        clients: &[("session mode: client hangs up", ClientAction::Disconnects)],
     },
     Scenario {
         mode: Mode::StatelessSse,
         grace: Grace::Immediate,
-        clients: &[("stateless SSE: client hangs up", Then::HangsUp)],
+        clients: &[("stateless SSE: client hangs up", ClientAction::Disconnects)],
     },
     Scenario {
         mode: Mode::StatelessJson,
         grace: Grace::Immediate,
-        clients: &[("stateless JSON: client hangs up", Then::HangsUp)],
+        clients: &[("stateless JSON: client hangs up", ClientAction::Disconnects)],
     },
     Scenario {
         mode: Mode::Session,
         grace: Grace::Immediate,
-        clients: &[("session mode: client stays", Then::Stays)],
+        clients: &[("session mode: client stays", ClientAction::StaysConnected)],
     },
     Scenario {
         mode: Mode::Session,
         grace: Grace::Immediate,
         clients: &[
-            ("two sessions, same id 7: one hangs up", Then::HangsUp),
-            ("two sessions, same id 7: other stays", Then::Stays),
+            (
+                "two sessions, same id 7: one hangs up",
+                ClientAction::Disconnects,
+            ),
+            (
+                "two sessions, same id 7: other stays",
+                ClientAction::StaysConnected,
+            ),
         ],
     },
     Scenario {
         mode: Mode::StatelessSse,
         grace: Grace::Immediate,
         clients: &[
-            ("two stateless, same id 7: one hangs up", Then::HangsUp),
-            ("two stateless, same id 7: other stays", Then::Stays),
+            (
+                "two stateless, same id 7: one hangs up",
+                ClientAction::Disconnects,
+            ),
+            (
+                "two stateless, same id 7: other stays",
+                ClientAction::StaysConnected,
+            ),
         ],
     },
     Scenario {
         mode: Mode::Session,
         grace: Grace::After(Duration::from_secs(2)),
-        clients: &[("grace of 2 s: client never comes back", Then::HangsUp)],
+        clients: &[(
+            "grace of 2 s: client never resumes",
+            ClientAction::Disconnects,
+        )],
     },
     Scenario {
         mode: Mode::Session,
         grace: Grace::After(Duration::from_secs(2)),
-        clients: &[("grace of 2 s: client back after 1 s", Then::ComesBack)],
+        clients: &[("grace of 2 s: client back after 1 s", ClientAction::Resumes)],
     },
     Scenario {
         mode: Mode::Session,
         grace: Grace::Auto,
         clients: &[(
             "default grace: back after the tool's end",
-            Then::ComesBackLate,
+            ClientAction::ResumesLate,
         )],
     },
 ];
@@ -98,9 +113,9 @@ const STAGGER: Duration = Duration::from_millis(75);
 async fn main() -> Result<ExitCode> {
     println!("A tool works for 5 s; clients hang up after 0.3 s. Times count from the hang-up.");
     println!(
-        "Every call has the JSON-RPC id {CALL_ID}. Where no grace is named it is Grace::Immediate; by"
+        "Every call has the JSON-RPC id {CALL_ID}. Unless a row names a grace, it is Grace::Immediate."
     );
-    println!("default a session call waits {MIN_GRACE:?} for its client to reconnect.\n");
+    println!("By default a session call waits {MIN_GRACE:?} for its client to reconnect.\n");
     let cells = play_all().await?;
     print_table(&cells);
     let unexpected: Vec<_> = cells.iter().filter(|cell| !cell.is_as_expected()).collect();
@@ -151,7 +166,8 @@ fn print_table(cells: &[Cell]) {
         let columns = SetUp::ALL.map(|set_up| {
             let mut cells = cells.iter();
             let cell = cells.find(|cell| cell.row == *row && cell.set_up == set_up);
-            cell.map(|cell| cell.fate.to_string()).unwrap_or_default()
+            cell.map(|cell| cell.outcome.to_string())
+                .unwrap_or_default()
         });
         line(row, columns);
     }

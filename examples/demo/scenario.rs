@@ -1,4 +1,4 @@
-//! A server and its clients: their actions, the results of their calls, and the expected results.
+//! A server and its clients: their actions, and the actual and expected results of their calls.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
 /// Tolerance for a late cancel. It is generous because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// Time after which a client resumes that resumes in time.
-const AWAY: Duration = Duration::from_secs(1);
+/// Pause before a client resumes: after its disconnect, or after the tool has finished.
+const RESUME_DELAY: Duration = Duration::from_secs(1);
 
 /// Timeout of a call. The tool works for 5 s.
 const LIMIT: Duration = Duration::from_secs(12);
@@ -30,18 +30,18 @@ const LIMIT: Duration = Duration::from_secs(12);
 pub(crate) struct Scenario {
     pub(crate) mode: Mode,
     pub(crate) grace: Grace,
-    pub(crate) clients: &'static [(&'static str, Then)],
+    pub(crate) clients: &'static [(&'static str, ClientAction)],
 }
 
 /// What a client does in the middle of its call.
 #[derive(Clone, Copy)]
-pub(crate) enum Then {
-    HangsUp,
-    Stays,
+pub(crate) enum ClientAction {
+    Disconnects,
+    StaysConnected,
     /// Disconnects, and resumes while the tool works.
-    ComesBack,
+    Resumes,
     /// Disconnects, and resumes when the tool has finished.
-    ComesBackLate,
+    ResumesLate,
 }
 
 /// The result of one client's call.
@@ -49,23 +49,23 @@ pub(crate) struct Cell {
     pub(crate) row: &'static str,
     pub(crate) set_up: SetUp,
     pub(crate) expected: Expected,
-    pub(crate) fate: Fate,
+    pub(crate) outcome: Outcome,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Expected {
     /// Cancelled this long after the disconnect.
     Cancelled(Duration),
-    RunsOn,
+    KeepsRunning,
     Answered,
     Unanswered,
 }
 
-pub(crate) enum Fate {
+pub(crate) enum Outcome {
     /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
     /// The tool ran to its end, this long after the disconnect.
-    RanOn(Duration),
+    Finished(Duration),
     /// The tool ran to its end, and the answer was delivered.
     Answered,
     /// The tool ran to its end, but the answer was lost.
@@ -73,7 +73,7 @@ pub(crate) enum Fate {
     /// The tool was cancelled although the client was connected.
     CancelledWrongly,
     /// The scenario failed.
-    Broken(String),
+    Failed(String),
 }
 
 // === impl Scenario ===
@@ -89,11 +89,11 @@ impl Scenario {
             server::router(set_up, self.mode, self.grace, &log),
         );
         let clients = self.clients.iter().enumerate();
-        let cells = clients.map(async |(caller, &(row, then))| Cell {
+        let cells = clients.map(async |(caller, &(row, action))| Cell {
             row,
             set_up,
-            expected: self.expected(then, set_up),
-            fate: self.fate(addr, caller, then, &log).await,
+            expected: self.expected(action, set_up),
+            outcome: self.outcome(addr, caller, action, &log).await,
         });
         tokio::select! {
             served = server.into_future() => Err(format!("the server stopped: {served:?}").into()),
@@ -101,65 +101,71 @@ impl Scenario {
         }
     }
 
-    async fn fate(&self, addr: SocketAddr, caller: usize, then: Then, log: &Log) -> Fate {
+    async fn outcome(
+        &self,
+        addr: SocketAddr,
+        caller: usize,
+        action: ClientAction,
+        log: &Log,
+    ) -> Outcome {
         let call = async {
             let client = Client::connect(addr, self.mode).await?;
             let call = client.call(caller).await?;
-            match then {
-                Then::HangsUp => {
+            match action {
+                ClientAction::Disconnects => {
                     log.busy_for(self.clients.len()).await?;
-                    let gone = Instant::now();
+                    let disconnected = Instant::now();
                     call.hang_up();
                     Ok(match log.end_for(caller).await? {
-                        End::Cancelled { at } if at < gone => Fate::CancelledWrongly,
-                        End::Cancelled { at } => Fate::Cancelled(at - gone),
-                        End::Finished { at } => Fate::RanOn(at - gone),
+                        End::Cancelled { at } if at < disconnected => Outcome::CancelledWrongly,
+                        End::Cancelled { at } => Outcome::Cancelled(at - disconnected),
+                        End::Finished { at } => Outcome::Finished(at - disconnected),
                     })
                 }
-                Then::Stays => answered(call, caller, log).await,
-                Then::ComesBack => {
+                ClientAction::StaysConnected => answered(call, caller, log).await,
+                ClientAction::Resumes => {
                     log.busy_for(self.clients.len()).await?;
                     call.hang_up();
-                    sleep(AWAY).await;
+                    sleep(RESUME_DELAY).await;
                     answered(client.resume().await?, caller, log).await
                 }
-                Then::ComesBackLate => {
+                ClientAction::ResumesLate => {
                     log.busy_for(self.clients.len()).await?;
                     call.hang_up();
                     log.end_for(caller).await?;
-                    sleep(AWAY).await;
+                    sleep(RESUME_DELAY).await;
                     answered(client.resume().await?, caller, log).await
                 }
             }
         };
-        let late = || Err(format!("still not over after {LIMIT:?}").into());
-        let played: Result<Fate> = timeout(LIMIT, call).await.unwrap_or_else(|_| late());
-        played.unwrap_or_else(|error| Fate::Broken(error.to_string()))
+        let late = || Err(format!("did not end within {LIMIT:?}").into());
+        let played: Result<Outcome> = timeout(LIMIT, call).await.unwrap_or_else(|_| late());
+        played.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
     }
 
-    fn expected(&self, then: Then, set_up: SetUp) -> Expected {
+    fn expected(&self, action: ClientAction, set_up: SetUp) -> Expected {
         let cancelled = match self.grace {
             Grace::After(grace) => Expected::Cancelled(grace),
             _ => Expected::Cancelled(Duration::ZERO),
         };
-        match (then, set_up, self.mode) {
-            (Then::Stays | Then::ComesBack, _, _) => Expected::Answered,
-            (Then::ComesBackLate, SetUp::LayerAndSessionManager, _) => Expected::Answered,
-            (Then::ComesBackLate, _, _) => Expected::Unanswered,
-            (Then::HangsUp, SetUp::Bare, Mode::Session) => Expected::RunsOn,
+        match (action, set_up, self.mode) {
+            (ClientAction::StaysConnected | ClientAction::Resumes, _, _) => Expected::Answered,
+            (ClientAction::ResumesLate, SetUp::LayerAndSessionManager, _) => Expected::Answered,
+            (ClientAction::ResumesLate, _, _) => Expected::Unanswered,
+            (ClientAction::Disconnects, SetUp::Bare, Mode::Session) => Expected::KeepsRunning,
             // Without sessions, rmcp notices a disconnect itself.
-            (Then::HangsUp, _, _) => cancelled,
+            (ClientAction::Disconnects, _, _) => cancelled,
         }
     }
 }
 
 /// Reads a response to its end, and checks whether it contains the tool's answer.
-async fn answered(response: Connection, caller: usize, log: &Log) -> Result<Fate> {
+async fn answered(response: Connection, caller: usize, log: &Log) -> Result<Outcome> {
     let response = response.accepted().await?.response().await?;
     Ok(match log.end_for(caller).await? {
-        End::Cancelled { .. } => Fate::CancelledWrongly,
-        _ if response.contains(&tool::answer(caller)) => Fate::Answered,
-        End::Finished { .. } => Fate::Unanswered,
+        End::Cancelled { .. } => Outcome::CancelledWrongly,
+        _ if response.contains(&tool::answer(caller)) => Outcome::Answered,
+        End::Finished { .. } => Outcome::Unanswered,
     })
 }
 
@@ -167,13 +173,13 @@ async fn answered(response: Connection, caller: usize, log: &Log) -> Result<Fate
 
 impl Cell {
     pub(crate) fn is_as_expected(&self) -> bool {
-        match (self.expected, &self.fate) {
-            (Expected::Cancelled(due), Fate::Cancelled(after)) => {
+        match (self.expected, &self.outcome) {
+            (Expected::Cancelled(due), Outcome::Cancelled(after)) => {
                 due <= *after && *after < due + TOLERANCE
             }
-            (Expected::RunsOn, Fate::RanOn(_))
-            | (Expected::Answered, Fate::Answered)
-            | (Expected::Unanswered, Fate::Unanswered) => true,
+            (Expected::KeepsRunning, Outcome::Finished(_))
+            | (Expected::Answered, Outcome::Answered)
+            | (Expected::Unanswered, Outcome::Unanswered) => true,
             _ => false,
         }
     }
@@ -182,7 +188,7 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { row, set_up, .. } = self;
-        write!(f, "{row:40}  {set_up:15}  {}", self.fate)
+        write!(f, "{row:40}  {set_up:15}  {}", self.outcome)
     }
 }
 
@@ -194,27 +200,27 @@ impl fmt::Display for Expected {
             Self::Cancelled(due) => {
                 write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
             }
-            Self::RunsOn => f.write_str("runs for nobody"),
+            Self::KeepsRunning => f.write_str("runs on"),
             Self::Answered => f.write_str("gets its answer"),
             Self::Unanswered => f.write_str("gets no answer"),
         }
     }
 }
 
-// === impl Fate ===
+// === impl Outcome ===
 
-impl fmt::Display for Fate {
+impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cancelled(after) if *after < TOLERANCE => {
                 write!(f, "cancelled after {:.1} ms", after.as_secs_f64() * 1e3)
             }
             Self::Cancelled(after) => write!(f, "cancelled after {:.1} s", after.as_secs_f64()),
-            Self::RanOn(after) => write!(f, "ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::Finished(after) => write!(f, "ran on for {:.1} s", after.as_secs_f64()),
             Self::Answered => f.write_str("got its answer"),
             Self::Unanswered => f.write_str("got no answer"),
-            Self::CancelledWrongly => f.write_str("cancelled for no reason"),
-            Self::Broken(why) => write!(f, "broken: {why}"),
+            Self::CancelledWrongly => f.write_str("cancelled wrongly"),
+            Self::Failed(why) => write!(f, "broken: {why}"),
         }
     }
 }

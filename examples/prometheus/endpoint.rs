@@ -7,7 +7,7 @@ use mcp_cancel_on_disconnect::observe::Metrics;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 /// Interval at which samples are drained from their buffers without a scrape: 5 s.
-const UPKEEP: Duration = Duration::from_secs(5);
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Installs the recorder of this process. Must be called before metrics are described.
 pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
@@ -25,7 +25,7 @@ pub(crate) fn router(prometheus: PrometheusHandle) -> Router {
 
 /// Drains the recorder's buffers periodically. Never ends.
 pub(crate) async fn keep_up(prometheus: PrometheusHandle) {
-    let mut ticks = tokio::time::interval(UPKEEP);
+    let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
     loop {
         ticks.tick().await;
         prometheus.run_upkeep();

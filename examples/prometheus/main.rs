@@ -5,8 +5,8 @@
 //! curl -s http://127.0.0.1:8765/metrics
 //! ```
 //!
-//! Configure Prometheus to scrape that, and import `grafana.json`. The tool `work` sleeps for the given number of
-//! seconds. `examples/README.md` has curl commands that call a tool and disconnect.
+//! Configure Prometheus to scrape that URL, and import `grafana.json` into Grafana. The tool `work` sleeps for the
+//! given number of seconds. `examples/README.md` has curl commands that call a tool and disconnect.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -70,7 +70,7 @@ impl Worker {
         }
     }
 
-    #[tool(description = "Works for so many seconds, unless it is cancelled")]
+    #[tool(description = "Works for the given number of seconds, unless it is cancelled")]
     async fn work(
         &self,
         Parameters(Work { seconds }): Parameters<Work>,

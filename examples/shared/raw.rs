@@ -77,7 +77,7 @@ impl Connection {
         while !self.received.contains(text) {
             if self.read().await? == 0 {
                 let all = &self.received;
-                let error = format!("{text:?} did not come, but {all:?}");
+                let error = format!("expected {text:?}, received {all:?}");
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
             }
         }

@@ -15,7 +15,7 @@ pub(crate) struct Client {
 // === impl Client ===
 
 impl Client {
-    /// For a server without sessions.
+    /// Creates a client of a server without sessions.
     pub(crate) fn without_session(addr: SocketAddr) -> Self {
         Self {
             addr,

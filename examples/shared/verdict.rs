@@ -16,7 +16,7 @@ pub(crate) async fn verdict<E: Display>(
             ExitCode::FAILURE
         }
         Err(_) => {
-            println!("Something did not happen.");
+            println!("An expected event did not happen within {limit:?}.");
             ExitCode::FAILURE
         }
     }

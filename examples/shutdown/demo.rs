@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use self::raw::Client;
-use super::{CALLS_MAY_TAKE, CONNECTIONS_MAY_TAKE, app, serve_until};
+use super::{CALLS_TIMEOUT, CONNECTIONS_TIMEOUT, app, serve_until};
 
 #[path = "../shared/raw.rs"]
 mod raw;
@@ -19,7 +19,7 @@ mod raw;
 /// Margin for the cancels of the last calls, and for a busy machine.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Durations of the clients' calls in seconds. Half of them end in time.
+/// Durations of the clients' calls in seconds. Half of the calls end in time.
 const WORK: [u64; 4] = [1, 1, 600, 600];
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -58,10 +58,7 @@ pub(super) async fn run() -> Result<ExitCode> {
             let call = client.call(7, "work", arguments).await?;
             calls.push(call.accepted().await?);
         }
-        println!(
-            "{} calls and as many standalone streams are open",
-            WORK.len()
-        );
+        println!("{0} calls and {0} standalone streams are open", WORK.len());
         let begun = Instant::now();
         shut_down.send(()).ok();
         let mut answers = Vec::new();
@@ -76,7 +73,7 @@ pub(super) async fn run() -> Result<ExitCode> {
         Ok::<_, Box<dyn Error>>((begun, answers, closed_streams))
     };
     let together = async { tokio::join!(server, clients) };
-    let limit = CALLS_MAY_TAKE + CONNECTIONS_MAY_TAKE + MARGIN;
+    let limit = CALLS_TIMEOUT + CONNECTIONS_TIMEOUT + MARGIN;
     let (report, clients) = timeout(2 * limit, together).await?;
     let (begun, answers, closed_streams) = clients?;
     let seen = Seen {

@@ -5,7 +5,7 @@
 //! cargo run --example shutdown -- --demo    # starts clients of its own; exit code 0 if every result was as expected
 //! ```
 //!
-//! While it serves, this is a call that takes ten minutes. Press Ctrl-C in either terminal:
+//! While it serves, this command makes a call that takes ten minutes. Then press Ctrl-C in either terminal:
 //!
 //! ```sh
 //! curl -sN http://127.0.0.1:8767/mcp -H 'mcp-protocol-version: 2026-07-28' -H 'mcp-method: tools/call' \
@@ -14,8 +14,8 @@
 //!        "_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
 //! ```
 //!
-//! Three phases follow each other: calls may complete, then the rest is cancelled, then connections may close. Copy
-//! [`serve_until`].
+//! The shutdown has three phases: calls may complete, then the rest are cancelled, then connections may close. To use
+//! it, copy [`serve_until`].
 
 use std::{
     error::Error,
@@ -50,11 +50,11 @@ use tracing_subscriber::EnvFilter;
 mod demo;
 
 /// Maximum time for calls to complete after the signal.
-const CALLS_MAY_TAKE: Duration = Duration::from_secs(3);
+const CALLS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum time for connections to close after the last call. Some never close: the request is incomplete, or the
 /// client does not read the rest of an answer.
-const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
+const CONNECTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The log filter if `RUST_LOG` is not set.
 const LOG: &str = "warn,shutdown=info,mcp_cancel_on_disconnect=info";
@@ -120,14 +120,14 @@ async fn serve_until(
         begin.send(()).ok();
     };
     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
-    #[allow(clippy::disallowed_methods, reason = "it serves while this drains")]
+    #[allow(clippy::disallowed_methods, reason = "it serves during the drain")]
     let server = tokio::spawn(server.into_future());
 
     // Fails if the server has already ended. Then there is nothing to wait for.
     begun.await.ok();
     info!("shutting down");
-    let report = calls.drain(CALLS_MAY_TAKE).await;
-    match timeout(CONNECTIONS_MAY_TAKE, server).await {
+    let report = calls.drain(CALLS_TIMEOUT).await;
+    match timeout(CONNECTIONS_TIMEOUT, server).await {
         Ok(served) => served??,
         Err(_) => warn!("some connections did not close; they end with the process"),
     }

@@ -48,7 +48,7 @@ struct Reported {
 /// An inner service that parses its request body and refuses invalid JSON.
 #[derive(Clone)]
 struct Strict {
-    got: Arc<Mutex<Vec<Bytes>>>,
+    received: Arc<Mutex<Vec<Bytes>>>,
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -121,8 +121,10 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
             _ => panic!("{event:?}"),
         }
     });
-    let got = Arc::new(Mutex::new(Vec::new()));
-    let mut service = layer.layer(Strict { got: got.clone() });
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let mut service = layer.layer(Strict {
+        received: received.clone(),
+    });
     let sent = frames.clone();
     let request = Request::post("/mcp")
         .header(header::CONTENT_TYPE, "application/json")
@@ -135,7 +137,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
     drop(response);
 
     assert_eq!(
-        *got.lock().expect("no panic"),
+        *received.lock().expect("no panic"),
         frames,
         "the frames are untouched"
     );
@@ -189,11 +191,11 @@ where
     fn call(&mut self, request: Request<TeeBody<B>>) -> Self::Future {
         let mut body = std::pin::pin!(request.into_body());
         let mut whole = Vec::new();
-        let mut got = self.got.lock().expect("no panic");
+        let mut received = self.received.lock().expect("no panic");
         while let Some(Ok(frame)) = body.frame().now_or_never().expect("nothing to wait for") {
             let data = frame.into_data().expect("no trailers were sent");
             whole.extend_from_slice(&data);
-            got.push(data);
+            received.push(data);
         }
         let mut response = Response::new(Empty::new());
         if Json::parse(&whole).is_none() {

@@ -1,5 +1,5 @@
-//! Any stream of a server behind the proxy's hub, in any frames. The client disconnects and resumes at any time. In
-//! total it must read what an independent parser reads, once and in order.
+//! Any stream of a server behind the proxy's event store, in any frames. The client disconnects and resumes at any
+//! time. In total it must read what an independent parser reads, once and in order.
 
 #![no_main]
 
@@ -104,11 +104,11 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
     }
     client.data.retain(|data| !data.is_empty());
     // A client that disconnects before its first event id cannot resume.
-    let came = client.data.len().min(expected.len());
-    assert_eq!(client.data[..came], expected[..came]);
+    let received = client.data.len().min(expected.len());
+    assert_eq!(client.data[..received], expected[..received]);
     if !client.frames.is_empty() || client.last.is_some() {
         // The proxy may append one error of its own.
-        let more = &client.data[came..];
+        let more = &client.data[received..];
         assert!(
             more.len() <= 1
                 && more

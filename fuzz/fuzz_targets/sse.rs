@@ -94,21 +94,21 @@ fn read(frames: &[Bytes]) {
         .any(|digits| digits.len() > 19);
 
     let (events, failed) = by_sse_stream(frames);
-    let told = events.iter().map(|event| {
+    let read_by_layer = events.iter().map(|event| {
         let data = event.data.as_deref().unwrap_or_default();
         let retry = event.retry.filter(|_| !beyond);
         (event.id.clone().map(String::into_bytes), retry, data)
     });
-    compare(told, failed, seen.clone());
+    compare(read_by_layer, failed, seen.clone());
 
     // `sseer` follows the standard: an event needs data, and an id applies to all later events.
     let (events, failed) = by_sseer(frames);
-    let told = events.iter().map(|event| {
+    let read_by_layer = events.iter().map(|event| {
         let retry = event.retry.filter(|_| !beyond);
         let retry = retry.map(|retry| retry.as_millis() as u64);
         (Some(event.id.as_bytes().to_vec()), retry, &*event.data)
     });
-    let told = told.filter(|(_, _, data)| !is_nothing(data).unwrap_or(false));
+    let read_by_layer = read_by_layer.filter(|(_, _, data)| !is_nothing(data).unwrap_or(false));
     let mut last_id = Vec::new();
     let mut lasting = Vec::new();
     for mut event in seen {
@@ -118,12 +118,12 @@ fn read(frames: &[Bytes]) {
             lasting.push(event);
         }
     }
-    compare(told, failed, lasting);
+    compare(read_by_layer, failed, lasting);
 }
 
 /// Checks that both have the same events, up to the point where the parser failed.
 fn compare<'a>(
-    told: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
+    read_by_layer: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
     failed: bool,
     seen: Vec<Seen>,
 ) {
@@ -131,7 +131,7 @@ fn compare<'a>(
     let mut seen = seen
         .into_iter()
         .filter(|event| event.id.is_some() || event.answers != Ok(None));
-    for (id, retry, data) in told {
+    for (id, retry, data) in read_by_layer {
         match is_nothing(data) {
             Some(true) if id.is_none() => continue,
             // An escape decides whether the layer counts this as an event.
@@ -142,8 +142,8 @@ fn compare<'a>(
             panic!("{data:?} with id {id:?} was not seen");
         };
         assert_eq!(event.id, id);
-        if let (Some(told), Some(seen)) = (retry, event.retry_ms) {
-            assert_eq!(seen, told.min(MAX_RETRY_MS));
+        if let (Some(read_by_layer), Some(seen)) = (retry, event.retry_ms) {
+            assert_eq!(seen, read_by_layer.min(MAX_RETRY_MS));
         }
         match (verdict(data), &event.answers) {
             (Verdict::Clear(id) | Verdict::Perhaps(id), Ok(answers)) => assert_eq!(*answers, id),
@@ -183,17 +183,17 @@ fn is_nothing(data: &str) -> Option<bool> {
 
 /// Compares the response with probes to the response without.
 fn probed(text: &[u8], script: &Script, head: Head) {
-    let got = clock::run(through(script, head));
+    let received = clock::run(through(script, head));
     if head == Head::EarlyJson {
         let Some(answer) = Json::parse(text) else {
             return;
         };
-        let (events, failed) = by_sse_stream(&got);
-        let told = events
+        let (events, failed) = by_sse_stream(&received);
+        let read_by_layer = events
             .first()
             .and_then(|event| Json::parse(event.data.as_deref()?.as_bytes()));
-        assert!(!failed && events.len() == 1, "{got:?}");
-        assert_eq!(told, Some(answer), "{got:?}");
+        assert!(!failed && events.len() == 1, "{received:?}");
+        assert_eq!(read_by_layer, Some(answer), "{received:?}");
         return;
     }
     let inner: Vec<Bytes> = script
@@ -202,19 +202,19 @@ fn probed(text: &[u8], script: &Script, head: Head) {
         .map(|(_, frame)| frame.clone())
         .collect();
     assert_eq!(
-        by_sse_stream(&got),
+        by_sse_stream(&received),
         by_sse_stream(&inner),
-        "sse-stream: {got:?}"
+        "sse-stream: {received:?}"
     );
-    assert_eq!(by_sseer(&got), by_sseer(&inner), "sseer: {got:?}");
+    assert_eq!(by_sseer(&received), by_sseer(&inner), "sseer: {received:?}");
     if inner.iter().any(|frame| frame.ends_with(PROBE)) {
         return;
     }
-    let probed_first = got
+    let probed_first = received
         .iter()
         .find(|frame| !frame.is_empty())
         .is_some_and(|frame| frame == PROBE);
-    let passed: Vec<u8> = got
+    let passed: Vec<u8> = received
         .iter()
         .filter(|frame| *frame != PROBE)
         .flatten()
@@ -226,7 +226,7 @@ fn probed(text: &[u8], script: &Script, head: Head) {
         true => text.strip_prefix(MARK).unwrap_or(text),
         false => text,
     };
-    assert_eq!(passed, text, "{got:?}");
+    assert_eq!(passed, text, "{received:?}");
 }
 
 /// The response of the layer to a client that always reads.

@@ -63,11 +63,11 @@ fn compare(text: &[u8], lines: &[Line]) {
             (!trimmed.is_empty()).then_some(Some(trimmed))
         }
     });
-    let got = lines.iter().map(|line| match line {
+    let received = lines.iter().map(|line| match line {
         Line::Whole(line) => Some(&**line),
         Line::TooLong { .. } => None,
     });
-    assert!(got.eq(expected), "{lines:?}");
+    assert!(received.eq(expected), "{lines:?}");
 }
 
 fn route(calls: &[&str], lines: &[Line]) {

@@ -38,7 +38,7 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// Maximum reconnect delay that clients are sent: 3 s.
+/// Maximum reconnect delay that the proxy sends to clients: 3 s.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// Ratio of a grace to the reconnect delay: 4. Chosen because a client may need two attempts, and requests take time.
@@ -77,11 +77,11 @@ pub struct Config {
     )]
     pub listen: SocketAddr,
 
-    /// The port of `listen`, for users of other programs.
+    /// The port of `listen`: other bridges have this flag.
     #[arg(long, hide = true)]
     port: Option<u16>,
 
-    /// The host of `listen`, for users of other programs.
+    /// The host of `listen`: other bridges have this flag.
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
@@ -258,7 +258,8 @@ impl Config {
         Ok((config, matches))
     }
 
-    /// Returns the reconnect delay of clients. The shortest grace decides, because a client has one delay for all its streams.
+    /// Returns the reconnect delay of clients. The shortest grace determines it, because a client has one delay for all its
+    /// streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
@@ -417,7 +418,7 @@ fn bare_command() -> Command {
     Config::command().mut_args(|arg| arg.env(None))
 }
 
-/// Checks an option alone.
+/// Checks one option on its own.
 fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
     let name = iter::once(OsString::from("mcp-cancel-proxy"));
     bare_command()

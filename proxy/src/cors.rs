@@ -1,8 +1,8 @@
 //! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
 //!
 //! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get the
-//! headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well: beside the origin
-//! of the page in place of `*`, it would allow what the server does not.
+//! headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well. With the origin
+//! `*`, which a server may send, browsers use no credentials. With the page's own origin, they would.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
@@ -29,18 +29,18 @@ const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
 /// The response headers that pages may read, in addition to the CORS-safelisted ones.
 const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
 
-/// The CORS headers of responses to other than preflight requests.
+/// The CORS headers of responses, except for those to preflight requests.
 const OF_RESPONSES: [HeaderName; 3] = [
     header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
     header::ACCESS_CONTROL_ALLOW_ORIGIN,
     header::ACCESS_CONTROL_EXPOSE_HEADERS,
 ];
 
-/// A service without the CORS headers of the inner one.
+/// Removes the CORS headers of the inner service's responses.
 #[derive(Debug, Clone)]
 pub(crate) struct WithoutCors<S>(pub(crate) S);
 
-/// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are none.
+/// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are no origins.
 ///
 /// The pages may send any header, because a server may define its own.
 pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {

@@ -1,7 +1,7 @@
 //! The file descriptors of this process, and their distribution.
 //!
-//! Sessions of a command have priority, because a session keeps its process when its connections close. Connections get only
-//! a part, so one client with many connections does not block the processes and upstream connections of other clients.
+//! Sessions of a command have priority, because a session keeps its process after its connections have closed. Connections get
+//! only a part, so that one client with many connections cannot block the processes and upstream connections of other clients.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -13,7 +13,7 @@ const RESERVED: usize = 48;
 /// Descriptors of a session's process: its three pipes, and further ones while it starts.
 const PER_SESSION: usize = 4;
 
-/// Number of connections that the raised limit allows: 4,096.
+/// Number of client connections for which the limit is raised: 4,096.
 const CONNECTIONS: usize = 4_096;
 
 /// The distribution of the descriptors of this process.

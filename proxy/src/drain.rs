@@ -1,12 +1,12 @@
 //! The shutdown of the program, in bounded time whatever its clients and servers do.
 //!
 //! 1. `/readyz` returns 503. Clients may still resume to get their answers.
-//! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events, and for clients
-//!    that are away, have an answer, and may still resume within their reconnect delay, and for the calls of `keep_running`. Then
-//!    the remaining calls are cancelled: their clients get an error, and their servers a cancel.
+//! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events. It also waits
+//!    for clients that are away and have an answer, while they may still resume within their reconnect delay, and for the calls
+//!    of `keep_running`. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
 //! 3. No connection is accepted any more, and open ones are closed. They may stay open for the rest of `--drain` while any of
-//!    them has an answer that has begun, or a request other than a GET in flight. At the same time the processes of sessions are
-//!    stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
+//!    them has a response that has begun, or a request in flight that is not a GET. At the same time the processes of sessions
+//!    are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin the shutdown. A second signal stops the program at once, and the runtime kills the
 //! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of

@@ -2,9 +2,9 @@
 //!
 //! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
 //!    authorization. Nothing in a request chooses another host.
-//! 2. Bodies, paths, status and headers pass unchanged, except for hop-by-hop headers, `Expect` and the configured headers.
-//!    `Host` is the server's own, because the server may check it. Event streams are requested without a content coding,
-//!    because the proxy must parse them to find the answer to a call.
+//! 2. Bodies, paths, status and headers pass unchanged, except for hop-by-hop headers, `Expect`, the configured headers, and
+//!    those of `public_url`. `Host` is the server's own, because the server may check it. Event streams are requested without a
+//!    content coding, because the proxy must parse them to find the answer to a call.
 //! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
 //! 4. A redirect of the endpoint leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
 //! 5. If a response is dropped before its end, its connection to the server is closed.

@@ -1,9 +1,9 @@
 //! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! Those are the calls of `--exempt` and of a grace of `never`. A server without sessions treats the end of a connection as the
-//! cancel of its call. So a task reads the response of such a call to its end, whether or not the client is connected. The task
-//! closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A request that cannot
-//! be read may be such a call, and is handled as one.
+//! These are the calls of tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats the end of a
+//! connection as the cancel of its call. So a task reads the response of such a call to its end, whether or not the client is
+//! connected. The task closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A
+//! request that cannot be read may be such a call, and is handled as one.
 
 use std::{
     convert::Infallible,
@@ -49,7 +49,7 @@ pub(crate) struct Graces(Arc<Config>);
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
-    /// `None` if there can be no such call.
+    /// `None` if no call can need this.
     graces: Option<Graces>,
     background_calls: BackgroundCalls,
 }
@@ -94,15 +94,15 @@ impl Graces {
     }
 
     /// Returns `true` if a body may have a call that no disconnect cancels.
-    fn any_may_keep_running(&self, body: &[u8]) -> bool {
+    fn may_contain_kept_call(&self, body: &[u8]) -> bool {
         let messages = batch(body).unwrap_or_else(|| vec![body]);
         messages.into_iter().any(|message| {
             // Another parser may read the message.
-            Message::read(message).is_none_or(|message| self.may_keep_running(&message))
+            Message::read(message).is_none_or(|message| self.may_be_kept_call(&message))
         })
     }
 
-    fn may_keep_running(&self, message: &Message<'_>) -> bool {
+    fn may_be_kept_call(&self, message: &Message<'_>) -> bool {
         let tool = message.tool();
         let is_any_tool = tool.is_none() && message.method.as_deref() == Some("tools/call");
         message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
@@ -182,7 +182,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
             let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
-                Ok(body) => (graces.any_may_keep_running(&body), Body::from(body)),
+                Ok(body) => (graces.may_contain_kept_call(&body), Body::from(body)),
                 Err(body) => (false, body),
             };
             let answering = inner.call(Request::from_parts(parts, body));

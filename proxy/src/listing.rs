@@ -1,4 +1,4 @@
-//! Reads the tools that the server lists: for the metrics, and to warn about tools that an option names and no list has.
+//! Reads the tools that the server lists: for the metrics, and to warn about tools that an option names and no list contains.
 //!
 //! Such a name may be misspelt, or belong to another server. Without metrics, bodies are no longer copied after the first complete
 //! list of tools.
@@ -92,7 +92,8 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that warns about the tools in `unlisted` that `inner` does not list, and adds the listed ones to `labels`.
+    /// Creates a service that reads the lists of `inner`. It warns about the tools in `unlisted` that no list contains, and adds
+    /// the listed ones to `labels`.
     pub(crate) fn new(
         inner: S,
         unlisted: impl IntoIterator<Item = String>,
@@ -201,7 +202,7 @@ impl Copied {
 // === impl Page ===
 
 impl Page {
-    /// Adds data. A list that is complete with this data is read before the client receives it.
+    /// Adds data. If the data completes a list, the list is read before the client receives the data.
     fn add(&mut self, data: &Bytes) {
         self.copied.add(data, MAX_BODY);
         let text = self.copied.bytes.as_slice();

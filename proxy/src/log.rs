@@ -163,7 +163,7 @@ pub fn dropped() -> u64 {
 // === impl Log ===
 
 impl Log {
-    /// Waits until the last lines are written, for 200 ms at most. The last traces take 500 ms at most before.
+    /// Sends the last traces, for 500 ms at most. Then waits for the last lines, for 200 ms at most.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {

@@ -6,8 +6,8 @@
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
 //! 2. **One interpretation.** A message is unreadable if a member that the proxy reads is duplicated, because two parsers may
 //!    disagree about it. If the duplicate is in the `params`, the message counts as one without `params`.
-//! 3. **An id compares by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number
-//!    and a string are never equal.
+//! 3. **An id is compared by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number and
+//!    a string are never equal.
 //!
 //! ```
 //! use mcp_cancel_proxy::message::{Kind, Message};

@@ -14,10 +14,10 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// What the server learns about the connection of a client, as an extension of its requests. Clones share it.
+/// What the server receives about a client's connection, as an extension of its requests.
 ///
-/// The headers are sent by `forward`, and are no part of the request before. Otherwise the address of a client would be one of its
-/// credentials in the event store, and a client that changes its network would have others.
+/// Clones share it. Only `forward` adds the headers to the request. If the event store had them, it would take the address of a
+/// client for a credential. A client that changes its network would then have other credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 

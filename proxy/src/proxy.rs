@@ -298,8 +298,8 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // For upstreams only: the calls of a command have an event stream at once, and `stdio` refuses a call whose id the
-    // command may confuse with that of another one.
+    // For upstreams only. The calls of a command have an event stream at once. `stdio` refuses a call whose id the command may
+    // confuse with that of another one.
     if config.upstream.is_some() {
         layer = layer.commit_after(config.commit_after).exempt(|call| {
             call.session().is_some() && is_ambiguous_in_javascript(call.request_id())

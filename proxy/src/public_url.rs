@@ -2,8 +2,8 @@
 //!
 //! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. Those of a client are removed, unless its
 //!    address is in `--trust-forwarded`.
-//! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address, if its host is
-//!    one of `--allow-host`.
+//! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address. If their
+//!    host is neither one of `--allow-host` nor a name of this machine, `Host` is used instead.
 //! 3. In responses, the public origin takes the place of the upstream's: in `resource_metadata` of `WWW-Authenticate`, and in
 //!    `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Nothing else is rewritten, and
 //!    no other origin is.
@@ -38,13 +38,13 @@ mod metadata;
 
 use self::forwarded::Forwarded;
 
-/// The path of the metadata of a protected resource, which the path of the resource may follow.
+/// The path of a protected resource's metadata, which the path of the resource may follow.
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
 /// Maximum size of metadata that is rewritten: 64 KiB.
 const MAX_METADATA: usize = 64 * 1024;
 
-/// A service that names the proxy to the server, and to clients.
+/// A service that gives the public URL to the server and to clients.
 #[derive(Debug, Clone)]
 pub(crate) struct PublicUrl<S> {
     inner: S,
@@ -61,7 +61,7 @@ struct Rules {
 // === impl PublicUrl ===
 
 impl<S> PublicUrl<S> {
-    /// Creates the service. `filter` decides which hosts of other proxies count.
+    /// Creates the service. `filter` decides which hosts in `X-Forwarded-Host` count.
     pub(crate) fn new(inner: S, config: &Config, filter: RequestFilter) -> Self {
         let upstream = config.upstream.as_ref().and_then(Origin::of);
         let rules = upstream.map(|upstream| {

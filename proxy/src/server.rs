@@ -38,7 +38,7 @@ pub enum Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of known sessions.
+    /// Number of a command's running sessions, or of an upstream's sessions in the event store.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
@@ -46,7 +46,7 @@ pub struct Stats {
     pub buffer_bytes: usize,
     /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// Number of times that a client was notified of missing events, on streams that were removed.
+    /// Number of notifications of missing events that clients got, on streams that were removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,
@@ -101,7 +101,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // A process has streams while it runs, so the store needs room for as many sessions.
+                // Each process needs a session of the store while it runs.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
@@ -137,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the upstream, and closes it. The error says why that failed. A command needs none.
+    /// Opens a connection to the upstream, and closes it. Does nothing for a command.
     pub async fn connect(&self, within: Duration) -> io::Result<()> {
         match self {
             Self::Forward(forward) => forward.connect(within).await,

@@ -1,7 +1,7 @@
 //! Traces for OpenTelemetry, over OTLP (feature `otel`).
 //!
-//! 1. Without `OTEL_EXPORTER_OTLP_ENDPOINT`, or the same for traces, there are no traces, and `traceparent` passes as it is. The
-//!    same holds with one of `OFF`.
+//! 1. Without `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` there are no traces, and `traceparent` passes
+//!    as it is. The same holds with one of `OFF`.
 //! 2. Each POST is a span, whose parent is that of its `traceparent`. The server gets the span as the parent of its own.
 //! 3. The span of a call has the names of method and tool, and lasts until the call has ended, even without a client. It has the
 //!    outcome, and the layer's log lines are its events. No header, no parameter and no path is shown.
@@ -85,7 +85,7 @@ pub(crate) struct Traces(SdkTracerProvider);
 #[derive(Debug, Clone)]
 pub(crate) struct Traced<S>(pub(crate) S);
 
-/// A service that reads the body of a request in the span of the request, wherever the body is read.
+/// A service that reads the body of a request in the request's span, on whatever task.
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 
@@ -129,7 +129,7 @@ impl Traces {
         Ok(Some(Self(provider)))
     }
 
-    /// Returns the layer that makes spans of these of the program.
+    /// Returns the layer that exports the program's spans.
     pub(crate) fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -231,7 +231,7 @@ pub(crate) fn observe(event: &Event<'_>) {
                 span.record("otel.status_code", "ERROR");
                 span.record("error.type", reason);
             }
-            // Tasks may hold the span until the program ends, and what has not ended then is not sent.
+            // Tasks may hold the span until the program ends, and a span that has not ended by then is not sent.
             span.context().span().end();
         }
         _ => {}

@@ -13,7 +13,7 @@
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and
 //!    releases it in the first poll after the [`WatchedStream`] is dropped.
 //! 2. [`Peer::closed`] returns because of the peer or the network, never because of this side.
-//! 3. No byte is read from the socket, and no timer polls it: while no peer closes, no task is woken.
+//! 3. No byte is read from the socket, and no timer polls it. No task is woken before the peer closes the connection.
 //!
 //! # Features
 //!

@@ -1,4 +1,4 @@
-//! The listener of watched connections.
+//! The listener that accepts watched connections.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -14,9 +14,9 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
-/// On Linux and Android, the peer detects a disconnect even while hyper is not reading, because the next request is buffered
-/// or the handler has left the request body unread. With a plain `TcpListener`, such a disconnect is detected only when a
-/// write fails, and never without a write.
+/// On Linux and Android, the peer detects a disconnect even while hyper does not read. hyper does not read while the next request
+/// is buffered, or the request body is left unread. With a plain `TcpListener`, such a disconnect is detected only when
+/// a write fails, and never without a write.
 ///
 /// An accept loop puts the peer of the stream into the extensions of each of its requests:
 ///

@@ -178,8 +178,8 @@ impl SharedStream {
     /// Waits until the read side is closed. Returns `true` if the peer has closed it.
     ///
     /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports it without
-    /// reporting data. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait, and so can
-    /// hyper.
+    /// reporting data too. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait while
+    /// hyper waits.
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;

@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
 //! It reads and writes as tokio's own `TcpStream` does, through the methods that take a shared reference. Like tokio, it saves a
-//! system call: a read that did not fill the buffer has drained the socket, and a write that did not empty the buffer has filled it.
-//! So the readiness that was recorded before such a transfer is cleared.
+//! system call after a short transfer. A read that did not fill the buffer has drained the socket, and a write that did not empty the
+//! buffer has filled the socket. So the readiness that was recorded before such a transfer is cleared.
 
 use std::{
     fmt,
@@ -31,10 +31,10 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_vendor = "apple"
 ));
 
-/// Number of unsent bytes above which the kernel accepts no more: 32 KiB (`TCP_NOTSENT_LOWAT`), plus one segment of 64 KiB.
+/// Maximum number of unsent bytes in the kernel: 32 KiB (`TCP_NOTSENT_LOWAT`).
 ///
-/// Chosen because a client that reads 10 KB/s takes them in 10 s. The bytes in flight, which determine the throughput, do not
-/// count.
+/// The kernel may exceed it by one segment of 64 KiB. Chosen because a client that reads 10 KB/s takes all these bytes in 10 s.
+/// The bytes in flight, which determine the throughput, do not count.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const MAX_UNSENT: u32 = 32 * 1024;
 
@@ -75,7 +75,7 @@ pub struct WatchedStream {
 // === impl WatchedStream ===
 
 impl WatchedStream {
-    /// Wraps a stream, with its address from `accept`.
+    /// Wraps a stream. `addr` is the client's address, as `accept` returns it.
     ///
     /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So a server
     /// detects within seconds that a slow client reads, and a response to a client that does not read takes little kernel memory.
@@ -174,7 +174,9 @@ fn poll_transfer(
     }
 }
 
-/// Runs `io`, and clears the readiness if it transferred fewer than `wanted` bytes and the kernel is edge-triggered.
+/// Runs `io`, and clears the readiness after a short transfer if the kernel is edge-triggered.
+///
+/// A transfer is short if it moved fewer than `wanted` bytes.
 ///
 /// `try_io` records the readiness before it runs its closure, and clears only that readiness if the closure returns `WouldBlock`. So
 /// readiness that arrives meanwhile is kept. Clearing it after the transfer could lose it.

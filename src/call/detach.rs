@@ -22,18 +22,21 @@ use crate::call::CancelReason;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DetachCause {
-    /// The client closed its connection, or reset its stream: hyper dropped the response, or failed to
-    /// read the request.
+    /// The client closed its connection or reset its stream.
+    ///
+    /// hyper dropped the response, or failed to read the request.
     Disconnected,
-    /// The kernel reported that the connection was closed while hyper did not read from it, see `WatchedListener` (feature
-    /// `socket`).
+    /// The kernel reported that the connection was closed, while hyper did not read from it.
+    ///
+    /// See `WatchedListener` (feature `socket`).
     PeerClosed,
     /// The client is connected, but has not read for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
     Stalled,
-    /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
-    /// just before it accepts another resume of the client.
+    /// The server ended the stream, and expects its client to resume for the answer (SEP-1699).
+    ///
+    /// rmcp also ends a stream just before it accepts another resume of the client.
     EndedByServer,
-    /// A service between layer and handler dropped the stream, or the response body failed.
+    /// A service between the layer and the handler dropped the stream, or the body failed.
     ResponseDropped,
     /// The inner service panicked.
     ServicePanicked,

@@ -141,7 +141,7 @@ impl CallInfo {
         }
     }
 
-    /// Returns `true` if this call is `other`, sent again, and takes its place.
+    /// Returns `true` if this call repeats `other` and supersedes it.
     pub(crate) fn supersedes(&self, other: &Self) -> bool {
         !other.policy().is_exempt
             && self.fingerprint().is_some()
@@ -213,7 +213,7 @@ impl CallInfo {
         self.started_at.elapsed()
     }
 
-    /// Returns the JSON-RPC id that the client gave the call. It is unique in its session only.
+    /// Returns the JSON-RPC id that the client gave the call. It is unique only within its session.
     pub fn request_id(&self) -> &RequestId {
         &self.request_id
     }
@@ -241,8 +241,11 @@ impl CallInfo {
         self.protocol_version.as_deref()
     }
 
-    /// Returns what [`call_extension`](crate::CancelOnDisconnectLayer::call_extension) has added to the call. Returns `None` if
-    /// nothing of this type was added.
+    /// Returns the value of this type that a [`call_extension`] has added to the call.
+    ///
+    /// Returns `None` if no value of this type was added.
+    ///
+    /// [`call_extension`]: crate::CancelOnDisconnectLayer::call_extension
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
         self.custom.as_deref()?.extensions.as_deref()?.get()
     }

@@ -157,7 +157,7 @@ impl std::error::Error for ParseCallIdError {}
 impl Scope {
     /// Returns the scope of a request to a server without this crate's session manager.
     ///
-    /// This is the path that the client requested, together with the part of it that axum's nests left.
+    /// The scope is the path that the client requested, together with the part of it that axum's nests left.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();
         match asked_path(extensions).filter(|asked| *asked != path) {
@@ -176,7 +176,9 @@ impl Scope {
     }
 }
 
-/// Returns the path before axum's nests stripped their prefixes, so that each nest has a scope of its own.
+/// Returns the path before axum's nests stripped their prefixes.
+///
+/// With this path, each nest has a scope of its own.
 #[cfg(feature = "axum")]
 fn asked_path(extensions: &Extensions) -> Option<&str> {
     let uri = extensions.get::<axum::extract::OriginalUri>()?;

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// Why a call was cancelled. Its `Display` is the `reason` of the injected
-/// `notifications/cancelled`.
+/// Why a call was cancelled.
+///
+/// Its `Display` is the `reason` of the injected `notifications/cancelled`.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CancelReason;
@@ -29,8 +30,9 @@ pub enum CancelReason {
     SessionClosed,
     /// The client cancelled the call itself, with a `notifications/cancelled`.
     ClientCancelled,
-    /// A service between the layer and the handler dropped the call's stream, as an inner timeout does, or the response body
-    /// failed.
+    /// A service between the layer and the handler dropped the call's stream, or the body failed.
+    ///
+    /// A timeout inside the layer drops the stream, for example.
     ResponseDropped,
     /// The inner service panicked while the call was in flight.
     ServicePanicked,
@@ -63,8 +65,8 @@ pub enum Outcome {
     Failed,
     /// The layer stopped observing the call, which was not cancelled.
     ///
-    /// For example, the call keeps running detached behind a layer without a session manager, it exceeded a limit, its answer could
-    /// not be distinguished from other messages, or its client reused its id (which the specification forbids).
+    /// For example, the call keeps running detached behind a layer without a session manager, or it exceeded a limit. Or its answer
+    /// could not be distinguished from other messages, or its client reused its id, which the specification forbids.
     Unknown,
 }
 

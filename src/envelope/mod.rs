@@ -15,12 +15,13 @@ pub(crate) use self::read::{Answers, Message, Request, answers, read};
 /// Maximum size of a body that is parsed: 4 MiB, the default maximum of rmcp.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of frames that are kept: 16,384, so that a body of 4 MiB may have frames of 256 bytes.
+/// Maximum number of frames that are kept: 16,384.
 ///
-/// Each frame costs a handle of 32 bytes, even if a client sends one byte at a time.
+/// Chosen so that a body of 4 MiB may have frames of 256 bytes. Each frame costs a handle of 32 bytes, even if a client sends one
+/// byte at a time.
 const MAX_FRAMES: usize = 16 * 1024;
 
-/// The frames of a body, which are kept until its end.
+/// The frames of a body that are kept until the body ends.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
@@ -54,7 +55,7 @@ impl Frames {
         self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
     }
 
-    /// Drops the frames of a body that will not be parsed. Returns why, and whether the body may be JSON-RPC.
+    /// Drops the frames of a body that will not be parsed. Returns the reason, and whether the body may be JSON-RPC.
     pub(crate) fn unparsed(self, why: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)

@@ -1,4 +1,4 @@
-//! Why a body is not parsed.
+//! The reasons why a body is not parsed.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use memchr::memmem;
 /// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the request is certainly of
 /// another kind, the token fires as on any route without MCP:
 ///
-/// | the body | fires |
+/// | failure | does the token fire? |
 /// |---|---|
 /// | [`ContentType`](Self::ContentType) | yes, unless the header has several values, or one like `application/json-rpc` or `…+json` |
-/// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | unless it begins like an object or an array |
-/// | [`NotAMessage`](Self::NotAMessage) | unless it contains `"jsonrpc"` |
-/// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |
+/// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | yes, unless the body begins like an object or an array |
+/// | [`NotAMessage`](Self::NotAMessage) | yes, unless the body contains `"jsonrpc"` |
+/// | [`NotRead`](Self::NotRead) | yes, unless the part that was read begins like an object or an array |
 /// | any other | no |
 ///
 /// [`Display`](fmt::Display) writes a few words for a log line.
@@ -54,7 +54,7 @@ pub enum ParseFailure {
     TooDeep,
     /// One object has a key of the envelope twice.
     DuplicateKey,
-    /// A key of the message or its `params` is written with an escape, so that `id` could hide in it.
+    /// A key of the message or its `params` is written with an escape, which could hide an `id`.
     EscapedKey,
     /// `method` is not a string, or the `params` of a request are not an object.
     WrongType,

@@ -1,18 +1,18 @@
 //! Reads the id, the method and the tool name of the call from a POST body, and nothing else.
 //!
-//! The layer can turn a disconnect into a cancel only if it knows which request was in the body. Most of a body is arguments that
-//! only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything else.
+//! The layer can turn a disconnect into a cancel only if it knows which request was in the body. Most of a body is arguments, which
+//! only the tool parses. So [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything else.
 //!
 //! A wrong id would cancel the call of another request. With an unknown id, a call only keeps running. Therefore:
 //!
 //! 1. **Ids are rmcp's.** The span of the id is decoded by `serde_json` and the integer rule of rmcp 3.9. So an id is either the id
 //!    that rmcp has, or unknown. A string and a number are never equal.
-//! 2. **Shapes are rmcp's.** `method` and `id`: a request. `method` alone: a notification. One of
-//!    `result` and `error` without `method`: a response. Each with `"jsonrpc": "2.0"`.
-//! 3. **Unambiguous only.** A duplicate key of the envelope, or an escaped key in the message or its `params`, makes the body unknown,
-//!    because two parsers may disagree about it.
-//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch of MCP 2025-03-26, is unknown, whatever is in
-//!    it.
+//! 2. **Shapes are rmcp's.** A message with `method` and `id` is a request, and one with `method` alone a notification. A message
+//!    without `method` that has either `result` or `error` is a response. Each must have `"jsonrpc": "2.0"`.
+//! 3. **Unambiguous only.** The body is unknown if a key of the envelope is duplicated, or a key in the message or its `params` is
+//!    escaped. Two parsers may disagree about such a body.
+//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch of MCP 2025-03-26, is unknown, whatever it
+//!    contains.
 //! 5. **The inner service decides.** In skipped values, wrong escapes, control characters, invalid UTF-8 and numbers out of range are
 //!    not detected. A strict parser refuses such a body, so there is no call. A lenient parser reads the same ids. Malformed text
 //!    elsewhere is detected.
@@ -122,7 +122,7 @@ fn parse_members<'a>(
         Some(b'{') => {}
         Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Parsed anyway, because the reason must distinguish another value from invalid JSON.
+            // Parsed anyway, because the failure must distinguish another kind of value from invalid JSON.
             cursor.value()?;
             return Err(ParseFailure::NotAMessage);
         }
@@ -177,7 +177,7 @@ fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut key = cursor.enter_object()?;
     while let Some(name) = key {
         let value = cursor.value()?;
-        // No id is in here, so an escape hides nothing: PHP writes every `/` as `\/`.
+        // An escape is accepted, because it cannot hide an id here: PHP writes every `/` as `\/`.
         if name == PROTOCOL_VERSION || decodes_to(name, PROTOCOL_VERSION) {
             set_once(&mut meta.protocol_version, value)?;
         }
@@ -202,7 +202,7 @@ fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     }
 }
 
-/// Skips a member of another name, if its key has no escapes.
+/// Skips a member with another name. Fails if its key has an escape.
 fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;

@@ -1,16 +1,16 @@
 //! A cursor over JSON text that finds the ends of values without parsing them.
 //!
 //! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
-//! it, and everything else is skipped byte by byte. The guarantees for the reader of the envelope:
+//! it, and everything else is skipped byte by byte. The cursor guarantees the reader of the envelope:
 //!
 //! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
-//!    The text between the quotes of a string is not checked: the user of that span checks its escapes,
-//!    control characters and UTF-8.
+//!    The text between the quotes of a string is not checked: the code that decodes that span checks its
+//!    escapes, control characters and UTF-8.
 //! 2. A string ends where a JSON parser would end it, even a malformed one. Otherwise text that a client
 //!    chose could be read as keys.
 //! 3. Nothing recurses: the open containers are bits of one integer, up to the depth at which
 //!    `serde_json` gives up.
-//! 4. Hostile text costs time in proportion to its length, like any other.
+//! 4. The time is proportional to the length of the text, even for hostile text.
 
 use memchr::memchr_iter;
 
@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         self.peek()
     }
 
-    /// Opens the object that starts here. Returns its first key, or `None` if it is empty, which also closes it.
+    /// Opens the object that starts here, and returns its first key. Closes an empty object, and returns `None`.
     ///
     /// A key is the text between its quotes, not decoded.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
@@ -130,7 +130,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Consumes an opening bracket. Returns `false` if the closing one follows, which is consumed too.
+    /// Consumes an opening bracket. If the closing bracket follows, consumes it too and returns `false`.
     fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
             return Err(ParseFailure::TooDeep);
@@ -201,7 +201,7 @@ impl<'a> Cursor<'a> {
     fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
         let text = self.body.get(self.at..).ok_or(ParseFailure::Truncated)?;
         let quote = match near_quote(text) {
-            // There is no backslash right before it.
+            // No backslash directly precedes this quote.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
             _ => far_closing_quote(text).ok_or(ParseFailure::Truncated)?,
         };
@@ -314,9 +314,9 @@ fn marks(word: u64, wanted: u8) -> u64 {
 
 /// Returns the position of the closing quote, at any distance.
 ///
-/// A quote belongs to the text if an odd number of backslashes precedes it directly. Looking back from the quotes avoids a stop at
-/// every `\n`, and reads no backslash for two quotes.
-// Inlined, it would take registers from the search for a near quote.
+/// A quote belongs to the text if an odd number of backslashes directly precedes it. Looking back from the quotes avoids a stop at
+/// every `\n`, and reads no backslash twice.
+// If inlined, it would take registers from the search for a near quote.
 #[inline(never)]
 fn far_closing_quote(text: &[u8]) -> Option<usize> {
     memchr_iter(b'"', text).find(|quote| {

@@ -1,7 +1,8 @@
-//! The attempts of a request: a middleware between the layer and the session manager may send it more than once.
+//! The attempts of a request.
 //!
-//! Each attempt that the session manager accepts is a stream of the call, or a call of its own if the first has ended. An attempt
-//! affects other calls only once it is accepted: until then an older call keeps its id, and none is superseded.
+//! A middleware between the layer and the session manager may send a request more than once. Each attempt that the session manager
+//! accepts is a stream of the call, or a call of its own if the first has ended. An attempt affects other calls only once it is
+//! accepted: until then an older call keeps its id, and no call is superseded.
 
 use std::{mem, sync::Arc};
 
@@ -20,7 +21,7 @@ use crate::{
 enum Attempt {
     Accepted,
     Refused,
-    /// It may have been accepted or refused.
+    /// The dispatch was dropped, so the attempt may have been accepted or refused.
     Abandoned,
 }
 
@@ -46,7 +47,7 @@ impl ExchangeState {
 impl Exchange {
     /// Returns `true` if this session manager has bound its call before.
     ///
-    /// Then a middleware has sent the request again. Scopes are compared, because another manager may wrap this one.
+    /// If so, a middleware has sent the request again. Scopes are compared, because another manager may wrap this one.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -120,7 +121,7 @@ impl Exchange {
         self.state().next.upgrade()
     }
 
-    /// Called when the session manager has accepted the request of a call. Does what was deferred until then.
+    /// Called when the session manager has accepted the request of a call. Applies what was deferred until then.
     pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
@@ -158,7 +159,7 @@ impl Exchange {
             let contested = attempts.contested.take_if(|_| attempt != Attempt::Refused);
             let ended = (attempts.attempts == 0).then(|| mem::take(attempts));
             let ended = ended.map(|attempts| {
-                // If the server never had the request, the cancel could cancel another call.
+                // If the server never accepted the request, the cancel could hit another call.
                 let deferred_cancel = attempts.deferred_cancel.filter(|_| attempts.was_accepted);
                 state.dispatch = Dispatch::Done {
                     is_cancelled: deferred_cancel.is_some(),
@@ -189,7 +190,7 @@ impl Exchange {
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is unknown which call the id names now, so neither is cancelled in place of the other.
+            // It is unknown which call the id names now. A cancel of one could hit the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key { session, request } = key;
@@ -209,8 +210,8 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // An older call with the same id is untracked instead, because the answer of its handler would be taken for the answer
-            // of this call.
+            // An older call with the same id is untracked instead. The client would take the answer of its handler for the answer to
+            // this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel(id, Cancel::superseded());

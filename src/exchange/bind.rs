@@ -1,4 +1,4 @@
-//! The session manager's reports: which call a typed message is, and what happened to its streams.
+//! Reports of the session manager: the call in a typed message, and the fate of its streams.
 
 use std::{
     mem,
@@ -87,8 +87,8 @@ impl Exchange {
     /// Binds the call of a typed message to its session manager, and attaches it. Returns `None` if it is not tracked.
     ///
     /// From here on a cancel is deferred until the session manager has accepted the request, see
-    /// [`on_dispatched`](Self::on_dispatched). Until then the call affects no other call, tracked or not: it supersedes none, and an
-    /// older one in flight keeps its id. Next, the caller sets whether the call [waits for a cancel](Self::set_pending_cancel).
+    /// [`on_dispatched`](Self::on_dispatched). Until then the call affects no other call, tracked or not: it supersedes no call, and
+    /// an older call in flight keeps its id. Next, the caller sets whether the call [waits for a cancel](Self::set_pending_cancel).
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -175,8 +175,9 @@ impl Exchange {
         }
     }
 
-    /// Binds a call whose body was read before the session manager got the message. A call that was cancelled meanwhile is
-    /// still dispatched, and its cancel is sent after it.
+    /// Binds a call whose body was read before the session manager got the message.
+    ///
+    /// A call that was cancelled meanwhile is still dispatched, and its cancel is sent afterwards.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -222,7 +223,7 @@ impl Exchange {
         Some(self.attachment(call.id(), POST_GENERATION))
     }
 
-    /// Offers the answer of its call, which the transport has. Returns it if no stream will deliver it.
+    /// Takes a copy of the answer from the transport. Returns it if no stream will deliver the answer.
     pub(crate) fn offer_late_answer(&self, answer: OpaqueMessage) -> Option<OpaqueMessage> {
         let late_answer = &mut self.state().late_answer;
         match late_answer {
@@ -234,7 +235,7 @@ impl Exchange {
         }
     }
 
-    /// Records that no stream will deliver the answer of its call any more. Returns the answer if it was offered before.
+    /// Records that no stream will deliver the answer any more. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {
@@ -243,7 +244,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if only the transport can observe its answer, because no stream has it.
+    /// Returns `true` if no stream will deliver the answer. Only the transport observes it then.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
@@ -272,7 +273,7 @@ impl Exchange {
         }
     }
 
-    /// Closes the open streams, because the rest of them is read elsewhere.
+    /// Closes the open streams, because their remaining events are read elsewhere.
     pub(crate) fn close_streams(&self) {
         let streams = self.state().streams.upgraded();
         for stream in streams {

@@ -9,7 +9,7 @@ use crate::registry::StreamHandle;
 /// The open streams, and the error that was sent on them.
 #[derive(Default)]
 pub(super) struct CallStreams {
-    /// Nearly always the only one. It needs no allocation.
+    /// Nearly always the only stream, which needs no allocation here.
     newest: Option<Weak<dyn StreamHandle>>,
     /// `Some` once two streams were open at the same time, or the call was cancelled here.
     overflow: Option<Box<OverflowStreams>>,
@@ -51,7 +51,7 @@ impl CallStreams {
         streams.filter(|stream| is_open(stream)).cloned().collect()
     }
 
-    /// Returns `true` if older streams than the newest are open.
+    /// Returns `true` if streams other than the newest are open.
     pub(super) fn has_older(&self) -> bool {
         let overflow = self.overflow.as_ref();
         overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))

@@ -1,7 +1,12 @@
 //! The cancel of a call: when it ends the call, and which sides it notifies.
 //!
-//! [`Exchange::begin_cancel`] is the only function that cancels calls. Its effects, in this order: the call ends in its session, its token
-//! fires, the end is reported, open streams get the error, and the server is notified.
+//! [`Exchange::begin_cancel`] is the only function that cancels calls. It has these effects, in this order:
+//!
+//! 1. the call ends in its session;
+//! 2. its token fires;
+//! 3. the end is reported;
+//! 4. open streams get the error;
+//! 5. the server is notified.
 
 use std::{sync::Arc, time::Duration};
 
@@ -52,7 +57,7 @@ enum NotifiedSides {
 /// A call that has just been cancelled. Its server may still have to be notified.
 struct JustCancelled {
     finished: Finished,
-    /// Taken before the call ended, so that a task that closes its session waits for the injection.
+    /// Taken before the call ended. So a task that closes the session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
@@ -112,7 +117,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the outcome of the call. `determined` is the one that depends on whether the cancel has a recipient.
+    /// Returns the outcome of the call. `determined` applies unless the cancel notifies neither side.
     fn outcome(self, determined: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
@@ -125,7 +130,7 @@ impl Cancel {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call, and has the server notified. Returns `false` if the condition of the cancel does not hold.
+    /// Cancels a call, and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
         self.cancel_and(id, cancel, None, |injection| injection)
     }
@@ -159,13 +164,14 @@ impl Exchange {
         })
     }
 
-    /// Cancels a call of a session that is being closed. Waits until the server has accepted the cancel, for at most
-    /// [`CLOSE_CANCEL_TIMEOUT`].
+    /// Cancels a call of a session that is being closed.
+    ///
+    /// Waits until the server has accepted the cancel, for at most [`CLOSE_CANCEL_TIMEOUT`].
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended by itself accepts no message, and has stopped its handlers. In any case the session is closed
-            // next.
+            // A session that has ended by itself accepts no message, and has stopped its handlers. Whatever the result, the session
+            // is closed next.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }

@@ -1,7 +1,7 @@
 //! The confirmation before an orphan is cancelled, where the layer has a `confirm`.
 //!
-//! 1. The call is as before during the confirmation: its client may resume it, or another cancel may end it. The decision then has no
-//!    effect ([`ExpiryToken`]).
+//! 1. The confirmation does not change the call: its client may still resume it, and another cancel may end it. The decision then has
+//!    no effect ([`ExpiryToken`]).
 //! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed.
 //! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels at once.
 
@@ -43,7 +43,7 @@ impl Exchange {
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
         let request = self
             .with_session(|core| Some((core.expiry(id)?, core.detachment(id)?, core.grace(id)?)));
-        // Otherwise the client has resumed, or the call has ended.
+        // Without all three, the client has resumed, or the call has ended.
         let (Some((expiry, detachment, grace)), Some(call)) = (request.flatten(), self.call(id))
         else {
             return;

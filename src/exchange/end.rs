@@ -24,8 +24,9 @@ const MIN_RETENTION: Duration = Duration::from_secs(60);
 // === impl Exchange ===
 
 impl Exchange {
-    /// Ends a call whose answer was observed. `answer` returns what is to be retained, and its size in bytes. It is called only if
-    /// the answer is to be retained.
+    /// Ends a call whose answer was observed.
+    ///
+    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the answer is to be retained.
     pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
@@ -57,7 +58,7 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // No call can start any more, and a disconnect has no effect from now on. An earlier disconnect has closed the phase,
+            // No call can start any more, and a disconnect has no effect from now on. An earlier disconnect has ended the open phase,
             // and fires the token itself.
             None if is_open => self.signal.disarm(),
             None => {}

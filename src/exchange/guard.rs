@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{state::Exchange, tap::Tap};
 use crate::call::DetachCause;
 
-/// Reports that the response was dropped, unless the exchange has ended before the guard drops.
+/// Reports that the response was dropped, unless the exchange has ended before.
 ///
 /// It must be the first field of what it guards, so that the token fires before the inner destructors run.
 pub(crate) struct Guard {
@@ -14,8 +14,9 @@ pub(crate) struct Guard {
     tap: Option<Box<Tap>>,
 }
 
-/// Reports a panic in one call or poll of the inner service. The runtime may drop the future only after it has caught the panic, when
-/// the cause can no longer be determined.
+/// Reports a panic in one call or poll of the inner service.
+///
+/// The runtime may drop the future only after it has caught the panic, when the cause can no longer be determined.
 pub(crate) struct Polling<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===
@@ -48,7 +49,7 @@ impl Guard {
         self.tap = Some(tap);
     }
 
-    /// Returns the reader of the body, if it is to be read.
+    /// Returns the tap, if the body is to be read.
     pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
         self.tap.as_deref_mut()
     }

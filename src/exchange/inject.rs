@@ -17,11 +17,13 @@ use crate::{
 /// A session whose client does not read may delay a cancel without limit.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. Chosen because a server that restarts or sheds load
-/// often accepts the cancel then, and all three attempts fit in [`INJECTION_TIMEOUT`].
+/// Delays before the second and the third attempt of a cancel: 250 ms and 1 s.
+///
+/// Chosen because a server that restarts or sheds load often accepts the cancel then, and all three attempts fit in
+/// [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// A cancel on its way to the server. Its drop reports the error, if there is one.
+/// The delivery of a cancel. Its drop reports the error, if there is one.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -31,7 +33,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span, and reports a failure. Repeats the cancel up to twice if the server refuses it temporarily.
+    /// Spawns the injection in a span, and reports a failure. If the server refuses the cancel temporarily, repeats it up to twice.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();
@@ -91,9 +93,9 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if the cancel would hit another call, which has reused the id of this ended call.
+    /// Returns `true` if another call has reused the id of this ended call. The cancel would hit it.
     ///
-    /// Waits for another call that is not accepted yet: if that is refused, the cancel must still be sent.
+    /// Waits for another call that is not accepted yet. If that call is refused, the cancel must still be sent.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
@@ -113,7 +115,7 @@ impl Exchange {
         false
     }
 
-    /// Drops the canceller that replays a cancel. Called when the call has ended and the exchange no longer needs the canceller.
+    /// Drops the canceller if it replays cancels. Called when the exchange no longer needs the canceller.
     ///
     /// That canceller owns the request's head, its extensions and a clone of the inner service. Handlers may keep a `CallToken`, and
     /// with it the exchange, forever.

@@ -1,4 +1,4 @@
-//! The loss of a stream: what it means for its call, decided once.
+//! The loss of a stream, and what it means for the call, which is decided once.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -21,7 +21,9 @@ use crate::{
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream has ended without the answer. `is_empty_resume`: it was a resume that brought no event.
+    /// Reports that the stream has ended without the answer.
+    ///
+    /// `is_empty_resume`: the stream was that of a resume, and had no event.
     pub(crate) fn detach(&self, cause: DetachCause, is_empty_resume: bool) {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange
@@ -100,8 +102,8 @@ impl Exchange {
 
     /// Returns the state of a detached call that is not to be cancelled. Returns `None` if it is to be untracked.
     ///
-    /// That is so if its end cannot be observed, and either the server ended a stream that no client can resume, or the call has
-    /// neither a session nor a deadline.
+    /// It is to be untracked if its end cannot be observed, and the server ended a stream that no client can resume. The same holds if
+    /// its end cannot be observed, and it has neither a session nor a deadline.
     pub(super) fn keep_running_state(
         &self,
         call: &CallInfo,
@@ -126,8 +128,9 @@ impl Exchange {
         canceller.is_some_and(|canceller| canceller.sees_answers(call))
     }
 
-    /// Removes a task that read a stream of its call in the background. The end of the call is no longer observed, unless the
-    /// session manager observes its answer.
+    /// Removes a task that read a stream of its call in the background.
+    ///
+    /// The end of the call is no longer observed, unless the session manager observes the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
         let is_seen = self.is_late_answer_closed()
             && self

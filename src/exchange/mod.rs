@@ -2,16 +2,16 @@
 //!
 //! The service creates an [`Exchange`] for each request. Both bodies, the response future and the session manager hold it, and report
 //! to it what they observe. The exchange alone decides what that means for its call. The link to it in the request's extensions is
-//! the [`CallToken`](crate::CallToken), which rmcp carries to the session manager and the handler.
+//! the [`CallToken`](crate::CallToken), which rmcp passes to the session manager and the handler.
 //!
-//! Its parts hold its data. Only the part `state` refers to [`Exchange`]. The other files implement its decisions:
+//! Its parts hold its data. Of the parts, only `state` refers to [`Exchange`]. The other files implement its decisions:
 //!
 //! | part | what it is |
 //! |---|---|
 //! | `state` | all its fields |
-//! | `identity` | whose call this is, from the request's headers |
+//! | `identity` | the session and the protocol revision, from the request's headers |
 //! | `request_body` | what is known of the request body |
-//! | `signal` | the token, and what fires with it |
+//! | `signal` | the token, and the hooks that fire with it |
 //! | `call_streams` | its open streams, and the error that was sent on them |
 //!
 //! | file | what it decides |
@@ -19,7 +19,7 @@
 //! | `classify` | what a request is, from its head |
 //! | `start` | which call the request carries, from its body |
 //! | `attempts` | what each attempt of a request means, if a middleware sends the request more than once |
-//! | `contest` | what a request over a limit means for the call in flight with its id |
+//! | `contest` | what a request over a limit means for the call in flight that has its id |
 //! | `bind` | which call the request carries, and what happens to its streams, from the session manager's reports |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response's head and body mean for the call |
@@ -28,12 +28,12 @@
 //! | `end` | how a call ends that is not cancelled |
 //! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
-//! | `waiting` | waits until a call is accepted or has ended |
-//! | `fire` | fires the token, and spawns the clean-ups |
+//! | `waiting` | when a call is accepted or has ended, for the tasks that wait for it |
+//! | `fire` | how the token fires, and where the clean-ups run |
 //! | `inject` | how the server is notified of a cancel |
 //! | `streams` | how the client is notified of a cancel that it did not request |
 //! | `report` | in which span events are reported |
-//! | `guard` | reports drops and panics |
+//! | `guard` | when a drop or a panic counts as the end of the response |
 //!
 //! # Contract
 //!
@@ -43,9 +43,9 @@
 //!    [`parse_body`](Exchange::parse_body) from the request body.
 //! 3. A cancel takes this order: reason, token, inner streams, injection. The cancel becomes pending before its call is removed from the
 //!    registry, because closing a session waits for calls in flight and for pending cancels.
-//! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is called under the
-//!    lock of the state only where a call is registered, gets its key, or gets the stream of a further attempt. The order is: the
-//!    state, then the shard, then the session entry.
+//! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call the registry
+//!    under the lock of the state: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
+//!    the state, then the shard, then the session entry.
 //! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase. A
 //!    call that becomes known only afterwards is never in flight: it is reported as completed, and cannot be found. A call that was
 //!    cancelled before stays cancelled.

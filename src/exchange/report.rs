@@ -1,7 +1,7 @@
-//! Events, in the span in which the request was served.
+//! Reports events in the span in which the request was served.
 //!
 //! Many events of a call occur where no span is entered: in a destructor, or on the timer's task. So the span is stored when the
-//! call becomes known, and stays open until the call has ended. Without a subscriber to spans, none is stored.
+//! call becomes known, and stays open until the call has ended. Without a subscriber to spans, no span is stored.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -14,7 +14,7 @@ use crate::{
 // === impl Exchange ===
 
 impl Exchange {
-    /// Stores the current span as that of its call, unless it has one.
+    /// Stores the current span as the span of its call, unless the call has one.
     pub(super) fn take_span(&self) {
         if is_subscribed() {
             let current = Span::current();

@@ -1,4 +1,4 @@
-//! The state of a request body as it passes.
+//! The state of a request body while it passes through the layer.
 
 use crate::{
     call::{CallId, Key},
@@ -10,7 +10,7 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// It has ended. A body that cannot be parsed stays in this state until no session manager can bind its call any more.
+    /// It has ended. A body that cannot be parsed remains in this state until no session manager can bind its call any more.
     Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
     Dropped(UnparsedBody),
@@ -22,11 +22,11 @@ pub(super) enum RequestBody {
 
 /// What a request body is.
 pub(super) enum BodyKind {
-    /// A call that is tracked, or certainly not JSON-RPC.
+    /// A tracked call, or certainly not JSON-RPC.
     Plain,
-    /// JSON-RPC, or perhaps JSON-RPC, but not a tracked call.
+    /// Certainly or possibly JSON-RPC, but not a tracked call.
     Other,
-    /// The client's own cancel of a call that was in flight then. Boxed, because few bodies are one.
+    /// The client's own cancel of a call that was in flight at that time. Boxed, because few bodies are one.
     Cancel(Box<(Key, CallId)>),
     /// A call over the limit. Its contest lasts until the server has accepted or refused the request.
     Untracked(Option<Box<dyn Contested>>),
@@ -62,7 +62,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is certainly not JSON-RPC, or a call that is tracked.
+    /// Returns `true` if it is a tracked call, or certainly not JSON-RPC.
     pub(super) fn is_plain(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

@@ -30,24 +30,23 @@ const REPLAYABLE: u32 = 1 << 31;
 /// What the response head means for the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// 2xx with `text/event-stream`: accepted, the answer is on the stream. `readable` if nothing
-    /// encodes it.
+    /// 2xx with `text/event-stream`: the answer is on the stream. `readable` unless it is encoded.
     Stream { readable: bool },
-    /// 2xx with any other body: the answer itself.
+    /// 2xx with any other body: the body is the answer.
     Answer,
     /// Any other status: the server has refused the request.
     Refusal,
 }
 
-/// What the response body is to be.
+/// What is done with the response body.
 pub(crate) enum BodyPlan {
-    /// Passed on.
+    /// It is passed on.
     Pass,
-    /// Passed on and read.
+    /// It is passed on and read.
     Tap(Box<Tap>),
-    /// Passed on. It is the answer to this call, which ends with it.
+    /// It is passed on. It is the answer to this call, which ends with it.
     Answer(Attachment),
-    /// Passed on if it has the answer to this request. Otherwise replaced by one event, because its call was cancelled.
+    /// It is passed on if it has the answer to this request. Otherwise it is replaced with one event, because the call was cancelled.
     Late { request: RequestId, error: Bytes },
 }
 
@@ -96,8 +95,9 @@ impl Exchange {
         }
     }
 
-    /// Records that the body is the answer to the call. Returns `None` if the call is not in flight, or a session manager tracks
-    /// it.
+    /// Records that the body is the answer to the call.
+    ///
+    /// Returns `None` if the call is not in flight, or a session manager tracks it.
     fn begin_answer(self: &Arc<Self>) -> Option<Attachment> {
         self.call_in_flight()?;
         {
@@ -135,8 +135,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // That call may have ended meanwhile, and another call may have its id. The call need not be accepted yet: with a
-        // JSON answer, its acceptance shows only at its end.
+        // That call may have ended meanwhile, and another call may have its id. The call need not be accepted yet: with a JSON
+        // answer, the head that accepts it arrives only with the answer.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)
@@ -196,7 +196,7 @@ impl Exchange {
         })
     }
 
-    /// Called when the client has received the whole response. `tap` has read it.
+    /// Called when the client has received the whole response, which `tap` has read.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.mark_ended(), tap) {
             (Some(_), Some(tap)) => tap.finish(DetachCause::EndedByServer),
@@ -213,8 +213,9 @@ impl Exchange {
         }
     }
 
-    /// Ends the exchange. Returns its call, unless a session manager tracks the call, and the former phase. Returns `None` if
-    /// the exchange had already ended.
+    /// Ends the exchange. Returns its call, unless a session manager tracks the call, and the former phase.
+    ///
+    /// Returns `None` if the exchange had already ended.
     fn mark_ended(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
         self.parse_body();
         self.end_resume();
@@ -249,7 +250,7 @@ impl Exchange {
         }
     }
 
-    /// Called when the response was dropped before its end. `tap` has read the part before.
+    /// Called when the response was dropped before its end. `tap` has read the part that was sent.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -257,8 +258,9 @@ impl Exchange {
         }
     }
 
-    /// Handles the loss of the response. `has_head`: the client has the response head, even if another exchange of its request
-    /// recorded it.
+    /// Handles the loss of the response.
+    ///
+    /// `has_head`: the client has the response head, even if another exchange of its request recorded the head.
     #[cold]
     fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.parse_body();
@@ -297,9 +299,10 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if a disconnect fires the token of the request: it is not MCP, and no client can resume it.
+    /// Returns `true` if a disconnect fires the token of a request without a call.
     ///
-    /// The request carries no call. A session header alone does not prove MCP, because a client may send one on any route.
+    /// That is so if the request is not MCP, and no client can resume it. A session header alone does not prove MCP, because a client
+    /// may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
             // An MCP server has handled a DELETE once it answers, so the token of a DELETE cancels nothing.
@@ -319,8 +322,9 @@ impl Exchange {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
-    /// Removes a stream that may have carried the answer of its call. The call is not cancelled. With its last stream, it ends as
-    /// [`Outcome::Unknown`].
+    /// Removes a stream that may have carried the answer of its call.
+    ///
+    /// The call is not cancelled. With its last stream, it ends as [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|core| core.remove_stream(id, generation));

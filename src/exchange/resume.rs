@@ -1,8 +1,8 @@
 //! Resumes: the calls that a GET with `Last-Event-ID` resumes.
 //!
-//! While the inner service handles the GET, the grace timers of these calls are stopped, at most until a few seconds past the end of each
-//! grace. Once the inner service has accepted the resume, the response stream is the call's next generation. If a session manager tracks
-//! the call, only the manager accepts a resume, because rmcp answers 200 to a resume that it refuses.
+//! While the inner service handles the GET, the grace timers of these calls are stopped. A timer continues a few seconds past the end of
+//! its grace at the latest. Once the inner service has accepted the resume, the response stream is the call's next generation. If a
+//! session manager tracks the call, only the manager accepts a resume, because rmcp answers 200 to a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -24,10 +24,10 @@ use crate::{
 
 /// The effect of an accepted resume.
 pub(super) enum Accepted {
-    /// The resume of no known call, or of a call that its session manager attaches.
+    /// No known call was resumed, or its session manager attaches it.
     Nothing,
     Attached(Attachment),
-    /// The call was cancelled. Its client gets the error, unless the server still sends the answer.
+    /// The resumed call was cancelled. Its client gets the error, unless the server still sends the answer.
     Cancelled(RequestId, CancelReason),
 }
 
@@ -48,13 +48,13 @@ impl Exchange {
 
     /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
     ///
-    /// If the loss of its present stream is detected later, the call is not cancelled.
+    /// If the loss of its current stream is detected later, the call is not cancelled.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
         let now = Instant::now();
-        // As if the server had ended its stream, so that no task reads it.
+        // As if the server had ended the stream: then no task reads its rest.
         let stream_end = self.stream_end(true);
         let forget_at = DetachedState::ForgetAt {
             until: now + UNOBSERVED_TTL,
@@ -134,7 +134,7 @@ impl Resume {
                 Accepted::Cancelled(request, reason)
             }
             EventMatch::Ambiguous(calls) => {
-                // Also those with another pending resume, because that one may be refused.
+                // Also calls with another pending resume, because that resume may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
@@ -156,7 +156,7 @@ impl Resume {
         Some(call??.1)
     }
 
-    /// Records why its stream is about to end. A session manager's stream only observes that it is dropped.
+    /// Records why its stream is about to end. The stream of a session manager observes only that it is dropped.
     pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
         // A drop alone means `Disconnected` already.
         if cause != DetachCause::Disconnected

@@ -1,8 +1,8 @@
-//! The token of an exchange, and what fires with it: linked tokens, and clean-ups.
+//! The token of an exchange, and the hooks that fire with it: linked tokens, and clean-ups.
 //!
 //! 1. The token fires once, for a reason. The reason is set first. Then the token fires, then the hooks.
-//! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`. A panic in one does not affect the
-//!    others. Until it begins, another runtime may take it.
+//! 2. A clean-up runs once, only after a cancel, on a task of its own and never inside `Drop`. A panic in one does not affect the
+//!    others. Until it begins, another runtime may take it over.
 //! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
 //! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped, so that what they own is
 //!    released.
@@ -21,7 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when the call of an exchange is cancelled. Also fires when the client of a request that is not MCP disconnects.
+/// Fires when the call of an exchange is cancelled.
+///
+/// Also fires when the client of a request without MCP disconnects.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
@@ -52,7 +54,7 @@ pub(super) type CleanUpTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 enum Hooks {
     #[default]
     None,
-    /// Nearly always the token of a handler. It needs no allocation.
+    /// Nearly always the token of a handler, which needs no allocation here.
     One(Hook),
     Several(Vec<Hook>),
     /// The token can no longer fire: a new hook never runs.
@@ -66,7 +68,7 @@ impl Signal {
         self.reason.get().copied()
     }
 
-    /// Returns the token, and creates it at the first use.
+    /// Returns the token, which the first call creates.
     pub(crate) fn token(&self) -> CancellationToken {
         let token = self.pending().token.get_or_insert_default().clone();
         // `fire` sets the reason before it takes the lock. So either `fire` finds the token, or this finds the reason.
@@ -172,7 +174,7 @@ impl Hook {
         F: Future<Output = ()> + Send + 'static,
     {
         Self::CleanUp(Box::new(|reason| {
-            // The closure is called on the task too, because it may do its work before it returns a future.
+            // The closure is also called on the task, because it may do its work before it returns a future.
             Box::pin(async move { clean_up(reason).await })
         }))
     }

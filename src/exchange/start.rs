@@ -32,7 +32,7 @@ pub(super) struct Registered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Records that the request body has ended, with its frames, or the reason why there are none to parse.
+    /// Records that the request body has ended, with its frames or the reason for not parsing it.
     pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.body_passed(RequestBody::Ended(frames));
     }
@@ -51,7 +51,7 @@ impl Exchange {
         }
     }
 
-    /// Parses the call from a request body that has ended, unless a session manager bound the call.
+    /// Parses a request body that has ended, unless a session manager bound its call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.body_ended.load(Ordering::Relaxed)
             || !self.body_ended.swap(false, Ordering::AcqRel)
@@ -86,7 +86,7 @@ impl Exchange {
         }
     }
 
-    /// Handles a body that cannot be parsed: it may carry a call, or not be JSON-RPC at all.
+    /// Handles a body that cannot be parsed. It may carry a call, or not be JSON-RPC at all.
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;
@@ -109,8 +109,8 @@ impl Exchange {
 
     /// Reports a body that the layer cannot read, because no session manager will bind its call.
     ///
-    /// A body that was dropped before its end is reported only if the inner service `accepted` the request, because a service may refuse a
-    /// request without reading its body.
+    /// A body that was dropped before its end is reported only if the inner service `accepted` the request. A service may refuse a request
+    /// without reading its body.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
         let unparsed = {
             let mut state = self.state();
@@ -159,7 +159,7 @@ impl Exchange {
                 return;
             }
         };
-        // Not `Plain`: a disconnect has no effect on a request without a call, or on a call over the limit.
+        // `Other` and not `Plain`, because a disconnect has no effect on JSON-RPC without a tracked call.
         let Some(call) = request.and_then(|request| self.call_of(request)) else {
             self.set_body_kind(BodyKind::Other);
             return;
@@ -240,7 +240,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the call that a cancel of its client names, whether its request is accepted or not.
+    /// Returns the call that a client's cancel names, even if its request is not accepted yet.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;

@@ -53,11 +53,11 @@ pub(crate) struct Exchange {
     pub(super) body_ended: AtomicBool,
     /// What the streams of its call have shown so far, see `response`.
     pub(super) stream_meta: AtomicU32,
-    /// Its call was cancelled here, and its response is to be the error.
+    /// Its call was cancelled here, so the error becomes its response.
     pub(super) is_cancelled_here: AtomicBool,
     /// Its call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
-    /// What its streams have sent may have been the answer to its call, see `tap`.
+    /// The bytes that its streams have sent may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
     /// The [`PendingCancel`] of its call, as a number.
     pub(super) pending_cancel: AtomicU8,
@@ -84,8 +84,8 @@ pub(super) enum RequestKind {
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
-    /// Another GET that names a session. It may open the standalone stream. Before its response head, it counts as one that does if
-    /// it accepts events.
+    /// Another GET that names a session. It may open the standalone stream. Until the response head is known, it counts as such a
+    /// GET if it accepts events.
     Listen {
         accepts_events: bool,
     },
@@ -115,19 +115,21 @@ pub(super) struct ExchangeState {
     pub(super) late_answer: LateAnswer,
     /// Its call was answered while its client was connected, as a session manager observed.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of its call is ending now, where the stream itself cannot determine that.
+    /// Why a resumed stream of its call is ending, if the stream itself cannot determine that.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a call of its own, because the first has ended.
+    /// The exchange of a further attempt that is a call of its own: the first call has ended.
     pub(super) next: Weak<Exchange>,
-    /// Boxed, because there is none without a subscriber to spans.
+    /// Boxed, because without a subscriber to spans there is none.
     pub(super) span: Option<Box<Span>>,
 }
 
 /// A message that only its session manager can read.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// Whether a stream can still deliver an answer that the session's transport has after the call's stream ended early.
+/// Whether a stream can still deliver the answer, if the call's stream ended early.
+///
+/// The transport of the session then has an answer that this stream did not deliver.
 #[derive(Default)]
 pub(super) enum LateAnswer {
     /// A stream will deliver the answer, as far as is known.
@@ -164,7 +166,7 @@ pub(super) enum Dispatch {
 pub(super) struct Attempts {
     /// Number of attempts of the request that are in progress. There are several if a middleware sends the request again.
     pub(super) attempts: u32,
-    /// Whether the session manager accepted an attempt, or may have accepted one.
+    /// Whether the session manager has accepted an attempt, or may have accepted one.
     pub(super) was_accepted: bool,
     /// The key of the call, if an older call in flight has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
@@ -251,7 +253,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if it may carry a call, as far as its head shows.
+    /// Returns `true` if it may carry a call, judging by its head.
     pub(crate) fn may_carry_call(&self) -> bool {
         matches!(self.kind, RequestKind::Post(_))
     }

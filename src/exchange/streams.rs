@@ -1,7 +1,7 @@
 //! The message for clients that are still connected when their call is cancelled here.
 //!
 //! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
-//! of the call: those of the POST and of resumes. The inner service's body is dropped before the client reads the message, so that a
+//! of the call: those of the POST and of resumes. The body of the inner service is dropped before the client reads the message. So a
 //! client that does not read delays nothing.
 //!
 //! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
@@ -55,8 +55,8 @@ impl Exchange {
                     return next.on_stream_opened(stream);
                 }
                 self.add_stream(stream);
-                // The call may end concurrently. Adding the stream and ending the call both take the state lock, so either the end
-                // finds the stream, or this finds that the call has ended.
+                // The call may end concurrently. Adding the stream and ending the call both take the state lock. So either the end
+                // finds the stream, or this code finds that the call has ended.
                 if self.has_call_ended() || self.may_outlive_drain() {
                     self.register_orphaned_streams();
                 }
@@ -73,8 +73,9 @@ impl Exchange {
         self.has_call_ended.load(Ordering::Acquire)
     }
 
-    /// Marks its call as ended. Returns `true` if older streams of it are open, which may receive nothing more. (The newest
-    /// is the one with the answer, or the one whose client has disconnected.)
+    /// Marks its call as ended. Returns `true` if older streams of the call are open.
+    ///
+    /// These may receive nothing more, because the newest stream has the answer or has lost its client.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
@@ -168,7 +169,7 @@ impl Exchange {
         self.shared.options.stall_timeout
     }
 
-    /// Sets the timer of a stream, which is checked after `timeout` for the first time.
+    /// Sets the timer of a stream. Its first deadline is `timeout` from now.
     pub(crate) fn set_stream_timer(
         &self,
         stream: Weak<dyn OnDeadline>,

@@ -1,7 +1,7 @@
 //! The tap on a response's bytes, where no session manager tracks the call.
 //!
-//! A message may be the answer without being recognised, because the body is encoded or the message is a batch. From then on, the
-//! end of the call's last stream ends the call as unknown, whatever the cause. The call is not cancelled.
+//! A message may be the answer although it is not recognised, because the body is encoded or the message is a batch. From then on,
+//! the end of the call's last stream ends the call as unknown, whatever the cause. The call is not cancelled.
 
 use bytes::Bytes;
 
@@ -17,14 +17,14 @@ use crate::{
 /// Reads a response body for a call that no session manager tracks.
 pub(crate) struct Tap {
     reads: Reads,
-    /// `None` once its answer has passed.
+    /// `None` once the answer has passed.
     call: Option<Attachment>,
     events: u32,
     /// The end of the body is the end of the call.
     is_answer: bool,
 }
 
-/// What it reads.
+/// What the tap reads.
 enum Reads {
     Events(Reader),
     /// The answer itself, as JSON.
@@ -57,7 +57,7 @@ impl Tap {
         }
     }
 
-    /// Creates a tap for a body that is the answer itself, and is passed on as an event.
+    /// Creates a tap for an answer that is passed on as an event.
     pub(crate) fn answer_as_event(call: Attachment) -> Self {
         Self {
             is_answer: true,
@@ -106,7 +106,7 @@ impl Tap {
             let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send back white space around the id, because a header value does not include it.
+            // A client cannot send white space around the id back, because a header value does not include it.
             let id = event.id.map(<[u8]>::trim_ascii);
             let event_id = id.filter(|id| !id.is_empty());
             call.exchange

@@ -1,4 +1,4 @@
-//! Waiting until a call is accepted or has ended.
+//! Waits until a call is accepted or has ended.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::{call::CallId, wait_until::wait_until};
 
 /// Maximum time that a resume waits for an answer that it has overtaken: 1 s.
 ///
-/// Chosen because the answer takes a poll of the reader, or the time until the server detects that the old connection is closed.
+/// Chosen because the answer arrives with the next poll of the reader, or once the server detects that the old connection is closed.
 const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 // === impl Exchange ===

@@ -1,4 +1,4 @@
-//! The manual, for people who run a server with the layer: what it does, and why.
+//! The manual, for people who run a server with the layer: what the layer does, and why.
 
 #[cfg(test)]
 mod tests;

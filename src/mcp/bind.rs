@@ -66,10 +66,10 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Creates the [`Untracked`] request of a message that is not bound, and begins its contest with a call in flight.
+    /// Creates the [`Untracked`] request of a message that is not bound, and begins its contest.
     ///
-    /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until one has, nothing is
-    /// suppressed, and no call in flight can have the request's id.
+    /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until then nothing is suppressed, and
+    /// no call in flight can have the request's id.
     #[cold]
     pub(super) fn untracked(
         &self,
@@ -95,7 +95,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns a keyed hash of the method and the parameters, except `_meta`.
     ///
-    /// `_meta` differs in each attempt.
+    /// A client may change `_meta` when it sends the same call again.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
         // A request that was parsed always serializes.
         let mut request = serde_json::to_value(request).unwrap_or_default();

@@ -27,8 +27,8 @@ use crate::{
 
 /// Creates the stream of a request.
 ///
-/// `F` is a boxed future, because the inner one is large and rmcp moves `CreateStream` twice (`future_size` in ARCHITECTURE.md,
-/// Workarounds).
+/// `F` is a boxed future, because the future of the inner manager is large and rmcp moves `CreateStream` twice (`future_size` in
+/// ARCHITECTURE.md, Workarounds).
 pub(super) struct CreateStream<F> {
     created: F,
     call: Option<BoundCall>,
@@ -38,7 +38,7 @@ pub(super) struct CreateStream<F> {
     used: Option<SessionUse>,
 }
 
-/// An untracked request. The layer stops tracking an older call with its id only once the manager has accepted the request.
+/// An untracked request. An older call with its id is untracked once the manager has accepted the request.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
@@ -169,7 +169,9 @@ impl Untracked {
         }
     }
 
-    /// Delivers the messages of this call, even if an older call with the same ids was cancelled, or is cancelled later.
+    /// Delivers the messages of this call, even if an older call with its ids is cancelled.
+    ///
+    /// That call may have been cancelled before, or may be cancelled later.
     pub(super) fn resume_delivery(&self) {
         if let Some(used) = &self.used {
             used.suppressed.resume_delivery_untracked(&self.call);

@@ -25,9 +25,13 @@ use crate::{
 /// Tracks whether the streams of a session can end before their calls are answered. Never reset.
 #[derive(Debug, Default)]
 pub(super) struct EarlyStreamEnds {
-    /// For all sessions: the manager is not rmcp's own, has an event store, or can be reached by other code.
+    /// Streams of all sessions can end early.
+    ///
+    /// The manager is not rmcp's own, has an event store, or can be reached by other code.
     in_manager: Arc<AtomicBool>,
-    /// For this session: its client resumed a call, or a stream ended without the answer.
+    /// Streams of this session can end early.
+    ///
+    /// Its client resumed a call, or a stream ended without the answer.
     in_session: AtomicBool,
 }
 
@@ -53,7 +57,7 @@ impl EarlyStreamEnds {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Offers the answer of the call, as it passes the transport.
+    /// Offers the answer of the call when it passes the transport.
     pub(super) fn offer_answer(&self, id: CallId, answer: &ServerJsonRpcMessage) {
         if let Some(answer) = self.offer_late_answer(Arc::new(answer.clone())) {
             self.complete_with_late_answer(id, answer);

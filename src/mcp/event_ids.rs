@@ -26,7 +26,9 @@ use sha2::{Digest, Sha256};
 /// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
-/// Length of a MAC: 128 of the 256 bits of HMAC-SHA256 (RFC 2104 allows half), as 32 hexadecimal digits.
+/// Length of a MAC: 16 bytes, which are sent as 32 hexadecimal digits.
+///
+/// These are 128 of the 256 bits of HMAC-SHA256. RFC 2104 allows half of them.
 const MAC_BYTES: usize = 16;
 
 /// Block size of SHA-256, to which HMAC pads its key.
@@ -36,7 +38,7 @@ const BLOCK: usize = 64;
 #[derive(Clone)]
 pub(super) struct EventIds(Arc<MacKey>);
 
-/// The two states of HMAC-SHA256 after the key.
+/// The two states of HMAC-SHA256 after it has read the key.
 struct MacKey {
     inner: Sha256,
     outer: Sha256,
@@ -147,7 +149,7 @@ impl Seal {
         let mac = u128::from_str_radix(mac, 16)
             .ok()
             .filter(|_| is_canonical)?;
-        // Compares two registers, in constant time.
+        // Integers are compared in constant time.
         (mac == self.mac(id)).then_some(id)
     }
 

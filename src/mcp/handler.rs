@@ -64,7 +64,9 @@ impl CallToken {
         Some(token)
     }
 
-    /// Finds the token in the head of the HTTP request, which rmcp puts into the extensions of the message.
+    /// Finds the token in the head of the HTTP request.
+    ///
+    /// rmcp puts that head into the extensions of the message.
     pub(super) fn in_message(extensions: &Extensions) -> Option<&Self> {
         extensions.get::<Parts>()?.extensions.get()
     }

@@ -1,7 +1,7 @@
 //! The hash of ids that the server issues.
 //!
-//! It is fast, because every request looks up its session several times, and it resists no client that chooses ids. A client does not
-//! choose these. Where only hashes are compared (`replay::has_answer`), they decide whether a client already has its own answer.
+//! It is fast, because every request looks up its session several times. It does not resist chosen ids, because no client chooses an id
+//! that the server issues. Where only hashes are compared (`replay::has_answer`), a collision affects only the answer to that client.
 
 use std::hash::BuildHasher as _;
 

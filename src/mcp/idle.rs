@@ -1,12 +1,13 @@
-//! Tracks whether a session is idle: its uses, and the time of the last one, under one lock. Replaces rmcp's timer
-//! (`idle_session` in ARCHITECTURE.md, Workarounds).
+//! Tracks whether a session is idle: its uses, and the time of the last one, under one lock.
+//!
+//! This replaces rmcp's timer (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
 //! 1. A session is closed as idle only if it has had no use for its timeout. A closed session stays closed.
 //! 2. If a [touch](IdleTracker::touch) and a close race, the first one to take the lock wins. Either the session stays open for
 //!    the idle timeout, or the touch returns `false`.
 //! 3. A client is lost once it has disconnected from its last stream, until its next request. Streams are counted, because the
 //!    disconnect from an old stream may be detected after the client has resumed.
-//! 4. After a disconnect from a call whose end is not observed, the client is never lost: a close could end its handler.
+//! 4. After a disconnect from a call whose end is not observed, the client is never lost: closing the session could end the handler.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -20,7 +21,7 @@ use crate::lock::lock;
 #[derive(Debug)]
 pub(super) struct IdleTracker(Mutex<IdleState>);
 
-/// A closed session has no uses and no last use, so it cannot be reopened.
+/// The state of a tracker. A closed session has no uses and no last use, so it cannot be reopened.
 #[derive(Debug)]
 enum IdleState {
     Open {
@@ -56,7 +57,7 @@ pub(super) struct IdleTimeouts {
     pub(super) idle: Option<Duration>,
     /// For a session whose client is lost.
     pub(super) lost: Option<Duration>,
-    /// A standalone stream is no use of its session.
+    /// A standalone stream does not count as a use of its session.
     pub(super) ignore_standalone_streams: bool,
 }
 
@@ -194,7 +195,7 @@ impl IdleState {
         else {
             return None;
         };
-        // The end of the last use of a lost client is an event of its own, so it is not waited for here.
+        // While the session of a lost client is in use, this need not wait: the end of the last use starts the lost timeout.
         let next_check = timeouts.idle.unwrap_or(Duration::MAX);
         match timeouts.of(*is_lost) {
             Some(timeout) if *uses == 0 => {

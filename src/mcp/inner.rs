@@ -146,7 +146,7 @@ impl<M> ManagerInner<M> {
         join(cancels, under_way).await;
     }
 
-    /// Removes the calls of a session that restarts under its old id. Its event ids count from `0/0` again.
+    /// Removes the calls of a session that is restored under its old id. Its event ids count from `0/0` again.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.calls_of(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -155,7 +155,7 @@ impl<M> ManagerInner<M> {
 
     /// Suppresses the messages that a cancelled call still sends.
     pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
-        // Relaxed, because the lock of the session entry orders it. A cancel takes that lock after this store; a new call
+        // Relaxed, because the lock of the session entry orders the accesses. A cancel takes that lock after this store; a new call
         // takes it before its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(entered) = self.sessions.find(session) else {
@@ -234,7 +234,7 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins `registry` if no other was joined before. Returns `true` if it is the joined one, whose calls alone are bound.
+    /// Joins `registry` if no other was joined before. Returns `true` if it is the joined one. Only calls of that one are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let own = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -247,7 +247,7 @@ impl<M: SessionManager> ManagerInner<M> {
     /// Returns `true` for rmcp's own manager without an event store.
     ///
     /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses the resume of a call in flight only
-    /// if it has sent the answer, or if the client invented the event id. With an event store neither holds, because the store may
+    /// if it has sent the answer, or if the client invented the event id. With an event store neither is certain, because the store may
     /// fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
@@ -409,7 +409,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancel becomes pending first, and then looks up which call has its id. A new call with the same id registers its key
+        // The cancel becomes pending first, and then looks up the call with its id. A new call with the same id registers its key
         // first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.begin_cancel(call);
@@ -440,7 +440,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
     }
 }
 
-/// Returns the error of an inner manager without the session id, to be logged and reported.
+/// Returns the error of an inner manager without the session id, for the log and for reports.
 ///
 /// A client that knows the id of a session can act for it.
 fn redact_session(error: &impl ToString, session: &str) -> String {

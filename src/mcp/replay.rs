@@ -23,7 +23,7 @@ mod text_arena;
 
 pub(super) use self::text_arena::TextArena;
 
-/// The reconnect delay (`retry`) that a client receives if the server sent none: 3 s, the default of rmcp.
+/// The reconnect delay (`retry`) if the server sent none: 3 s, the default of rmcp.
 const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 
 /// Maximum time until the next event of an event store's replay: 1 s.
@@ -38,14 +38,14 @@ const MAX_ARENA_TEXT: usize = 1024;
 
 /// The replay of an answered call by an event store, up to the answer.
 ///
-/// If the store does not have the answer, the retained answer follows at the end of the replay, or once no
-/// event has followed for [`REPLAY_EVENT_TIMEOUT`].
+/// If the store does not have the answer, the retained answer follows. It follows at the end of the replay, or once the
+/// replay has had no event for [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
     replayed: Option<S>,
     request: Option<NumberOrString>,
-    /// The priming event before the answer. `None` once the replay had an event id or the answer.
+    /// The priming event before the answer. `None` once the replay has had an event id or the answer.
     repeated: Option<ServerSseMessage>,
-    /// The retained answer. `None` once the replay had the answer.
+    /// The retained answer. `None` once the replay has had the answer.
     answered: Option<ServerSseMessage>,
 }
 
@@ -115,9 +115,9 @@ fn from_text(text: &str) -> CallToolResult {
     result
 }
 
-/// Returns `true` if the client with this last event id has the answer, because the id is the answer's own.
+/// Returns `true` if the client has the answer, because its last event id is the answer's.
 ///
-/// EventSource clients reconnect to the streams of completed calls, and must not receive every answer twice.
+/// EventSource clients reconnect to the streams of completed calls. They must not receive every answer twice.
 pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> bool {
     match end {
         RetainedOutcome::Answered(answer) => answer.event == Some(id_hash::of(last_event_id)),

@@ -34,13 +34,15 @@ pub(super) struct ResumeRequest<'a, M> {
     pub(super) used: Option<SessionUse>,
 }
 
-/// The stream of a resume. Boxed, because its type would borrow the request.
+/// The stream of a resume. Boxed, because the unboxed type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
 /// The manager's reply to a resume, with the permit that the resume still holds.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// A permit, and a background reader of the call: the manager may move the stream from its current reader to this resume.
+/// A permit, and a background reader of the call.
+///
+/// The reader is needed because the manager may move the stream from its current reader to this resume.
 type HeldPermit = (ResumePermit, BackgroundReader);
 
 /// Maximum time until the manager replies to a resume whose client has disconnected: 10 s.
@@ -104,7 +106,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id of the inner manager. `None` if it does not belong to this session.
+    /// Returns the event id as the inner manager issued it. `None` if it does not belong to this session.
     fn event_id_inside(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -114,7 +116,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Returns `true` if the event is of a standalone stream.
     ///
-    /// rmcp's own event ids show this: those of a call have a slash. Of others the latest are recorded.
+    /// rmcp's own event ids show this, because only those of calls have a slash. For other managers, the latest ids of standalone
+    /// streams are recorded.
     fn is_standalone(&self) -> bool {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');
@@ -153,7 +156,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // The meaning of another manager's refusal is unknown, so it must not close a stream that is being read.
+            // The meaning of another manager's refusal is unknown, so such a refusal must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
                 // The answer is in a stream that its client does not read.
                 exchange.close_streams();
@@ -197,8 +200,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Reads the stream of this resume in the background, because its client has disconnected.
     ///
-    /// The manager may already have moved the call's stream to this resume, so only this stream may yield some messages, including the
-    /// answer. The call stays detached, because its client did not complete the resume.
+    /// The manager may already have moved the call's stream to this resume. Then only this stream yields further messages, including
+    /// the answer. The call stays detached, because its client did not complete the resume.
     fn drain_after_disconnect(
         &self,
         request: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>,

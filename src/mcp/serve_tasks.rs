@@ -32,7 +32,7 @@ impl ServeTasks {
         if let Some(task) = task::try_id() {
             let mut tasks = lock(&self.0);
             if tasks.len() == tasks.capacity() {
-                // Dead entries are removed only when the map would grow, because this visits every entry.
+                // Dead entries are removed only when the map would grow, because `retain` visits every entry.
                 tasks.retain(|_, served| served.session.strong_count() > 0);
                 let as_many_again = tasks.len();
                 tasks.reserve(as_many_again);

@@ -96,7 +96,9 @@ pub(super) struct PendingCancelGuard {
 
 /// The owner of a session, which finds its calls and closes it: the session manager.
 pub(super) trait Owner: Send + Sync {
-    /// Returns `true` if a client may resume: a call of the session is detached, or an answer is retained.
+    /// Returns `true` if a client may resume.
+    ///
+    /// That is so if a call of the session is detached, or an undelivered answer is retained.
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
     /// Returns the call in flight with this JSON-RPC id.
@@ -230,7 +232,7 @@ impl Session {
         }
     }
 
-    /// Returns the session's own id. Its calls share it, so no copy per request stays allocated.
+    /// Returns the session's own copy of its id. Its calls share it, so no copy per request stays allocated.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
@@ -300,7 +302,7 @@ impl Session {
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Returns `true` if a standalone stream is no use of the session.
+    /// Returns `true` if a standalone stream does not count as a use of the session.
     pub(super) fn ignores_standalone_streams(&self) -> bool {
         self.idle_timeouts.ignore_standalone_streams
     }

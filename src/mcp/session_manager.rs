@@ -122,10 +122,11 @@ impl<M> CancellableSessionManager<M> {
         }
     }
 
-    /// Calls a closure when a session opens or closes. Applies to sessions opened from now on.
+    /// Adds a closure that is called when a session opens or closes.
     ///
-    /// Several closures may be added. They are called synchronously, with no lock held. An opening is reported before the session's
-    /// first message and before its closing. A closing is reported once the calls are cancelled and no request finds the session.
+    /// It applies to sessions that are opened from now on. Several closures may be added. They are called synchronously, with no lock
+    /// held. The opening is reported before the session's first message and before its closing. The closing is reported once the calls
+    /// are cancelled and no request finds the session.
     ///
     /// As with an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
     /// manager opens or closes by itself are not reported.
@@ -182,10 +183,10 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the retained answer, or the error of a cancelled call, after this last event id.
     ///
-    /// Returns `None` if the call of that event has not ended, if the event is the answer itself, or if the answer is no longer
-    /// retained. Has no side effect.
+    /// Returns `None` if the call of that event has not ended, the event is the answer itself, or the answer is no longer retained.
+    /// Has no side effect.
     ///
-    /// With it, an observer of [`Event::Ended`](crate::Event::Ended) can store the answer elsewhere.
+    /// With this method, an observer of [`Event::Ended`](crate::Event::Ended) can store the answer elsewhere.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -203,8 +204,8 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the inner manager.
     ///
-    /// Other code can use it to end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call. So after the
-    /// first use of this method, answers are copied as they pass, and retained if their stream has ended.
+    /// Other code can use the inner manager to end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call.
+    /// So after the first use of this method, answers are copied as they pass, and retained if their stream has ended.
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);
         &self.shared.manager
@@ -269,7 +270,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         self.shared.manager.has_session(id).await
     }
 
-    /// Cancels the session's calls first: a closed session accepts no message, and rmcp lets its handlers run for another 5 s.
+    /// Closes a session after its calls are cancelled.
+    ///
+    /// A closed session accepts no message, and rmcp lets its handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // A task that has served a session closes only that session, not one that was restored under its id.
         let served = self.shared.serve_tasks.end(id);

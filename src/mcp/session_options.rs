@@ -1,4 +1,4 @@
-//! Options of a session manager: when it closes sessions.
+//! The options of a session manager that decide when it closes sessions.
 
 use std::time::Duration;
 
@@ -7,12 +7,15 @@ use super::session_manager::CancellableSessionManager;
 impl<M> CancellableSessionManager<M> {
     /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
-    /// Their clients receive 404 and open new sessions.
+    /// The next request of their clients receives 404. A session is idle while nothing of this list uses it:
     ///
-    /// These use a session: every request, even while its body is incomplete or a middleware inside the layer has it; every open
-    /// stream, including standalone ones; every call that has not ended, even a detached one; and every answer that is retained
-    /// for a detached client. Messages of the server do not count. Without a layer, a request that the session manager has not
-    /// received and a detached call are unknown.
+    /// - a request, even while its body is incomplete or a middleware inside the layer has it;
+    /// - an open stream, including a standalone one;
+    /// - a call that has not ended, even a detached one;
+    /// - an answer that is retained for a client that is disconnected.
+    ///
+    /// Messages of the server do not count. Without a layer, the session manager does not know of detached calls, nor of requests that
+    /// it has not received yet.
     ///
     /// ```
     /// use std::time::Duration;
@@ -29,23 +32,26 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms.
     ///
-    /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
-    /// A client counts as disconnected once it disconnects from its last stream, standalone or of a call, until its next request. The
-    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds,
-    /// but give up a standalone stream after an outage of some seconds. So the timeout must be longer than the pauses of clients.
-    /// A client that returns later receives 404, and SDKs do not open a new session by themselves.
+    /// Off by default. Applies to sessions created from now on. Many clients never end their sessions, and this option closes them before
+    /// the [`idle_timeout`](Self::idle_timeout). A client counts as disconnected once it disconnects from its last stream, standalone or
+    /// of a call, until its next request. The timeout starts after the last use of the session, and so after the graces of its calls.
+    ///
+    /// SDKs reconnect within seconds, but give up a standalone stream after an outage of some seconds. From then on they only send
+    /// requests. So the timeout must be longer than the pauses of clients. A client that sends a request later receives 404, and the
+    /// TypeScript and Python SDKs do not open a new session by themselves.
     ///
     /// # Edge cases
     ///
-    /// - Every stream counts, also of an untracked call and without a layer. A client that disconnects from an untracked call without the
-    ///   answer is never lost, because the call may still run.
-    /// - A client whose stream the server has ended is not lost: the server may have asked it to wait.
-    /// - On a dead network a disconnect is detected late, and then counts as later than the requests that the client has sent over other
-    ///   connections meanwhile.
-    /// - With an event store, or another session manager than rmcp's own, a resumed stream counts as standalone if its last event id
-    ///   is one of the latest 64 of the session's standalone streams. Otherwise it counts as one of an untracked call.
+    /// - Every stream counts, including those of untracked calls and those without a layer. If a client disconnects from an untracked
+    ///   call before the answer, its session is never closed by this timeout, because the call may still run.
+    /// - A client whose stream the server has ended does not count as disconnected: the server may have asked it to wait.
+    /// - On a dead network a disconnect is detected late. It then counts as later than the requests that the client has meanwhile sent
+    ///   over other connections.
+    /// - With an event store, or a session manager other than rmcp's own, event ids do not show their stream. A resumed stream then counts
+    ///   as standalone if its last event id is one of the latest 64 of the session's standalone streams. Otherwise it counts as the
+    ///   stream of an untracked call.
     ///
     /// ```
     /// use std::time::Duration;
@@ -73,10 +79,10 @@ impl<M> CancellableSessionManager<M> {
 
     /// Closes idle sessions even if a standalone stream is open. Applies to sessions created from now on.
     ///
-    /// Off by default: an open standalone stream keeps its session, even if the process behind it no longer uses the session, or
-    /// a proxy holds the connection of a client that is gone. With this option, a session whose client only listens is closed after
-    /// the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must then be longer than the pauses
-    /// of clients, because SDKs do not open a new session after a 404 by themselves.
+    /// Off by default: an open standalone stream keeps its session. That is so even if the client no longer uses the session, or a
+    /// proxy holds the connection of a client that has disconnected. With this option, a session whose client only listens is closed
+    /// after the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must be longer than the pauses of clients:
+    /// after a 404, the TypeScript and Python SDKs do not open a new session by themselves.
     ///
     /// ```
     /// use std::time::Duration;

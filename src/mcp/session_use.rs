@@ -1,11 +1,11 @@
 //! The uses of a session: requests, and streams that clients read.
 //!
-//! A request uses its session from when the layer receives it (without a layer: the manager) until the response head. A stream uses
-//! its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the answers that
-//! are retained for disconnected clients.
+//! A request uses its session until the response head. Its use begins when the layer receives it, or without a layer the manager. A
+//! stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the
+//! answers that are retained for disconnected clients.
 //!
 //! Each stream that the session manager returns is counted from its start until it ends, or its client disconnects. So a client is
-//! lost only if it reads none.
+//! lost only if it reads no stream.
 
 use std::{mem, ops::Deref, sync::Arc};
 
@@ -17,7 +17,7 @@ use super::{
     session::{Session, Sessions},
 };
 
-/// A use of a session. The session is not idle before the drop.
+/// A use of a session, which is not idle until the use is dropped.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,
@@ -58,7 +58,7 @@ impl SessionUse {
         }
     }
 
-    /// Returns the use by the client that reads a stream.
+    /// Turns this into the use by a client that reads a stream.
     pub(super) fn of_stream(mut self, stream: ClientStream) -> Self {
         if stream != ClientStream::None && self.begin_stream() {
             self.stream = stream;

@@ -1,14 +1,16 @@
-//! The latest event ids of the standalone streams of a session, so that the resume of such a stream is known.
+//! The latest event ids of a session's standalone streams, to recognise their resumes.
 //!
-//! Needed where event ids do not show their stream: with an event store, or another session manager than rmcp's own. A client that
-//! resumes from an older event is not recognised, and its stream counts as one of an untracked call.
+//! Needed where event ids do not show their stream: with an event store, or a session manager other than rmcp's own. If a client resumes
+//! after an older event, its stream is not recognised, and counts as the stream of an untracked call.
 
 use std::{collections::VecDeque, sync::Mutex};
 
 use super::id_hash;
 use crate::lock::lock;
 
-/// Maximum number of recorded ids: 64. A client that has disconnected has missed fewer events, or is treated with more caution.
+/// Maximum number of recorded ids: 64.
+///
+/// Chosen because most clients miss fewer events while they are disconnected. The session of any other client stays open longer.
 const MAX_RECENT: usize = 64;
 
 /// Hashes of event ids, because an id may have any length. A client that names a colliding id affects only its own session.

@@ -1,4 +1,6 @@
-//! The event streams of a session: they observe the ends of calls, and suppress the messages of cancelled ones.
+//! The event streams of a session.
+//!
+//! They observe the ends of calls, and suppress the messages of cancelled calls.
 
 use std::{
     pin::{Pin, pin},
@@ -24,12 +26,12 @@ use crate::{
     timer::Migration,
 };
 
-/// The inner manager's stream of a call.
+/// The inner manager's stream for a request.
 ///
-/// If it is dropped while the call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
+/// If it is dropped while its call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
 /// the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because the drop moves it to the task, and it may not be `Unpin`. With rmcp's own manager, the stream, and therefore the
+    // Boxed because the drop moves it to the task, and it may not be `Unpin`. The stream of rmcp's own manager, and thus the
     // allocation, has the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
@@ -71,7 +73,7 @@ enum StreamReader {
 // === impl CallStream ===
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
-    /// Returns the stream of a request. It is one of an untracked call if `call` is `None`.
+    /// Returns the stream of a request. If `call` is `None`, it is the stream of an untracked call.
     pub(super) fn of_request(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
         let used = if call.is_some() {
             used
@@ -140,7 +142,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
-        // In this order, so that a detached call always has a reader that observes its end.
+        // The reader is set first, so that a detached call always has a reader that observes its end.
         call.set_background_reader();
         call.attachment.drop_stream();
         let cancelled = call.attachment.exchange.signal.reason();
@@ -157,7 +159,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
     }
 }
 
-/// Filters the messages of cancelled calls out of a stream. The stream uses its session until the drop.
+/// Removes the messages of cancelled calls from a stream. The stream uses its session until it is dropped.
 pub(super) fn without_suppressed<S>(
     stream: S,
     used: Option<SessionUse>,
@@ -308,7 +310,7 @@ impl BoundCall {
     }
 
     fn answered(mut self, event: &ServerSseMessage, used: Option<&SessionUse>) {
-        // Answers that a task reads are retained longer, and each would keep a whole chunk of the arena allocated.
+        // An answer that a task reads is retained longer, and would keep a whole chunk of the arena allocated.
         let arena_owner = used.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;

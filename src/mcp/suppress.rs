@@ -6,10 +6,10 @@
 //! A handler that awaits a reply from its client when its call is cancelled would wait forever. The transport sends it an error
 //! instead.
 //!
-//! 1. Only the sending side adds client requests, and no receive runs meanwhile. So a receiver that has found no client request
+//! 1. Only the sending side adds client requests, and no `receive` runs meanwhile. So a receiver that has found no client request
 //!    need not be woken for a new one.
 //! 2. A client request is refused or answered, never lost. One lock covers both the check whether its call is cancelled and
-//!    the record of the request.
+//!    the recording of the request.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -36,11 +36,10 @@ use crate::call::{CallInfo, RequestId};
 
 use crate::lock::lock;
 
-/// Maximum number of cancelled calls that a session suppresses: 256. Beyond it, the messages of the oldest call are delivered
-/// again.
+/// Maximum number of cancelled calls that a session suppresses: 256.
 ///
-/// Also the maximum number of untracked calls that may run in a session at once. Beyond it, the session suppresses nothing
-/// any more.
+/// Beyond it, the messages of the oldest call are delivered again. Also the maximum number of untracked calls that may run in a
+/// session at once. Beyond it, the session suppresses nothing any more.
 const MAX_SUPPRESSED: usize = 256;
 
 /// The cancelled calls of a session, and the requests that its calls made to the client.
@@ -109,7 +108,9 @@ impl Suppressed {
         });
     }
 
-    /// Delivers the messages of a new untracked call, even if an older call with its ids is cancelled later.
+    /// Delivers the messages of a new untracked call.
+    ///
+    /// They are delivered even if an older call with its ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -123,7 +124,7 @@ impl Suppressed {
         });
     }
 
-    /// Removes an untracked call that was refused, or cancelled by its client. Such a call sends no answer that would remove it.
+    /// Removes an untracked call that was refused or cancelled. It sends no answer that would remove it.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -131,7 +132,7 @@ impl Suppressed {
         }
     }
 
-    /// Delivers progress with the token of a cancelled call again, because another call has reused the token.
+    /// Delivers progress with the token of a cancelled call again. Another call has reused the token.
     #[cold]
     pub(super) fn resume_delivery_of_token(&self, call: &CallInfo) {
         self.update(|state| {
@@ -241,7 +242,7 @@ impl SuppressedIds {
             && !self.untracked.iter().any(&has_it)
     }
 
-    /// Records a message that is sent to the client: a request, its cancel, or the answer of a call.
+    /// Records a message that is sent to the client: a request, its cancel, or an answer.
     fn record(&mut self, message: &ServerJsonRpcMessage) {
         match message {
             ServerJsonRpcMessage::Request(message) => {
@@ -286,7 +287,7 @@ impl SuppressedCall {
         }
     }
 
-    /// Removes the ids of this call from older calls that had them.
+    /// Removes the ids of this call from older calls that have them.
     fn claim_ids_from(&self, calls: &mut VecDeque<Self>) {
         for call in calls.iter_mut() {
             call.request_id = call

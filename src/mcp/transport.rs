@@ -1,4 +1,6 @@
-//! The transport of a session: it suppresses the messages of cancelled calls, and answers their client requests.
+//! The transport of a session.
+//!
+//! It suppresses the messages of cancelled calls, and answers their client requests.
 
 use std::{
     borrow::Cow,
@@ -58,7 +60,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// As cancel safe as the inner future, because an error is returned by the poll that removes it.
+    /// It is as cancel safe as the inner future, because the poll that removes an error also returns it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,

@@ -55,9 +55,9 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// Why its stream ended.
         cause: DetachCause,
-        /// How long the call waits for a resume. `None` if it may run to its end.
+        /// How long the call waits for a resume. `None` if the call may run to its end.
         ///
-        /// Zero if it is cancelled now, or as soon as a pending resume is refused.
+        /// Zero if the call is cancelled now, or as soon as a pending resume is refused.
         grace: Option<Duration>,
     },
     /// The client of a call resumed it.
@@ -100,7 +100,7 @@ pub enum Event<'a> {
     ///
     /// The call was detached at its end, or was cancelled. A client that resumes it finds no outcome.
     ///
-    /// Reported to the observers of the call that needed the room, which is usually a different call.
+    /// It is reported to the observers of the call that needed the space, which is usually a different call.
     #[non_exhaustive]
     AnswerEvicted {
         /// The call.

@@ -29,7 +29,7 @@ const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id that are logged: 4,096.
 ///
-/// Chosen because an id may be a signed token, which may differ from others only at its end. Such tokens are rarely longer.
+/// Chosen because an id may be a signed token, which may differ from other tokens only at its end. Such tokens are rarely longer.
 const MAX_SESSION_ID: usize = 4_096;
 
 /// How the layer's log shows session ids. A client that knows such an id can act for the session.
@@ -49,7 +49,9 @@ pub enum SessionIds {
     /// They relate the lines of a session to one another, and have no other use.
     #[default]
     Hashed,
-    /// The plain ids, to join the log with those of clients or proxies: up to 4,096 characters of each.
+    /// The plain ids, which relate the log to those of clients and proxies.
+    ///
+    /// An id is truncated after 4,096 characters.
     Verbatim,
     /// No ids.
     Omitted,
@@ -228,9 +230,10 @@ pub(crate) fn log_evicted(answers: u64) {
     });
 }
 
-/// Returns the text in a form that stays on one line of any log, truncated after [`MAX_TEXT`] characters.
+/// Returns the text in a form that stays on one line of any log.
 ///
-/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped.
+/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. The text is truncated
+/// after [`MAX_TEXT`] characters.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
@@ -294,7 +297,7 @@ impl SessionIds {
     /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
     ///
     /// Use this text to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
-    /// within a process, and differs in every other process.
+    /// within a process. It differs in another process, unless both are forks of one process.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;

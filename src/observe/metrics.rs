@@ -45,7 +45,7 @@ const OTHER: &str = "other";
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of detached calls that were cancelled or abandoned: from the detection of the disconnect until the token fired |
 ///
-/// Most label values are names of variants in snake case, such as `reason="client_disconnected"`. All labels have few values: a
+/// Most label values are names of variants in snake case, such as `reason="client_disconnected"`. All labels have few values. A
 /// `method` that MCP does not define is `other`, and there is no label for tools unless [`tools`](Self::tools) or
 /// [`tool_names`](Self::tool_names) names them. Durations use tokio's clock.
 ///
@@ -82,8 +82,9 @@ enum Tools {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Upper bounds of histogram buckets, in seconds: those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to 5 min,
-    /// and 1 ms for tokens that fire at once.
+    /// Upper bounds of histogram buckets, in seconds.
+    ///
+    /// They are those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to 5 min, and 1 ms for tokens that fire at once.
     pub const BUCKETS: [f64; 15] = [
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
@@ -115,7 +116,7 @@ impl Metrics {
         self
     }
 
-    /// Adds the same label, with names that can be added later. Replaces those of [`tools`](Self::tools).
+    /// Adds the label `tool` with names that can be added later. Replaces those of [`tools`](Self::tools).
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};

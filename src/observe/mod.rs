@@ -1,7 +1,7 @@
 //! The types of events and snapshots, metrics, and the log.
 //!
 //! An [`Observer`] receives every [`Event`] of a layer. This module has the types with which an event describes a call that was
-//! detached, was over a limit, or could not be cancelled. It also has the snapshots of calls in flight that
+//! detached, exceeded a limit, or could not be cancelled. It also has the snapshots of calls in flight that
 //! [`Calls::snapshot`](crate::Calls::snapshot) returns.
 
 use std::{fmt, sync::Arc};

@@ -32,10 +32,10 @@ pub enum SessionEvent<'a> {
     Opened {
         /// The id of the session.
         session: &'a str,
-        /// `true` if the session was restored under an id that this server or another one issued before.
+        /// `true` if the session was restored, under an id that some server had issued before.
         restored: bool,
     },
-    /// A session was closed: by its client, by the server, for being idle, or because another was restored under its id.
+    /// A session was closed, see [`SessionEnd`].
     #[non_exhaustive]
     Closed {
         /// The id of the session.
@@ -75,7 +75,7 @@ pub enum SessionEnd {
     Ended,
     /// It was idle for the [`idle_timeout`](crate::CancellableSessionManager::idle_timeout).
     Idle,
-    /// Its client has disconnected, and the [`lost_timeout`](crate::CancellableSessionManager::lost_timeout) is over.
+    /// Its client disconnected, and the [`lost_timeout`](crate::CancellableSessionManager::lost_timeout) expired.
     Lost,
     /// Another session was created or restored under its id.
     Replaced,

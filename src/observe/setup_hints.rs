@@ -1,4 +1,6 @@
-//! Log lines about a set-up that is incomplete or may surprise. Each names the option or the part that changes it.
+//! Log lines about a set-up that is incomplete or may surprise.
+//!
+//! Each line names the option or the component that changes the behaviour.
 //!
 //! A hint is emitted once for each layer, or for each session manager without a layer.
 

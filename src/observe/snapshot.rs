@@ -50,7 +50,7 @@ pub struct CallSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallState {
-    /// The client of the call is connected: it waits for the response head, or a stream of the call is open.
+    /// A stream of the call is open, or its client waits for the response head.
     Attached,
     /// No stream of the call is open, and no client waits for its response head.
     #[non_exhaustive]

@@ -13,10 +13,10 @@ use metrics::SharedString;
 
 use crate::call::CallInfo;
 
-/// Names of tools that [`Metrics`](super::Metrics) may show, which can be added at any time (feature `metrics`).
+/// Names of tools that [`Metrics`](super::Metrics) may show (feature `metrics`).
 ///
-/// For a gateway that reads the names from the server's `tools/list`. Clones share the names. A call has the same label from its
-/// start to its end: a name that is added while the call runs counts for later calls only.
+/// Names can be added at any time, for example by a gateway that reads them from the server's `tools/list`. Clones share the names. A
+/// call has the same label from its start to its end. So a name that is added while the call runs counts only for later calls.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{
@@ -39,7 +39,8 @@ pub struct ToolNames(Arc<Shared>);
 struct Shared {
     /// Each name with the number of the first call that may have it as a label.
     ///
-    /// A start holds the lock while it raises `last_started`. So the call of such a number has not started when its name is added.
+    /// [`ToolNames::on_started`] holds the lock while it raises `last_started`. So a call with such a number has not started when its
+    /// name is added.
     names: RwLock<HashMap<SharedString, u64>>,
     /// The highest number of a call that has started.
     last_started: AtomicU64,
@@ -48,7 +49,7 @@ struct Shared {
 // === impl ToolNames ===
 
 impl ToolNames {
-    /// Maximum number of names that [`add`](Self::add) takes. Chosen because each name adds about 50 series.
+    /// Maximum number of names that [`add`](Self::add) accepts. Chosen because each name adds about 50 series.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -57,7 +58,7 @@ impl ToolNames {
     /// ```
     pub const MAX: usize = 256;
 
-    /// Maximum length of a name that [`add`](Self::add) takes, in bytes. Chosen as that of the MCP specification.
+    /// Maximum length of a name that [`add`](Self::add) accepts, in bytes. It is that of the MCP specification.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -101,7 +102,7 @@ impl ToolNames {
         true
     }
 
-    /// Notes that a call has started. The name of its tool is a label of the call from now on, if it is known.
+    /// Records that a call has started. The name of its tool becomes a label of the call if it is known by now.
     pub(super) fn on_started(&self, call: &CallInfo) {
         let _names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let number = u64::from(call.id());

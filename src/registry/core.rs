@@ -25,15 +25,15 @@
 //!    stall has extended the grace before, the confirmation is requested again. Resumes that brought no event renew the grace at
 //!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call.
 //! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
-//!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or another runtime handles it
-//!    because its own is stalled, the grace is extended, once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
-//!    more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later,
-//!    until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late, and at most
+//!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is stalled and
+//!    another handles it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than
+//!    [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a
+//!    check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late, but at most
 //!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times. A resume may be the first to find the grace expired late. A deadline that
-//!    passes while a resume is pending is not late. Nor is a deadline that runs late only because of a backlog of the timer task,
-//!    which lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
+//!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
-//!    ([`EventIdFormat`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
+//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
 //! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
 //!    again.
@@ -45,7 +45,7 @@
 //!     [`UNOBSERVED_TTL`], without a cancel. If the call has a deadline, it is kept until the deadline, and then cancelled. A
 //!     detached call over the limits is removed at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [maybe resumed](SessionState::set_maybe_resumed) keeps running until its
-//!     client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
+//!     client resumes, whether marked before or after it lost its stream. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -328,8 +328,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .count()
     }
 
-    /// Removes a stream, as [`detach`](Self::detach) does. Untracks the call if that was its last stream, because its end can no
-    /// longer be observed.
+    /// Removes a stream, as [`detach`](Self::detach) does. Untracks the call if that was its last stream.
+    /// The end of such a call can no longer be observed.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
             return DetachOutcome::Ignored;
@@ -374,7 +374,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
     ///
-    /// The client may have resumed on a stream that is not known to be this call's. On an attached call, this takes effect when the
+    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect when the
     /// call is detached.
     pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
@@ -385,7 +385,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Returns `true` if a call keeps running when it is detached, as set by [`set_maybe_resumed`](Self::set_maybe_resumed).
+    /// Returns `true` if a call keeps running when detached, see [`set_maybe_resumed`](Self::set_maybe_resumed).
     pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
         let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
         timers.is_some_and(|timers| timers.is_maybe_resumed)
@@ -399,8 +399,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes a task that has ended. Without such a task the call's end is not observed, so the call is removed at
-    /// `unobserved_until`. `unobserved_until` is `None` if the end is observed elsewhere.
+    /// Removes a background reader that has ended. Without one, the call's end is not observed, so the call is removed at
+    /// `unobserved_until`, which is `None` if the end is observed elsewhere.
     pub(crate) fn remove_background_reader(
         &mut self,
         id: CallId,

@@ -1,4 +1,4 @@
-//! Warnings about reached limits, at most one per minute and limit.
+//! Warnings about limits that were reached, at most one per minute and limit.
 
 use std::{mem, sync::Mutex, time::Duration};
 

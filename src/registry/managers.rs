@@ -1,5 +1,6 @@
-//! The session managers of a registry. A session is looked up by its id alone, so it is found whichever path or clone of a service a
-//! request takes.
+//! The session managers of a registry.
+//!
+//! A session is looked up by its id alone, so it is found whichever path or clone of a service a request takes.
 
 use std::sync::{
     OnceLock, PoisonError, RwLock, Weak,

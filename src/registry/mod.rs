@@ -101,7 +101,9 @@ impl<T: Tracked> Registry<T> {
         &self.sessions.timer
     }
 
-    /// Returns the `Notify` that is notified when calls end during a drain, and when the last delivery of an answer ends.
+    /// Returns the `Notify` of a drain.
+    ///
+    /// It is notified when calls end during a drain, and when the last delivery of an answer ends.
     pub(crate) fn ended(&self) -> &Notify {
         &self.sessions.ended
     }

@@ -24,8 +24,9 @@ use crate::{
     timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, Timer, TimerHandle},
 };
 
-/// Number of entries for calls without a session: 16. Up to 16 of these calls can start or end
-/// concurrently.
+/// Number of entries for calls without a session: 16.
+///
+/// Up to 16 of these calls can start or end concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
 /// Maximum number of expired deadlines that are handled under one lock of an entry: 16.
@@ -45,7 +46,7 @@ pub(crate) struct SessionMap<T> {
     sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
     pub(super) shared: Arc<RegistryShared>,
     pub(super) timer: Arc<Timer>,
-    /// Notified when calls end while completions are tracked, and when the last delivery of an answer ends.
+    /// Notified when calls end while completions are tracked, and when the last delivery ends.
     pub(super) ended: Notify,
 }
 
@@ -111,8 +112,8 @@ impl<T: Tracked> SessionMap<T> {
     /// Runs one operation on the state of a session id, and inserts an entry if there is none. Returns the effects of the
     /// operation, which the caller applies when no lock is held.
     ///
-    /// If another session id has the same hash, the call is stored in an entry for calls without a session, because one entry could
-    /// not distinguish the calls of the two sessions.
+    /// If another session id has the same hash, the call is stored in an entry for calls without a session. One entry could not
+    /// distinguish the calls of the two sessions.
     pub(super) fn with_or_insert<R>(
         self: &Arc<Self>,
         session_id: Option<&Arc<str>>,
@@ -349,7 +350,7 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
             timer.reset_earlier(next);
         }
         for (id, call, expired) in expired {
-            // Values of the application are dropped here. A destructor that panics must not affect another call.
+            // Values of the application are dropped here, and a destructor that panics must not affect another call.
             catch_panic(|| match expired {
                 Expired::Grace => call.on_grace_expired(id),
                 Expired::GraceConfirmed => call.on_expired(id, CancelReason::Orphaned),

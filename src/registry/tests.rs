@@ -21,7 +21,7 @@ const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
     resume_window: Duration::ZERO,
 };
 
-/// What a registry tracks here. It records its notifications.
+/// A call of the tests, which records its notifications.
 #[derive(Default)]
 struct Call {
     entry: OnceLock<Arc<SessionEntry<Call>>>,
@@ -92,7 +92,7 @@ fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     (id, call)
 }
 
-/// Ends a call with an outcome of that many bytes, for which its client may still resume if it `is_undelivered`.
+/// Ends a call with an outcome of `bytes` bytes. Its client may still resume if the outcome `is_undelivered`.
 fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: bool) -> CallId {
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
@@ -162,19 +162,19 @@ fn invariant_9_a_call_that_is_untracked_for_another_with_its_id_is_notified_once
     assert_eq!(registry.find(&key("s", 7)).unwrap().0, id);
 }
 
-/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
+/// Simulates two keys with the same 64-bit hash, which no client can cause.
 #[test]
 fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found() {
     let registry = Registry::new();
-    let (victim, stranger) = (key("victim", 7), key("stranger", 7));
+    let (victim, colliding) = (key("victim", 7), key("colliding", 7));
     let (id, call) = accepted(&registry, &victim);
-    registry.sessions.pretend_collision("victim", "stranger");
+    registry.sessions.pretend_collision("victim", "colliding");
 
-    let (second, other) = accepted(&registry, &stranger);
-    assert!(registry.find_unaccepted_too(&stranger).is_none());
-    assert!(registry.begin_close(&stranger.session).is_empty());
+    let (second, other) = accepted(&registry, &colliding);
+    assert!(registry.find_unaccepted_too(&colliding).is_none());
+    assert!(registry.begin_close(&colliding.session).is_empty());
     other.with(|core| core.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
-    let matched = registry.match_event(&stranger.session, b"0/0");
+    let matched = registry.match_event(&colliding.session, b"0/0");
     assert!(matched.in_flight().is_empty());
     assert!(
         !other
@@ -185,7 +185,7 @@ fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found(
     assert!(call.events().is_empty() && call.with(|core| core.is_in_flight(id)));
 }
 
-/// Entries are added and removed all the time while calls start: each call is found from then on until it ends.
+/// Entries are added and removed while calls start. Each call is found from its start until its end.
 #[test]
 fn no_call_is_registered_in_a_removed_entry() {
     const THREADS: usize = 4;
@@ -262,10 +262,10 @@ fn a_drain_and_a_starting_call_see_each_other() {
 
 #[test]
 fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
-    const MOST: usize = 1_000_000;
+    const MAX_CALLS: usize = 1_000_000;
     for round in 0..500 {
         let registry = Registry::new();
-        registry.limit(Limits::default().retained(MOST));
+        registry.limit(Limits::default().retained(MAX_CALLS));
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             for id in ["one", "other"] {
@@ -282,8 +282,7 @@ fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
     }
 }
 
-/// Calls are detached, attached, ended, checked and retained, all at the same time: nothing of
-/// them is left.
+/// Calls are detached, attached, ended, checked and retained concurrently. No state of them remains.
 #[test]
 fn after_concurrent_operations_all_counters_are_zero() {
     const CALLS: usize = 400;
@@ -434,7 +433,7 @@ fn no_deadline_is_left_without_a_timer() {
     }
 }
 
-/// Detaches a call at `now`, with its deadline then.
+/// Detaches a call at `now`. Its deadline is a second later.
 fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
     let wait = DetachedState::GraceUntil {
         deadline: now + SECOND,
@@ -444,19 +443,19 @@ fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
     call.with(|core| core.detach(*id, POST_GENERATION, wait, false, detachment));
 }
 
-/// Other calls of the session are served in between.
+/// Other calls of the session are served between two batches.
 #[test]
 fn expired_deadlines_of_a_session_are_handled_in_batches() {
-    const PORTIONS: usize = 5;
+    const BATCHES: usize = 5;
     let registry = Registry::new();
-    let calls: Vec<_> = (0..EXPIRY_BATCH * PORTIONS)
+    let calls: Vec<_> = (0..EXPIRY_BATCH * BATCHES)
         .map(|n| accepted(&registry, &key("s", n as i64)))
         .collect();
     let now = Instant::now();
     calls.iter().for_each(|call| detach(call, now));
     let tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     let entry = registry.sessions.find("s").unwrap();
-    for batches in 1..=PORTIONS {
+    for batches in 1..=BATCHES {
         entry.on_deadline(&tracker, Timeliness::OnTime);
         let expired = calls.iter().filter(|(_, call)| !call.events().is_empty());
         assert_eq!(expired.count(), batches * EXPIRY_BATCH);
@@ -474,7 +473,7 @@ fn calls_are_scanned_in_batches() {
         .collect();
     let mut seen = Vec::new();
     for id in registry.scan_calls(|id, _| Some(id)) {
-        // One that starts meanwhile does not make it endless.
+        // A call that starts meanwhile does not extend the scan.
         accepted(&registry, &key("s", 100_000 + seen.len() as i64));
         seen.push(id);
     }
@@ -483,13 +482,13 @@ fn calls_are_scanned_in_batches() {
 
 #[test]
 fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
-    const STAY: usize = 3 * SCAN_BATCH;
+    const PERMANENT_CALLS: usize = 3 * SCAN_BATCH;
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
-    let mut stay = Vec::new();
+    let mut permanent = Vec::new();
     let mut go = Vec::new();
-    for n in 0..STAY {
-        stay.push(start(2 * n).0);
+    for n in 0..PERMANENT_CALLS {
+        permanent.push(start(2 * n).0);
         go.push(start(2 * n + 1));
     }
     let barrier = Barrier::new(2);
@@ -498,7 +497,7 @@ fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
             barrier.wait();
             for (n, (id, call)) in go.into_iter().enumerate() {
                 call.with(|core| core.finish(id, None));
-                start(2 * STAY + n);
+                start(2 * PERMANENT_CALLS + n);
             }
         });
         barrier.wait();
@@ -508,14 +507,14 @@ fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
             let all = seen.len();
             seen.dedup();
             assert_eq!(seen.len(), all, "none twice");
-            seen.retain(|id| stay.binary_search(id).is_ok());
-            assert_eq!(seen, stay);
+            seen.retain(|id| permanent.binary_search(id).is_ok());
+            assert_eq!(seen, permanent);
         }
     });
 }
 
-/// Much is due, and whenever the tasks of the runtime have a turn they take 9 ms. A client resumes a millisecond before its
-/// call's grace ends, and its resume needs a few of these turns to get through.
+/// Many deadlines expire, and each turn of the runtime takes 9 ms. A client resumes a millisecond before the grace of
+/// its call ends, and its resume is served after a few turns.
 #[tokio::test(start_paused = true)]
 async fn a_timely_resume_is_served_while_many_deadlines_expire() {
     const TURN: Duration = Duration::from_millis(9);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::core::Finished;
 use crate::call::{CallId, CancelReason};
 
-/// A value that is registered for a call, and notified of its deadlines. Called with no lock held.
+/// A value that is registered for a call, and notified of its deadlines. Its methods are called with no lock held.
 pub(crate) trait Tracked: Send + Sync + 'static {
     /// The call was removed from the registry before it ended.
     fn on_untracked(&self, id: CallId, finished: Finished);

@@ -60,13 +60,13 @@ struct BodyObserver {
     capture: Capture,
 }
 
-/// The captured part of a body.
+/// How a body is captured.
 pub(crate) enum Capture {
     /// The body is not captured, and its end is not reported.
     Off,
-    /// The body may be a JSON-RPC message.
+    /// The body may be a JSON-RPC message. Its frames are captured.
     On(Frames),
-    /// The body is not parsed.
+    /// The body will not be parsed. Only its end is reported.
     Unparsed(UnparsedBody),
 }
 
@@ -128,7 +128,7 @@ where
                 Some(Ok(frame))
             }
             Some(Err(error)) => {
-                // Only this error reports a client that disconnected in the middle of its request.
+                // This error is the only sign of a client that disconnected in the middle of its request.
                 observer
                     .exchange
                     .on_dropped(DetachCause::Disconnected, None);

@@ -1,4 +1,4 @@
-//! Replays: cancels as HTTP POSTs into the inner service, for servers without the session manager.
+//! Replays: cancels as HTTP POSTs into the inner service, without the session manager.
 //!
 //! The POST has the URI, the extensions and most headers of the original request. So everything inside the layer (routing, auth,
 //! limits) treats it as it treated the call. Headers that belong to the original body, or would change what the POST does, are
@@ -47,8 +47,8 @@ const NOT_REPLAYED: [HeaderName; 15] = [
 
 /// Prefixes of the names of other headers that are not replayed.
 ///
-/// These are digests of the body, signatures over it (RFC 9421), idempotency keys, and the headers in which SEP-2243 repeats parts
-/// of the body (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+/// These are digests of the body, signatures over it (RFC 9421), and idempotency keys. SEP-2243 repeats parts of the body in the
+/// headers `Mcp-Method`, `Mcp-Name` and `Mcp-Param-*`.
 const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",

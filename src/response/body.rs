@@ -1,11 +1,11 @@
 //! The response body: from the head to the end.
 //!
-//! A drop before the end counts as a disconnect. These are the end, in the order in which hyper may observe them:
+//! A drop before the end counts as a disconnect. Each of these is the end, in the order in which hyper may observe them:
 //!
 //! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
-//! 2. all bytes of a body of known length were sent: hyper does not poll it again;
-//! 3. a frame of trailers, after which hyper does not poll again either, because nothing may follow it (RFC 9110, section 6.5);
-//! 4. `None`.
+//! 2. all bytes of a body of known length were sent, so hyper does not poll it again;
+//! 3. a frame has trailers, so hyper does not poll again either, because nothing may follow them (RFC 9110, section 6.5);
+//! 4. a poll returns `None`.
 //!
 //! An error does not count as the end: the client did not receive its answer, and its connection is closed.
 
@@ -64,7 +64,7 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// Returns a body of this length, if it is known. It ends early if `peer` closes while it is pending.
+    /// Returns a body with `remaining` bytes, if that number is known. The body ends early if `peer` closes while it is pending.
     pub(super) fn plain(
         mut guard: Guard,
         inner: B,

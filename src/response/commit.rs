@@ -158,7 +158,7 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head that was sent does not name the encoding.
+                // The head that was sent early does not name this encoding.
                 guard.on_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
@@ -209,7 +209,7 @@ impl<B> fmt::Debug for CommittedBody<B> {
     }
 }
 
-/// Replaces the line ends of JSON with spaces. They can only be between tokens.
+/// Replaces the line breaks of JSON with spaces. They can occur only between tokens.
 fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -221,7 +221,9 @@ fn on_one_line(json: Bytes) -> Bytes {
     json.iter().map(on_line).collect()
 }
 
-/// Returns a refusal as an event: the JSON-RPC error in its body, if it has one, under the request's id.
+/// Returns a refusal as an event, with the request's id.
+///
+/// The event has the JSON-RPC error of the body, if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let sent = serde_json::from_slice(body)

@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
-//! It completes before the inner service answers if the call was cancelled here, if the head is sent early, or if the client
-//! disconnects while hyper does not read.
+//! It may complete before the inner service answers. The reason is that the call was cancelled here, that the head is sent early, or
+//! that the client disconnected while hyper does not read.
 
 use std::{
     fmt, mem,
@@ -42,8 +42,9 @@ use crate::{
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Interval at which an unknown call is looked up again: 100 ms, or longer with a longer
-/// [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
+/// Minimum interval at which the future checks whether the call is known by now: 100 ms.
+///
+/// The interval is longer with a longer [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Replaces an instant that overflows: 10 years.
@@ -102,7 +103,7 @@ pin_project! {
 /// Needed because the session manager does not know of a request whose body is incomplete, or that waits in a middleware.
 #[derive(Default)]
 enum UseUntilHead {
-    /// No poll was pending so far, or a session manager had bound the call before one was.
+    /// No poll was pending yet, or a session manager had bound the call by then.
     #[default]
     NotYet,
     /// `None` if no session manager has the session.
@@ -300,7 +301,7 @@ impl Silence {
 // === impl ResponseOptions ===
 
 impl ResponseOptions {
-    /// `may_be_call` is `true` if the request may have a call, judging by its head.
+    /// Returns the options for a request. `may_be_call`: the request may have a call, judging by its head.
     pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
             .commit_after
@@ -419,7 +420,7 @@ fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     response
 }
 
-/// Returns a response that no client receives.
+/// Returns the response for a client that has disconnected, which no client receives.
 #[cold]
 fn client_closed_request<RB: Body>() -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(Bytes::new()));

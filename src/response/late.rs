@@ -2,7 +2,7 @@
 //!
 //! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
 //! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer, or has no event
-//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error alone, because some clients would resume again after an event with an id.
+//! for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. Some clients would resume again after an event with an id.
 
 use std::{
     fmt, mem,
@@ -21,9 +21,9 @@ use crate::{call::RequestId, envelope::Answers, sse::Reader};
 /// Maximum time until the next event of the server: 1 s, as with a session manager.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes that are buffered: 1 MiB, the default of `Limits::retained_of_session`.
+/// Maximum number of bytes that are buffered: 1 MiB. A longer stream is passed on.
 ///
-/// A longer stream is passed on.
+/// Chosen as the default of `Limits::retained_of_session`.
 const MAX_HELD: usize = 1024 * 1024;
 
 /// The inner body, with its buffer.

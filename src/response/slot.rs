@@ -2,8 +2,8 @@
 //!
 //! hyper polls a body only while the client reads. A client that does not read would keep the inner body open forever,
 //! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). So the body is not in the
-//! [`EventStream`](super::stream::EventStream) itself. The reader takes it out for every poll and restores it afterwards.
-//! Closing the slot drops the body. No lock is held while the body is polled or dropped.
+//! [`EventStream`](super::stream::EventStream) itself. The reader takes it out of the slot for every poll, and restores it
+//! afterwards. Closing the slot drops the body. No lock is held while the body is polled or dropped.
 
 use std::{
     collections::VecDeque,
@@ -93,7 +93,9 @@ pub(super) enum Next<B> {
 struct Stall {
     limit: Duration,
     since: Instant,
-    /// When the last frame was delivered, in ms after `since`, plus 1. 0 while the reader waits for the next frame.
+    /// When the last frame was delivered, in ms after `since`, plus 1.
+    ///
+    /// 0 while the reader waits for the next frame.
     delivered_at: AtomicU64,
     timer: OnceLock<TimerHandle>,
 }
@@ -160,7 +162,7 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Returns the next step of the reader, which is a message only at a boundary. From now on, this waker wakes the reader.
+    /// Returns the next step of the reader, which is a message only at a boundary. From now on, `waker` wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, former) = {
             let mut state = self.state();

@@ -4,7 +4,7 @@
 //! disconnected, and the error for a client whose call was cancelled here. If the inner body was dropped in the middle of an event,
 //! the layer ends that event before the error.
 //!
-//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when it has
+//! With a stall timeout, the stream delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame once it has
 //! written the last one to the socket. So without pieces, a client that reads a large frame slowly would count as stalled.
 
 use std::{
@@ -254,7 +254,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange the first time that its call has ended although the inner body has not.
+    /// Returns the exchange once, when its call has ended although the inner body has not.
     fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
@@ -408,7 +408,7 @@ impl Probes {
     }
 }
 
-/// Disables the buffering of proxies.
+/// Disables buffering by proxies.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

@@ -1,4 +1,4 @@
-//! Removes the byte order mark of a body before which bytes were injected.
+//! Removes the byte order mark of a body if bytes were injected before the body.
 
 use bytes::{Buf, Bytes};
 
@@ -13,7 +13,7 @@ pub(crate) enum BomFilter {
     /// Nothing was sent.
     #[default]
     AtStart,
-    /// A message was injected. `held` bytes of a BOM were received.
+    /// A message was injected. `held` bytes of a BOM were received, and are held back.
     AfterInjection { held: u8 },
     /// Bytes of the body were sent.
     Body,

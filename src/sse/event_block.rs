@@ -18,7 +18,7 @@ const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 /// The parts of an event that matter to the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StreamEvent<'a> {
-    /// The `id`, as it was sent. After an empty one, the client has no last event id.
+    /// The `id`, as it was sent. After an empty id, the client has no last event id.
     pub(crate) id: Option<&'a [u8]>,
     /// The reconnect delay of the client.
     pub(crate) retry: Option<Duration>,
@@ -41,7 +41,7 @@ pub(super) enum EventField {
 /// While a frame `'f` is read, texts are borrowed from it where possible.
 #[derive(Default)]
 pub(super) struct EventBlock<'f> {
-    /// The data lines, joined by line feeds.
+    /// The data of the event: its lines, joined by line feeds.
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
     retry: Option<Duration>,

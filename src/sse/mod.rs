@@ -7,7 +7,7 @@
 //!    blank line. Its type is ignored, because MCP has only messages.
 //! 2. **An event without data counts too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
 //!    its id becomes the last event id. MCP primes a stream that way.
-//! 3. **The splits between frames change nothing**, except for the limit in 5.
+//! 3. **Where the body is split into frames changes nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside one frame is
 //!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
 //! 5. **Limits.** A buffer holds at most 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
@@ -17,7 +17,7 @@
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
 //! id: 1/0⏎                                          a client could resume after it
 //! retry: 3000⏎                                      the reconnect delay: 3 s
-//! ⏎                                                 the event
+//! ⏎                                                 ends the event
 //! ```
 //!
 //! [`Ambiguous`]: crate::envelope::Answers::Ambiguous

@@ -88,7 +88,7 @@ fn data_that_is_no_message_is_ambiguous() {
 }
 
 #[test]
-fn the_type_of_an_event_means_nothing() {
+fn the_type_of_an_event_has_no_effect() {
     let text = "event: other\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":1}\n\n";
     assert_events(text, &[answer_to(7)]);
 }
@@ -542,18 +542,19 @@ fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
         .collect();
     let events = SseStream::from_bytes_stream(stream::iter(frames)).try_collect::<Vec<_>>();
     let events = events.now_or_never().unwrap().unwrap();
-    let told = events
+    let expected = events
         .into_iter()
         .filter(|it| it.id.is_some() || it.retry.is_some() || it.data.is_some());
-    told.map(|event| Seen {
-        id: event.id.map(String::into_bytes),
-        retry: event.retry.map(|retry| retry.min(2_147_483_647)),
-        answers: answers(event.data.unwrap_or_default().as_bytes()),
-    })
-    .collect()
+    expected
+        .map(|event| Seen {
+            id: event.id.map(String::into_bytes),
+            retry: event.retry.map(|retry| retry.min(2_147_483_647)),
+            answers: answers(event.data.unwrap_or_default().as_bytes()),
+        })
+        .collect()
 }
 
-// The reference: whole lines of a whole body, in the words of the standard.
+// The reference: reads a whole body line by line, as the standard describes it.
 
 fn reference(text: &[u8]) -> Vec<Seen> {
     let mut events = Vec::new();
@@ -687,7 +688,7 @@ fn part() -> impl Strategy<Value = Part> {
     })
 }
 
-/// A message, in one line or several, and what it answers.
+/// A message on one or several lines, and the id that it answers.
 fn message() -> impl Strategy<Value = (String, Answers)> {
     let message = prop_oneof![
         3 => response().prop_map(|(id, response)| (response, Answers::One(id))),

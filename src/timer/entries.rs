@@ -15,8 +15,8 @@ pub(crate) const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// Maximum number of rechecks of one deadline: 10.
 ///
-/// A machine that is never on time then takes about one second longer to end an orphan, an idle session, or a stream that
-/// is not read.
+/// On a machine that is never on time, ending an orphan, an idle session or an unread stream then takes about one second
+/// longer.
 pub(crate) const MAX_RECHECKS: u8 = 10;
 
 /// The target of a timer entry.
@@ -35,8 +35,9 @@ pub(crate) trait OnDeadline: Send + Sync {
 pub(crate) enum Rearm {
     /// At this time.
     At(Instant),
-    /// [`RECHECK_DELAY`] later, because the deadline seems to have passed, but the timer was
-    /// [delayed](Timeliness::Delayed). At most [`MAX_RECHECKS`] times in a row.
+    /// [`RECHECK_DELAY`] later, because the timer was [delayed](Timeliness::Delayed).
+    ///
+    /// The deadline seems to have passed. At most [`MAX_RECHECKS`] times in a row.
     Soon,
 }
 
@@ -157,7 +158,9 @@ impl TimerEntries {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Returns `true` if the timer tasks must be woken for an earlier deadline, and records that they are.
+    /// Returns `true` if the timer tasks must be woken for an earlier deadline.
+    ///
+    /// Records that they are woken.
     pub(super) fn needs_wake(&mut self) -> bool {
         let next = self.next();
         let is_earlier = next.is_some_and(|next| self.next_wake.is_none_or(|at| next < at));
@@ -167,7 +170,7 @@ impl TimerEntries {
         is_earlier
     }
 
-    /// Records the end of a turn. Returns when the next one is due: at once if expired entries remain.
+    /// Records the end of a turn. Returns when the next turn is due, which is at once if expired entries remain.
     pub(super) fn end_turn(&mut self, now: Instant) -> Option<Instant> {
         self.next_wake = self.next();
         if self.next_wake.is_some_and(|at| at <= now) {

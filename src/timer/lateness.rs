@@ -4,14 +4,16 @@
 //! lateness of a deadline is therefore measured up to the first turn that could have handled it.
 //!
 //! A deadline that passes during a backlog is at most [`RECHECK_TOLERANCE`] late, unless the gap between the turns around it
-//! was longer. Without such a gap, its lateness is zero once the runtime has polled other tasks for [`RECHECK_DELAY`] since:
-//! every request that was in time has been read.
+//! was longer. Without such a gap, its lateness becomes zero once the runtime has polled other tasks for [`RECHECK_DELAY`]. By
+//! then, every request that was in time has been read.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Delay before a deadline that ran late is checked again: 100 ms. Within that time, a runtime reads the requests that waited.
+/// Delay before a deadline that ran late is checked again: 100 ms.
+///
+/// Within that time, a runtime reads the requests that waited.
 pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// Maximum lateness at which a recheck counts as on time: 20 ms.
@@ -25,9 +27,9 @@ const MAX_STALLS: usize = 16;
 pub(crate) enum Timeliness {
     /// The leader handles it on time.
     OnTime,
-    /// The leader handles it some time later: requests that arrived in time may still be unread.
+    /// The leader handles it late: requests that arrived in time may still be unread.
     Delayed,
-    /// The runtime of the leader stalled. Requests may wait there to be read.
+    /// The runtime of the leader stalled: requests may be unread there.
     Late,
 }
 
@@ -43,7 +45,7 @@ pub(crate) struct LatenessTracker {
     last_gap: Gap,
     /// The last turn since which the runtime has polled other tasks for [`RECHECK_DELAY`].
     settled: Instant,
-    /// The next candidate for `settled`, and how long the runtime has polled other tasks since that turn.
+    /// The next candidate for `settled`, and how long other tasks have been polled since then.
     polled: (Instant, Duration),
 }
 

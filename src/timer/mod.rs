@@ -1,10 +1,10 @@
-//! The timer: calls each target ([`OnDeadline`]) at its deadline, and runs tasks, on every runtime that serves requests.
+//! The timer: calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
 //!
-//! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have several
-//! runtimes, for example one per core. Each may stall, because its thread is busy or no thread drives it any more. So no
-//! work depends on a single runtime.
+//! It runs on every runtime that serves requests. `Drop` code may run anywhere: on a thread without a runtime, or while a
+//! runtime shuts down. A process may have several runtimes, for example one per core. Each may stall, because its thread is
+//! busy or no thread drives it any more. So no work depends on a single runtime.
 //!
-//! 1. Every runtime that serves requests has one timer task. One of them, the leader, handles deadlines on time. The others
+//! 1. Every runtime that serves requests has one timer task. One of the tasks, the leader, handles deadlines on time. The others
 //!    run [`FAILOVER_DELAY`] later, and the task that finds an overdue deadline becomes the leader. A runtime on which the
 //!    earliest deadline is set is alive, so its task becomes the leader.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within
@@ -52,7 +52,9 @@ pub(crate) use self::{
     pending_task::Migration,
 };
 
-/// How long a timer task handles expired entries before it yields: 0.1 ms. The target that exceeds it is the last of its turn.
+/// How long a timer task handles expired entries before it yields: 0.1 ms.
+///
+/// The target that exceeds this time is the last of its turn.
 const POLL_BUDGET: Duration = Duration::from_micros(100);
 
 /// Maximum number of targets that are called in one turn: 64. It bounds a turn under a paused clock.
@@ -114,7 +116,7 @@ impl Timer {
         }
     }
 
-    /// Runs a task on the current runtime, or on another registered one if this one does not poll it.
+    /// Runs a task on the current runtime, or on another one if this one does not poll it.
     ///
     /// The task is dropped if no runtime is left.
     pub(crate) fn spawn(

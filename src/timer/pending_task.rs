@@ -1,10 +1,10 @@
-//! Tasks that have not started, and that another runtime takes over if their own does not poll them.
+//! Tasks that another runtime takes over if their own runtime does not poll them.
 //!
 //! A pending task is stored in the timer. The spawned [`TaskRunner`](super::task_runner::TaskRunner) takes it when first
 //! polled, so no task runs twice. If its runtime never polls it, another runtime takes the task.
 //!
 //! A runner that is dropped releases its task to the timer tasks of other runtimes, at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. So runtimes that end one after another cannot pass it on forever.
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. So runtimes that end one after another cannot pass a task on forever.
 
 use std::{collections::BTreeMap, pin::Pin};
 
@@ -27,12 +27,12 @@ pub(super) struct PendingTask {
     pub(super) migrations: u8,
 }
 
-/// Tasks that have not started or lost their runtime, ordered by when any runtime may take them.
+/// Tasks that have not started, or have lost their runtime, in the order of their takeover.
 #[derive(Default)]
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
     last_number: u64,
-    /// When the timer tasks next look for tasks to take over. `None` if they were not woken for any.
+    /// When the timer tasks next look for tasks to take over. `None` if they were not woken for a task.
     wake_at: Option<Instant>,
 }
 
@@ -74,7 +74,7 @@ impl PendingTasks {
         self.waiting.remove(&id)
     }
 
-    /// Returns `true` if the timer tasks must be woken to look for tasks to take over at `takeover_at`.
+    /// Returns `true` if the timer tasks must be woken so that they look again at `takeover_at`.
     pub(super) fn needs_wake(&mut self, takeover_at: Instant, now: Instant) -> bool {
         let is_earlier = self.wake_at.is_none_or(|at| at <= now || takeover_at < at);
         if is_earlier {

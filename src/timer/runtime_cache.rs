@@ -4,7 +4,7 @@
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
 //! - A thread that drives a runtime by itself may drive another one next. So its entry has the id of the runtime, and each hit compares
-//!   it with that of the current handle. tokio clones the handle for that, without contention: no other thread drives the runtime.
+//!   that id with the id of the current handle. tokio clones the handle for this, without contention: no other thread drives the runtime.
 
 use std::{
     cell::Cell,

@@ -1,4 +1,4 @@
-//! The state that a timer shares with its tasks: the registered runtimes and the pending tasks.
+//! The state that a timer shares with its tasks: the runtimes and the pending tasks.
 
 use std::{
     sync::{Mutex, MutexGuard},

@@ -6,7 +6,7 @@
 //!
 //! Server and client run in a namespace each, joined by a pair of virtual interfaces. In the middle of every call the
 //! client's interface starts to drop all packets. For the server this equals a pulled cable: nothing arrives, and there
-//! is no error. The test prints a table of what each handler noticed, and when.
+//! is no error. The test prints a table of what each handler was notified of, and when.
 //!
 //! Needs Linux with `unshare` (util-linux), `ip` and `tc` (iproute2). It also needs root, or a kernel that lets a user
 //! make namespaces. Where it cannot run it prints a notice and passes, unless `DEAD_PEER_REQUIRED` is set.

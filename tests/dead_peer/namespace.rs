@@ -77,10 +77,10 @@ impl Unshare {
 
     /// Tries all operations that the test needs.
     fn try_out(self) -> Result<Self, String> {
-        const TRIAL: &str = "ip link add dead-server type veth peer name dead-client && \
+        const TRIAL_COMMANDS: &str = "ip link add dead-server type veth peer name dead-client && \
                              ip link set dead-client up && \
                              tc qdisc replace dev dead-client root pfifo limit 0";
-        let trial = self.unshare().args(["sh", "-c", TRIAL]).output();
+        let trial = self.unshare().args(["sh", "-c", TRIAL_COMMANDS]).output();
         let output = trial.map_err(|error| format!("unshare: {error}"))?;
         if output.status.success() {
             Ok(self)
@@ -139,6 +139,6 @@ impl Interface {
 fn run(program: &str, arguments: &str) {
     let output = Command::new(program).args(arguments.split(' ')).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments}: {stderr}");
 }

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// A call within the server's namespace, which must run on.
-const LIVING: u32 = ROUNDS;
+const LIVE_CALL: u32 = ROUNDS;
 
 const IDLE: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ const WRITES: Duration = Duration::from_secs(1);
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// How long the bare server is observed. The kernel's own timeout is about 15 minutes.
-const WATCH: Duration = Duration::from_secs(20);
+const OBSERVATION_TIME: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setup {
@@ -81,16 +81,16 @@ pub(crate) async fn run() {
     }
     let calls: Vec<_> = rows.iter().flat_map(Row::both).collect();
     client.order(&serde_json::to_string(&calls).unwrap()).await;
-    let mut living = Vec::new();
+    let mut live = Vec::new();
     for row in &rows {
-        living.push(row.with_options.call(LIVING).await);
+        live.push(row.with_options.call(LIVE_CALL).await);
     }
-    let running = calls.len() * ROUNDS as usize + living.len();
+    let running = calls.len() * ROUNDS as usize + live.len();
     witness.running_reaches(running).await;
 
     let silent = Instant::now();
     client.order(client::SILENCE).await;
-    tokio::time::sleep_until(silent + WATCH).await;
+    tokio::time::sleep_until(silent + OBSERVATION_TIME).await;
 
     let mut table = format!(
         "\nThe network dies under {ROUNDS} calls a cell. Seconds until their handlers know: min / median / max.\n\n\
@@ -114,7 +114,7 @@ pub(crate) async fn run() {
                 "{name}: a bare server noticed, so the network was not silent"
             ));
         }
-        if !witness.is_running(&row.with_options.label(LIVING)) {
+        if !witness.is_running(&row.with_options.label(LIVE_CALL)) {
             broken.push(format!(
                 "{name}: the options ended the call of a client that lives"
             ));
@@ -253,8 +253,8 @@ impl Seen {
                 format!("{min:.1} / {median:.1} / {max:.1}")
             }
             _ => {
-                let knew = self.0.iter().flatten().count();
-                format!("{knew} of {ROUNDS} in {WATCH:?}")
+                let notified = self.0.iter().flatten().count();
+                format!("{notified} of {ROUNDS} in {OBSERVATION_TIME:?}")
             }
         }
     }

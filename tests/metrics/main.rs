@@ -135,7 +135,7 @@ async fn every_end_has_a_duration_and_every_detach_lasted() {
 async fn no_text_of_a_client_becomes_a_label() {
     let scrape = scripted().await;
     assert!(
-        !scrape.text().contains(script::NOBODYS),
+        !scrape.text().contains(script::UNKNOWN_NAME),
         "{}",
         scrape.text()
     );

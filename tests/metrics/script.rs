@@ -72,13 +72,13 @@ pub(crate) const SCRIPT: Script = Script {
 };
 
 /// Neither a method nor a tool.
-pub(crate) const NOBODYS: &str = "nobodys";
+pub(crate) const UNKNOWN_NAME: &str = "no-such-name";
 
 const GRACE: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// tokio rounds timers up to this.
 const TICK: Duration = Duration::from_millis(1);
-const AWAY: Duration = Duration::from_secs(3);
+const ABSENCE: Duration = Duration::from_secs(3);
 
 /// Marks a request that is read and refused.
 const REFUSED: &str = "x-refused";
@@ -97,37 +97,37 @@ async fn run() -> Scrape {
     complete(&immediate, &mcp, 3).await;
     hang_up(&immediate, &mcp, 2).await;
     cancel(&immediate, &mcp).await;
-    use_an_id_again(&immediate, &mcp).await;
+    reuse_an_id(&immediate, &mcp).await;
     resume_with_an_unknown_event(&mcp).await;
     close_the_session(&immediate).await;
 
-    let patient = counted(Server::Wrapped).grace(Grace::After(GRACE));
-    let patient = patient.start().await;
-    let mcp = patient.mcp().await;
-    resume(&patient, &mcp, &clock).await;
-    become_orphans(&patient, &mcp, &clock, 2).await;
+    let setup = counted(Server::Wrapped).grace(Grace::After(GRACE));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    resume(&setup, &mcp, &clock).await;
+    become_orphans(&setup, &mcp, &clock, 2).await;
 
     let limited = counted(Server::Wrapped).layer(|layer| layer.call_timeout(TIMEOUT));
-    take_too_long(&limited.start().await, &clock).await;
+    exceed_timeout(&limited.start().await, &clock).await;
 
     let full = counted(Server::Wrapped).layer(|layer| layer.limits(Limits::default().calls(0)));
-    find_no_room(&full.start().await).await;
+    exceed_limit(&full.start().await).await;
 
-    let forgetful = counted(Server::Wrapped).grace(Grace::After(GRACE));
-    let forgetful =
-        forgetful.layer(|layer| layer.limits(Limits::default().retained(0).retained_of_session(0)));
-    let forgetful = forgetful.start().await;
-    let mcp = forgetful.mcp().await;
-    become_orphans(&forgetful, &mcp, &clock, 1).await;
+    let without_retention = counted(Server::Wrapped).grace(Grace::After(GRACE));
+    let without_retention = without_retention
+        .layer(|layer| layer.limits(Limits::default().retained(0).retained_of_session(0)));
+    let without_retention = without_retention.start().await;
+    let mcp = without_retention.mcp().await;
+    become_orphans(&without_retention, &mcp, &clock, 1).await;
 
     let refusing = counted(Server::LayerOnly).inside(refusing).start().await;
     let mcp = refusing.mcp().await;
     be_refused(&refusing, &mcp).await;
     fail_to_cancel(&refusing, &mcp).await;
 
-    let mcp = patient.mcp().await;
-    let _attached = patient.start_call(&mcp, 1, "hold", "attached").await;
-    let _detached = start_polled_call(&patient, &mcp, 2).await;
+    let mcp = setup.mcp().await;
+    let _attached = setup.start_call(&mcp, 1, "hold", "attached").await;
+    let _detached = start_polled_call(&setup, &mcp, 2).await;
 
     let served = serve(endpoint::router(prometheus)).await;
     let request = test_support::Request::new("GET", "/metrics");
@@ -167,7 +167,7 @@ async fn cancel(setup: &Setup, mcp: &Mcp) {
 }
 
 /// The layer stops tracking the older call; the newer call completes.
-async fn use_an_id_again(setup: &Setup, mcp: &Mcp) {
+async fn reuse_an_id(setup: &Setup, mcp: &Mcp) {
     let _older = setup.start_call(mcp, "again", "hold", "older").await;
     let mut newer = setup.start_call(mcp, "again", "hold", "newer").await;
     setup.assert_completes("newer", &mut newer).await;
@@ -177,9 +177,9 @@ async fn use_an_id_again(setup: &Setup, mcp: &Mcp) {
 
 /// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an error.
 async fn resume_with_an_unknown_event(mcp: &Mcp) {
-    let mut call = mcp.call("tool", NOBODYS, json!({})).await;
+    let mut call = mcp.call("tool", UNKNOWN_NAME, json!({})).await;
     call.messages().await;
-    let mut call = mcp.request("method", NOBODYS, json!({})).await;
+    let mut call = mcp.request("method", UNKNOWN_NAME, json!({})).await;
     call.messages().await;
     assert_eq!(mcp.post_raw("no JSON at all", &[]).await.status, 415);
 }
@@ -193,7 +193,7 @@ async fn close_the_session(setup: &Setup) {
 
 async fn resume(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     let first = cut(setup, mcp, "back").await;
-    clock.advance(AWAY).await;
+    clock.advance(ABSENCE).await;
     let mut resumed = mcp.resume(&first).await;
     resumed.head().await;
     setup.events.resumed(mcp, "back", 1).await;
@@ -211,7 +211,7 @@ async fn become_orphans(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, count: u
     }
 }
 
-async fn take_too_long(setup: &Setup, clock: &StoppedClock) {
+async fn exceed_timeout(setup: &Setup, clock: &StoppedClock) {
     let mcp = setup.mcp().await;
     let _call = setup.start_call(&mcp, "late", "hold", "late").await;
     setup.events.started(&mcp, "late").await;
@@ -219,7 +219,7 @@ async fn take_too_long(setup: &Setup, clock: &StoppedClock) {
     setup.events.ended(&mcp, "late").await;
 }
 
-async fn find_no_room(setup: &Setup) {
+async fn exceed_limit(setup: &Setup) {
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, "beyond", "hold", "beyond").await;
     setup.assert_completes("beyond", &mut call).await;

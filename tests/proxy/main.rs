@@ -23,10 +23,10 @@ use self::{
 };
 
 /// An idle limit that no test reaches.
-const FAR: Duration = Duration::from_secs(600);
+const UNREACHED_LIMIT: Duration = Duration::from_secs(600);
 
 /// Interval of probes in tests that do not depend on it.
-const SOON: Duration = Duration::from_millis(100);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a client closes its connection.
 #[derive(Clone, Copy, Debug)]
@@ -45,14 +45,14 @@ async fn nginx_passes_on_a_disconnect_at_once_whatever_it_buffers() {
         Kind::NginxBuffered,
         Kind::NginxBufferedAnyhow,
     ] {
-        departures_are_noticed(kind).await;
+        disconnects_are_detected(kind).await;
     }
 }
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
 async fn haproxy_passes_on_a_disconnect_with_abort_on_close() {
-    departures_are_noticed(Kind::HaproxyAbortonclose).await;
+    disconnects_are_detected(Kind::HaproxyAbortonclose).await;
 }
 
 #[tokio::test]
@@ -69,24 +69,24 @@ async fn only_probes_detect_a_disconnect_behind_haproxy_with_its_defaults() {
 
 #[tokio::test]
 #[ignore = "needs nginx: tests/proxy/run"]
-async fn probes_carry_silent_calls_past_the_read_timeout_of_nginx() {
+async fn probes_keep_silent_calls_open_beyond_the_read_timeout_of_nginx() {
     let kinds = [
         Kind::NginxUnbuffered,
         Kind::NginxBuffered,
         Kind::NginxBufferedAnyhow,
     ];
-    join_all(kinds.map(probes_outlast_the_idle_limit)).await;
+    join_all(kinds.map(probes_keep_calls_open_beyond_the_idle_limit)).await;
 }
 
 #[tokio::test]
 #[ignore = "needs HAProxy: tests/proxy/run"]
-async fn probes_carry_silent_calls_past_the_timeouts_of_haproxy() {
-    probes_outlast_the_idle_limit(Kind::Haproxy).await;
+async fn probes_keep_silent_calls_open_beyond_the_timeouts_of_haproxy() {
+    probes_keep_calls_open_beyond_the_idle_limit(Kind::Haproxy).await;
 }
 
 /// Checks all kinds of calls without probes.
-async fn departures_are_noticed(kind: Kind) {
-    let behind = Behind::start(kind, FAR, SOON).await;
+async fn disconnects_are_detected(kind: Kind) {
+    let behind = Behind::start(kind, UNREACHED_LIMIT, PROBE_INTERVAL).await;
     let leave = async |client, ending| {
         let label = format!("{kind:?}, {client:?}, {ending:?}");
         let call = behind.hold(client, Probing::Off, &label).await;
@@ -104,7 +104,7 @@ async fn departures_are_noticed(kind: Kind) {
 
 /// For a proxy that keeps its connection to the server.
 async fn only_probes_detect_a_disconnect(kind: Kind) {
-    let behind = Behind::start(kind, FAR, SOON).await;
+    let behind = Behind::start(kind, UNREACHED_LIMIT, PROBE_INTERVAL).await;
     let leave = async |client| {
         let label = |probing| format!("{kind:?}, {client:?}, {probing:?}");
         let (silent, probed) = (label(Probing::Off), label(Probing::On));
@@ -119,12 +119,12 @@ async fn only_probes_detect_a_disconnect(kind: Kind) {
 }
 
 /// While a probed call is silent, two calls without probes are ended by the idle limit, one after the other.
-async fn probes_outlast_the_idle_limit(kind: Kind) {
+async fn probes_keep_calls_open_beyond_the_idle_limit(kind: Kind) {
     let idle_limit = idle_limit();
     let behind = Behind::start(kind, idle_limit, idle_limit / 4).await;
     let outlast = async |client: Client| {
         let probed = format!("{kind:?}, {client:?}, probed");
-        let mut lives = behind.hold(client, Probing::On, &probed).await;
+        let mut open = behind.hold(client, Probing::On, &probed).await;
         for silent in ["first", "second"].map(|name| format!("{kind:?}, {client:?}, {name}")) {
             let mut dies = behind.hold(client, Probing::Off, &silent).await;
             // With a real idle limit this wait is longer than `LIMIT`.
@@ -144,8 +144,8 @@ async fn probes_outlast_the_idle_limit(kind: Kind) {
             behind.witness.token_fired(&silent).await;
         }
         behind.witness.release(&probed);
-        assert_eq!(lives.head().await.status, 200, "{probed}");
-        let answer = lives.answer().await.expect("an answer");
+        assert_eq!(open.head().await.status, 200, "{probed}");
+        let answer = open.answer().await.expect("an answer");
         assert!(answer.get("result").is_some(), "{probed}: {answer}");
     };
     join_all(Client::ALL.map(outlast)).await;

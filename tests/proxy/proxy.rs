@@ -10,8 +10,8 @@ use std::{
 };
 
 /// Interval and number of checks whether a proxy is listening.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-const LOOKS: u32 = 2_000;
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+const MAX_CHECKS: u32 = 2_000;
 
 /// A proxy and its configuration, apart from the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,17 +151,17 @@ impl Proxy {
         reason = "another process does not signal its readiness"
     )]
     fn wait_until_it_listens(&mut self) {
-        let listens = (0..LOOKS).any(|_| {
-            std::thread::sleep(LOOK_EVERY);
+        let listens = (0..MAX_CHECKS).any(|_| {
+            std::thread::sleep(CHECK_INTERVAL);
             let ended = self.process.try_wait().expect("ask for its end");
-            assert!(ended.is_none(), "it ended: {}", self.said());
+            assert!(ended.is_none(), "it ended: {}", self.log_text());
             TcpStream::connect(self.addr).is_ok()
         });
-        assert!(listens, "it does not listen: {}", self.said());
+        assert!(listens, "it does not listen: {}", self.log_text());
     }
 
     /// The contents of its log.
-    fn said(&self) -> String {
+    fn log_text(&self) -> String {
         fs::read_to_string(self.folder.log()).unwrap_or_default()
     }
 }

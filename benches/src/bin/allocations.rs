@@ -9,16 +9,16 @@ use benches::{
 };
 
 /// The cases whose allocations are listed by place, in the order of the columns.
-const LISTED: [(Who, Mode); 4] = [
-    (Who::Setup(Setup::Wrapped), Mode::Session),
-    (Who::Setup(Setup::Layer), Mode::Session),
-    (Who::Setup(Setup::Layer), Mode::Stateless),
-    (Who::Abortable, Mode::Session),
+const LISTED: [(Candidate, Mode); 4] = [
+    (Candidate::Setup(Setup::Wrapped), Mode::Session),
+    (Candidate::Setup(Setup::Layer), Mode::Session),
+    (Candidate::Setup(Setup::Layer), Mode::Stateless),
+    (Candidate::Abortable, Mode::Session),
 ];
 
 fn main() -> Result<()> {
     let section = Section {
-        rows: What::all().map(totals).collect::<Result<_>>()?,
+        rows: Workload::all().map(totals).collect::<Result<_>>()?,
         ..Section::new("allocations", json!({}))?
     };
     section.publish()?;
@@ -30,12 +30,12 @@ fn main() -> Result<()> {
 }
 
 /// Counts and bytes, minus those of a bare call.
-fn totals(what: What) -> Result<Vec<String>> {
-    let bare = allocated(Case::new(Who::BARE, what))?;
+fn totals(what: Workload) -> Result<Vec<String>> {
+    let bare = allocated(Case::new(Candidate::BARE, what))?;
     let Allocated { count, bytes } = bare;
     let mut row = vec![what.to_string(), format!("{count:.1}, {bytes:.0} B")];
-    for who in Who::COMPARED {
-        let all = allocated(Case::new(who, what))?;
+    for candidate in Candidate::COMPARED {
+        let all = allocated(Case::new(candidate, what))?;
         let (count, bytes) = (all.count - bare.count, all.bytes - bare.bytes);
         row.push(format!("+{count:.1}, +{bytes:.0} B"));
     }
@@ -53,8 +53,8 @@ fn allocated(case: Case) -> Result<Allocated> {
 /// Places in descending order of allocations.
 fn places() -> Result<Vec<Vec<String>>> {
     let mut rows: BTreeMap<String, [Allocated; LISTED.len()]> = BTreeMap::new();
-    for (column, (who, mode)) in LISTED.into_iter().enumerate() {
-        let case = Case::new(who, What::Call(mode, Load::Arguments(100)));
+    for (column, (candidate, mode)) in LISTED.into_iter().enumerate() {
+        let case = Case::new(candidate, Workload::Call(mode, Load::Arguments(100)));
         for (place, allocated) in dhat::places(case)? {
             rows.entry(place).or_default()[column] = allocated;
         }

@@ -51,16 +51,19 @@ fn ratio(figures: &Figures, case: Case) -> f64 {
 
 fn rows(figures: &Figures) -> Vec<Vec<String>> {
     let each = |what| {
-        let ratio = |who| format!("{:.3}", ratio(figures, Case::new(who, what)));
-        let bare = thousands(figures[&Case::new(Who::BARE, what)]);
+        let ratio = |candidate| format!("{:.3}", ratio(figures, Case::new(candidate, what)));
+        let bare = thousands(figures[&Case::new(Candidate::BARE, what)]);
         row(what, bare, ratio)
     };
-    What::all().map(each).collect()
+    Workload::all().map(each).collect()
 }
 
-fn row(what: What, bare: String, ratio: impl Fn(Who) -> String) -> Vec<String> {
+fn row(what: Workload, bare: String, ratio: impl Fn(Candidate) -> String) -> Vec<String> {
     let first = [what.request().to_owned(), what.load(), bare];
-    first.into_iter().chain(Who::COMPARED.map(ratio)).collect()
+    first
+        .into_iter()
+        .chain(Candidate::COMPARED.map(ratio))
+        .collect()
 }
 
 fn thousands(figure: f64) -> String {
@@ -71,22 +74,22 @@ fn thousands(figure: f64) -> String {
 
 /// The session manager may cost 5 %. A set-up that reads bytes may cost 10 % of a small call and 15 % of a large one.
 fn targets(figures: &Figures) -> Vec<Target> {
-    let target = |setup, what: What, most| {
+    let target = |setup, what: Workload, most| {
         let by = match setup {
             Setup::Wrapped => "layer and session manager",
             _ => "layer only",
         };
         let (request, load) = (what.request(), what.load());
         let name = format!("instructions of a {request} ({load}), {by}, to bare");
-        let measured = ratio(figures, Case::new(Who::Setup(setup), what));
+        let measured = ratio(figures, Case::new(Candidate::Setup(setup), what));
         Target::new(AtMost(most), name, measured)
     };
     let mut targets = Vec::new();
-    for what in What::all() {
+    for what in Workload::all() {
         let (mode, of_layer) = match what {
-            What::Plain | What::Call(_, Load::Arguments(10_000)) => continue,
-            What::Call(mode, Load::Arguments(100)) => (mode, 1.10),
-            What::Call(mode, _) => (mode, 1.15),
+            Workload::Plain | Workload::Call(_, Load::Arguments(10_000)) => continue,
+            Workload::Call(mode, Load::Arguments(100)) => (mode, 1.10),
+            Workload::Call(mode, _) => (mode, 1.15),
         };
         if mode == Mode::Session {
             targets.push(target(Setup::Wrapped, what, 1.05));
@@ -98,12 +101,13 @@ fn targets(figures: &Figures) -> Vec<Target> {
 
 /// Plots the instructions added to the calls in one mode.
 fn plot(figures: &Figures, (name, title, mode): (&str, &str, Mode)) -> Plot {
-    let is_shown = |what: &What| matches!(what, What::Call(of, _) if *of == mode);
-    let whats = || What::all().filter(is_shown);
-    let series = Who::COMPARED.map(|who| {
-        let ratios = whats().map(|what| ratio(figures, Case::new(who, what)));
-        Series::of(who, ratios.map(|ratio| (ratio - 1.0) * 100.0))
+    let is_shown = |what: &Workload| matches!(what, Workload::Call(of, _) if *of == mode);
+    let whats = || Workload::all().filter(is_shown);
+    let series = Candidate::COMPARED.map(|candidate| {
+        let ratios = whats().map(|what| ratio(figures, Case::new(candidate, what)));
+        Series::of(candidate, ratios.map(|ratio| (ratio - 1.0) * 100.0))
     });
     let y = Axis::linear("instructions added to a bare call (%)");
-    Plot::lines(name, title, [Axis::linear(""), y], series.to_vec()).over(whats().map(What::load))
+    Plot::lines(name, title, [Axis::linear(""), y], series.to_vec())
+        .over(whats().map(Workload::load))
 }

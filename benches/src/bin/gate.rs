@@ -13,7 +13,7 @@ use benches::{
 };
 
 /// The request of the wasteful layers.
-const PROOF: What = What::Call(Mode::Session, Load::Arguments(100));
+const PROOF: Workload = Workload::Call(Mode::Session, Load::Arguments(100));
 
 fn main() -> Result<ExitCode> {
     let write = match role().as_str() {
@@ -68,12 +68,12 @@ fn main() -> Result<ExitCode> {
 
 /// Returns the case that must exceed `limit`. Returns `None` if there is none.
 fn proof(limit: &Limit) -> Option<Case> {
-    let who = match limit.count {
-        _ if limit.case != Case::new(Who::Setup(Setup::Wrapped), PROOF) => return None,
-        Count::Instructions => Who::Slowed,
+    let candidate = match limit.count {
+        _ if limit.case != Case::new(Candidate::Setup(Setup::Wrapped), PROOF) => return None,
+        Count::Instructions => Candidate::Slowed,
         // The memory that calls retain may exceed the last-level cache.
         Count::LastLevelMisses => return None,
-        _ => Who::Sprawling,
+        _ => Candidate::Sprawling,
     };
-    Some(Case::new(who, PROOF))
+    Some(Case::new(candidate, PROOF))
 }

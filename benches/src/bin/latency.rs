@@ -106,9 +106,9 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
         .observe(ledger.observer());
     let tools = Tools(ledger.clone());
     let stack = || witnessed(tools.served(cell.setup, cell.mode, layer), &ledger);
-    let way = Way::Socket(serve(server, 1, stack)?[0]);
+    let transport = Transport::Socket(serve(server, 1, stack)?[0]);
     let sessions = cell.calls_at_once.div_ceil(PER_SESSION);
-    let sessions = Client::open_many(&way, cell.mode, sessions).await?;
+    let sessions = Client::open_many(&transport, cell.mode, sessions).await?;
     let mut closed = Vec::new();
     for round in 0..cell.rounds {
         let calls_at_once = round * cell.calls_at_once..(round + 1) * cell.calls_at_once;
@@ -116,12 +116,12 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
     }
     ledger.release(0).cancel();
     let moments = closed.into_iter().enumerate().map(|(call, closed)| {
-        let Life {
+        let CallTimes {
             dropped,
             cancelled,
             token,
             ..
-        } = ledger.life(call);
+        } = ledger.times_of(call);
         let [dropped, fired, token] = [dropped, cancelled, token].map(|stamp| stamp.get().copied());
         [Some(closed), dropped, fired, token]
     });
@@ -142,12 +142,12 @@ async fn hang_up(
         let (stream, _) = client.begin(call, "work", json!({ "call": call })).await?;
         streams.push(stream);
     }
-    let started = ledger.all(calls_at_once.clone(), |life| &life.started, LIMIT);
+    let started = ledger.all(calls_at_once.clone(), |times_of| &times_of.started, LIMIT);
     started.await?;
     // Both sides become idle, as they are in the middle of a long call.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let limit = if cell.is_in_vain() { NEVER } else { LIMIT };
-    let fire = |calls: Range<usize>| ledger.reaches(calls, |life| &life.token, limit);
+    let fire = |calls: Range<usize>| ledger.reaches(calls, |times_of| &times_of.token, limit);
     let (mut closed, mut fired) = (Vec::new(), 0);
     for (call, mut stream) in calls_at_once.clone().zip(streams) {
         stream.before_close(cell.close)?;

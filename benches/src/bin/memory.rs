@@ -20,10 +20,10 @@ const STORMS: usize = 10;
 const FULL_AFTER: usize = 5;
 
 /// The grace is 20 s.
-const GRACE_IS_OVER: Duration = Duration::from_secs(21);
+const GRACE_EXPIRED: Duration = Duration::from_secs(21);
 
 /// Ended calls are remembered for 60 s.
-const ALL_IS_FORGOTTEN: Duration = Duration::from_secs(61);
+const RETENTION: Duration = Duration::from_secs(61);
 
 struct Bench {
     setup: Setup,
@@ -124,8 +124,8 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
     let calls = 2 * in_flight + STORMS * of_a_storm + 2 * SESSIONS;
     let ledger = Ledger::new(calls, 4 * STORMS + 4);
     let layer = CancelOnDisconnectLayer::new();
-    let way = Tools(ledger.clone()).in_process(setup, mode, layer);
-    let sessions = Client::open_many(&way, mode, SESSIONS).await?;
+    let transport = Tools(ledger.clone()).in_process(setup, mode, layer);
+    let sessions = Client::open_many(&transport, mode, SESSIONS).await?;
     let mut bench = Bench {
         setup,
         mode,
@@ -135,7 +135,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
     // Every session allocates some memory with its first call.
     let (group, streams) = bench.begin(SESSIONS).await?;
     bench.answer(&group, streams).await?;
-    bench.rest(ALL_IS_FORGOTTEN).await;
+    bench.rest(RETENTION).await;
 
     let before = HEAP.allocated();
     let (group, streams) = bench.begin(in_flight).await?;
@@ -154,8 +154,8 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
         }
     };
     bench.ledger.release(group.number).cancel();
-    bench.all(group.calls, |life| &life.ended).await?;
-    bench.rest(GRACE_IS_OVER + ALL_IS_FORGOTTEN).await;
+    bench.all(group.calls, |times_of| &times_of.ended).await?;
+    bench.rest(GRACE_EXPIRED + RETENTION).await;
 
     let mut storms = vec![HEAP.allocated()];
     for _ in 0..STORMS {
@@ -184,7 +184,8 @@ impl Bench {
             stream.forget();
             streams.push(stream);
         }
-        self.all(group.calls.clone(), |life| &life.started).await?;
+        self.all(group.calls.clone(), |times_of| &times_of.started)
+            .await?;
         Ok((group, streams))
     }
 
@@ -198,9 +199,9 @@ impl Bench {
 
     /// One third of the clients disconnects for good, one third stays, one third disconnects and resumes.
     async fn storm(&mut self, count: usize) -> Result<()> {
-        let (lost, leaving) = self.begin(count / 3).await?;
-        drop(leaving);
-        let (stays, staying) = self.begin(count / 3).await?;
+        let (never_return, disconnecting) = self.begin(count / 3).await?;
+        drop(disconnecting);
+        let (stays, connected) = self.begin(count / 3).await?;
         let (returns, cut) = self.begin(count - 2 * (count / 3)).await?;
         drop(cut);
         self.settle().await;
@@ -216,19 +217,19 @@ impl Bench {
                 self.answer(&returns, back).await?;
             }
         }
-        self.answer(&stays, staying).await?;
-        self.rest(GRACE_IS_OVER).await;
+        self.answer(&stays, connected).await?;
+        self.rest(GRACE_EXPIRED).await;
         // Ends the calls that the set-up does not cancel.
-        self.ledger.release(lost.number).cancel();
+        self.ledger.release(never_return.number).cancel();
         self.ledger.release(returns.number).cancel();
-        let calls = lost.calls.start..returns.calls.end;
-        self.all(calls, |life| &life.ended).await?;
-        self.rest(ALL_IS_FORGOTTEN).await;
+        let calls = never_return.calls.start..returns.calls.end;
+        self.all(calls, |times_of| &times_of.ended).await?;
+        self.rest(RETENTION).await;
         Ok(())
     }
 
     /// Fails unless every call has reached this moment.
-    async fn all(&self, calls: Range<usize>, which: Which) -> Result<()> {
+    async fn all(&self, calls: Range<usize>, which: SelectStamp) -> Result<()> {
         self.settle().await;
         self.ledger.all(calls, which, Duration::ZERO).await
     }

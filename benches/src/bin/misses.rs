@@ -4,24 +4,24 @@ use std::collections::BTreeSet;
 
 use benches::{common_layers::CommonLayer, prelude::*, valgrind};
 
-const OURS: [Who; 4] = [
-    Who::Setup(Setup::Guard),
-    Who::Setup(Setup::Layer),
-    Who::Setup(Setup::Wrapped),
-    Who::Abortable,
+const OURS: [Candidate; 4] = [
+    Candidate::Setup(Setup::Guard),
+    Candidate::Setup(Setup::Layer),
+    Candidate::Setup(Setup::Wrapped),
+    Candidate::Abortable,
 ];
 
 fn main() -> Result<()> {
     let mut cases = Vec::new();
     for mode in Mode::iter() {
-        let whos = [Who::BARE]
+        let whos = [Candidate::BARE]
             .into_iter()
-            .chain(CommonLayer::iter().map(Who::CommonLayer));
-        let what = What::Call(mode, Load::Arguments(100));
-        cases.extend(whos.chain(OURS).map(|who| Case::new(who, what)));
+            .chain(CommonLayer::iter().map(Candidate::CommonLayer));
+        let what = Workload::Call(mode, Load::Arguments(100));
+        cases.extend(whos.chain(OURS).map(|candidate| Case::new(candidate, what)));
     }
     if is_quick() {
-        cases.retain(|case| matches!(case.who, Who::Setup(_)));
+        cases.retain(|case| matches!(case.candidate, Candidate::Setup(_)));
     }
     let wanted = cases
         .iter()
@@ -46,15 +46,15 @@ fn row(counts: &Counts, case: Case) -> Vec<String> {
             _ => format!("{own:.0} ({:.3})", own / bare),
         }
     };
-    let first = cells![case.what.request(), case.who];
+    let first = cells![case.what.request(), case.candidate];
     first.into_iter().chain(Count::iter().map(cell)).collect()
 }
 
 fn targets(counts: &Counts, case: Case) -> Vec<Target> {
     use Count::{DataMisses, InstructionMisses, LockedInstructions, Mispredictions};
-    let most = match (case.who, case.what) {
-        (Who::Setup(Setup::Wrapped), What::Call(Mode::Session, _)) => 1.08,
-        (Who::Setup(Setup::Layer), _) => 1.12,
+    let most = match (case.candidate, case.what) {
+        (Candidate::Setup(Setup::Wrapped), Workload::Call(Mode::Session, _)) => 1.08,
+        (Candidate::Setup(Setup::Layer), _) => 1.12,
         _ => return Vec::new(),
     };
     let counted = [

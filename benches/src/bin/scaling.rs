@@ -16,12 +16,12 @@ const SESSIONS: [usize; 3] = [1, 16, 256];
 const CANDIDATES: [Setup; 2] = [Setup::Layer, Setup::Wrapped];
 
 /// The cases whose locks are listed, in the order of the columns.
-const LISTED: [(Who, Mode); 5] = [
-    (Who::BARE, Mode::Session),
-    (Who::Setup(Setup::Wrapped), Mode::Session),
-    (Who::Setup(Setup::Layer), Mode::Session),
-    (Who::BARE, Mode::Stateless),
-    (Who::Setup(Setup::Layer), Mode::Stateless),
+const LISTED: [(Candidate, Mode); 5] = [
+    (Candidate::BARE, Mode::Session),
+    (Candidate::Setup(Setup::Wrapped), Mode::Session),
+    (Candidate::Setup(Setup::Layer), Mode::Session),
+    (Candidate::BARE, Mode::Stateless),
+    (Candidate::Setup(Setup::Layer), Mode::Stateless),
 ];
 
 fn main() -> Result<()> {
@@ -36,8 +36,8 @@ fn main() -> Result<()> {
 /// Lists the locks that a call takes, and the places of its locked instructions.
 fn locks() -> Result<()> {
     let (mut places, mut locks) = (BTreeMap::new(), BTreeMap::new());
-    for (column, (who, mode)) in LISTED.into_iter().enumerate() {
-        let case = Case::new(who, What::Call(mode, Load::Arguments(100)));
+    for (column, (candidate, mode)) in LISTED.into_iter().enumerate() {
+        let case = Case::new(candidate, Workload::Call(mode, Load::Arguments(100)));
         eprintln!("locks: {case}");
         let Found {
             places: of_places,

@@ -1,6 +1,6 @@
 //! How long other work waits during bursts: a task that is due every millisecond, and a thread that looks up a call.
 //!
-//! `stalls graces | looks | traffic SETUP SESSIONS CALLS [THREADS]`, to be run by hand. Its longest waits depend on the
+//! `stalls graces | lookups | traffic SETUP SESSIONS CALLS [THREADS]`, to be run by hand. Its longest waits depend on the
 //! machine, so no report contains them. Runs in process, without sockets. Without `THREADS`, all tasks share one
 //! thread.
 
@@ -58,8 +58,8 @@ impl Scene {
             .policy(policy)
             .limits(limits(count));
         let calls = layer.calls();
-        let way = Tools(ledger.clone()).in_process(setup, Mode::Session, layer);
-        let clients = Client::open_many(&way, Mode::Session, sessions).await?;
+        let transport = Tools(ledger.clone()).in_process(setup, Mode::Session, layer);
+        let clients = Client::open_many(&transport, Mode::Session, sessions).await?;
         let group = ledger.group(count);
         let mut streams = Vec::with_capacity(count);
         for call in group.calls.clone() {
@@ -70,7 +70,7 @@ impl Scene {
             streams.push(stream);
         }
         ledger
-            .all(group.calls.clone(), |life| &life.started, LIMIT)
+            .all(group.calls.clone(), |times_of| &times_of.started, LIMIT)
             .await?;
         Ok(Self {
             ledger,
@@ -116,9 +116,9 @@ async fn graces(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let waits = ticking.await?;
     let cancelled = scene
         .ledger
-        .reaches(due.clone(), |life| &life.token, LIMIT)
+        .reaches(due.clone(), |times_of| &times_of.token, LIMIT)
         .await;
-    let mut tokens = scene.ledger.times(due, |life| &life.token);
+    let mut tokens = scene.ledger.times(due, |times_of| &times_of.token);
     tokens.sort();
     let from = |at: Duration| (at.saturating_sub(first)).as_secs_f64() * 1e3;
     println!(
@@ -156,13 +156,13 @@ fn beside<R>(calls: &Calls, session: &str, act: impl FnOnce() -> R) -> (R, Vec<f
     })
 }
 
-async fn looks(setup: Setup, sessions: usize, count: usize) -> Result<()> {
+async fn lookups(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let scene = Scene::set(setup, sessions, count).await?;
     let session = scene.clients[0].session().context("a session")?.to_owned();
     let calls = &scene.calls;
     let show = |what: &str, took: Duration, waits: Vec<f64>| {
         println!(
-            "looks {setup} {sessions} sessions {count} calls: {what} {:.2} ms, waits {:.2?}",
+            "lookups {setup} {sessions} sessions {count} calls: {what} {:.2} ms, waits {:.2?}",
             took.as_secs_f64() * 1e3,
             waits.iter().take(4).collect::<Vec<_>>(),
         );
@@ -203,8 +203,8 @@ async fn traffic(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let ledger = Ledger::new(count, 1);
     let layer = CancelOnDisconnectLayer::new().limits(limits(count));
     let calls = layer.calls();
-    let way = Tools(ledger.clone()).in_process(setup, Mode::Session, layer);
-    let clients = Client::open_many(&way, Mode::Session, sessions).await?;
+    let transport = Tools(ledger.clone()).in_process(setup, Mode::Session, layer);
+    let clients = Client::open_many(&transport, Mode::Session, sessions).await?;
     let group = ledger.group(count);
     let mut streams = Vec::with_capacity(count);
     let mut longest = [0.0_f64; 4];
@@ -253,7 +253,7 @@ fn main() -> Result<()> {
     let done = async move {
         match what {
             "graces" => graces(setup, sessions, count).await,
-            "looks" => looks(setup, sessions, count).await,
+            "lookups" => lookups(setup, sessions, count).await,
             "traffic" => traffic(setup, sessions, count).await,
             _ => bail!("what is {what:?}?"),
         }

@@ -25,7 +25,7 @@ const SESSIONS: usize = 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The longest postponement of a deadline that a stalled runtime handled late, plus a margin.
-const PUT_OFF: Duration = Duration::from_secs(8);
+const MAX_POSTPONE: Duration = Duration::from_secs(8);
 
 /// Timeout for what a set-up without the layer never does.
 const NEVER: Duration = Duration::from_secs(3);
@@ -55,7 +55,7 @@ struct Outcome {
     due: usize,
     fired: usize,
     /// Number of tokens that must not fire, and how many of them fired.
-    spared: usize,
+    unaffected: usize,
     wrong: usize,
     /// Number of correct answers to connected clients.
     answers: usize,
@@ -78,7 +78,7 @@ struct Server {
 }
 
 /// The time until the last expected event, the groups whose tokens must fire, and the groups whose tokens must not.
-type Raged = (Duration, Vec<Group>, Vec<Group>);
+type StormResult = (Duration, Vec<Group>, Vec<Group>);
 
 fn main() -> Result<()> {
     let runtime = runtime()?;
@@ -209,26 +209,26 @@ impl Server {
         })
     }
 
-    async fn all_hang_up(&mut self) -> Result<Raged> {
+    async fn all_hang_up(&mut self) -> Result<StormResult> {
         let bystanders = self.begin(self.size.bystanders, "now").await?;
         let calls = vec![self.begin(self.size.calls, "now").await?];
         let begun = self.ledger.now();
-        self.tell("cut", &calls).await?;
+        self.command("cut", &calls).await?;
         let last = self.last_token(&calls, begun).await;
         Ok((last, calls, vec![bystanders]))
     }
 
-    async fn all_resume(&mut self) -> Result<Raged> {
+    async fn all_resume(&mut self) -> Result<StormResult> {
         let calls = vec![self.begin(self.size.calls, "wait-60000").await?];
         self.cut(&calls).await?;
         let begun = self.ledger.now();
-        self.tell("resume", &calls).await?;
+        self.command("resume", &calls).await?;
         Ok((self.ledger.now() - begun, Vec::new(), calls))
     }
 
     /// Two waves, together twice the number of possible sockets. Some clients of each wave resume in time.
-    async fn all_graces_end(&mut self) -> Result<Raged> {
-        let (mut gone, mut back) = (Vec::new(), Vec::new());
+    async fn all_graces_end(&mut self) -> Result<StormResult> {
+        let (mut never_return, mut return_in_time) = (Vec::new(), Vec::new());
         let mut end = None;
         for grace in [self.size.grace, self.size.grace / 2] {
             let tool = format!("wait-{}", grace.as_millis());
@@ -242,31 +242,35 @@ impl Server {
                 "a wave took longer to start than half of the grace"
             );
             sleep_until(end - grace).await;
-            self.tell("cut", &some).await?;
+            self.command("cut", &some).await?;
             self.cut(&most).await?;
-            back.extend(some);
-            gone.extend(most);
+            return_in_time.extend(some);
+            never_return.extend(most);
         }
         let end = end.context("no wave")?;
         sleep_until(end - self.size.grace / 8).await;
-        self.tell("resume", &back).await?;
+        self.command("resume", &return_in_time).await?;
         sleep_until(end).await;
         let begun = self.ledger.now();
-        Ok((self.last_token(&gone, begun).await, gone, back))
+        Ok((
+            self.last_token(&never_return, begun).await,
+            never_return,
+            return_in_time,
+        ))
     }
 
     /// The resumes wait in the accept queues while the graces end.
-    async fn all_resume_at_busy_workers(&mut self) -> Result<Raged> {
+    async fn all_resume_at_busy_workers(&mut self) -> Result<StormResult> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];
         self.cut(&calls).await?;
         let free = self.ledger.now() + self.size.busy;
         self.keep_busy().await;
-        self.tell("resume", &calls).await?;
+        self.command("resume", &calls).await?;
         let last = self.ledger.now().saturating_sub(free);
         // By then every postponed deadline has passed.
         if self.setup.is_ours() {
-            sleep(PUT_OFF).await;
+            sleep(MAX_POSTPONE).await;
         }
         Ok((last, Vec::new(), calls))
     }
@@ -293,17 +297,19 @@ impl Server {
         let (number, calls) = (group.number, group.calls.clone());
         let command = format!("start {number} {} {count} {tool}", calls.start);
         self.clients.ask(&command).await?;
-        self.ledger.all(calls, |life| &life.started, LIMIT).await?;
+        self.ledger
+            .all(calls, |times_of| &times_of.started, LIMIT)
+            .await?;
         Ok(group)
     }
 
     /// Disconnects the clients, and waits until hyper has dropped the responses.
     async fn cut(&mut self, groups: &[Group]) -> Result<()> {
-        self.tell("cut", groups).await?;
-        self.all(groups, |life| &life.dropped).await
+        self.command("cut", groups).await?;
+        self.all(groups, |times_of| &times_of.dropped).await
     }
 
-    async fn tell(&mut self, command: &str, groups: &[Group]) -> Result<()> {
+    async fn command(&mut self, command: &str, groups: &[Group]) -> Result<()> {
         for group in groups {
             let command = format!("{command} {}", group.number);
             self.clients.ask(&command).await?;
@@ -311,7 +317,7 @@ impl Server {
         Ok(())
     }
 
-    async fn all(&self, groups: &[Group], which: Which) -> Result<()> {
+    async fn all(&self, groups: &[Group], which: SelectStamp) -> Result<()> {
         for group in groups {
             self.ledger.all(group.calls.clone(), which, LIMIT).await?;
         }
@@ -324,7 +330,9 @@ impl Server {
         let limit = if is_bare { NEVER } else { LIMIT };
         for group in groups {
             let calls = group.calls.clone();
-            self.ledger.reaches(calls, |life| &life.token, limit).await;
+            self.ledger
+                .reaches(calls, |times_of| &times_of.token, limit)
+                .await;
         }
         let last = self.fired(groups).into_iter().max();
         last.unwrap_or_default().saturating_sub(begun)
@@ -332,41 +340,45 @@ impl Server {
 
     fn fired(&self, groups: &[Group]) -> Vec<Duration> {
         let calls = groups.iter().map(|group| group.calls.clone());
-        let fired = |calls| self.ledger.times(calls, |life| &life.token);
+        let fired = |calls| self.ledger.times(calls, |times_of| &times_of.token);
         calls.flat_map(fired).collect()
     }
 
     /// Releases the spared handlers, and counts answers and tokens.
-    async fn judge(&mut self, before: f64, (last, due, spared): Raged) -> Result<Outcome> {
+    async fn judge(
+        &mut self,
+        before: f64,
+        (last, due, unaffected): StormResult,
+    ) -> Result<Outcome> {
         // With the guard, some clients never receive an answer.
         let is_guard = self.setup == Setup::Guard;
-        let patience = if is_guard { NEVER } else { LIMIT };
+        let limit = if is_guard { NEVER } else { LIMIT };
         let ping = self.pings.worst().as_secs_f64() * 1e3;
         let mut answers = 0;
-        for group in &spared {
+        for group in &unaffected {
             self.ledger.release(group.number).cancel();
-            let command = format!("answers {} {}", group.number, patience.as_secs());
+            let command = format!("answers {} {}", group.number, limit.as_secs());
             answers += self.clients.ask(&command).await?.parse::<usize>()?;
         }
         let size = |groups: &[Group]| groups.iter().map(|group| group.calls.len()).sum();
         let outcome = Outcome {
             due: size(&due),
             fired: self.fired(&due).len(),
-            spared: size(&spared),
-            wrong: self.fired(&spared).len(),
+            unaffected: size(&unaffected),
+            wrong: self.fired(&unaffected).len(),
             answers,
             last: last.as_secs_f64(),
             before,
             peak: machine::peak()?,
             ping: Some(ping),
         };
-        for groups in [due, spared] {
+        for groups in [due, unaffected] {
             for group in &groups {
                 self.ledger.release(group.number).cancel();
             }
-            self.tell("forget", &groups).await?;
+            self.command("forget", &groups).await?;
             // No handler of this storm may run during the next one.
-            self.all(&groups, |life| &life.ended).await?;
+            self.all(&groups, |times_of| &times_of.ended).await?;
         }
         Ok(outcome)
     }
@@ -377,7 +389,7 @@ impl Server {
 impl Outcome {
     /// Number of wrong tokens and missing answers.
     fn missed(&self) -> usize {
-        self.due - self.fired + self.wrong + self.spared - self.answers
+        self.due - self.fired + self.wrong + self.unaffected - self.answers
     }
 
     fn row(&self, storm: &str, setup: Setup) -> Vec<String> {
@@ -386,8 +398,8 @@ impl Outcome {
             storm,
             setup,
             format!("{} of {}", self.fired, self.due),
-            format!("{} of {}", self.wrong, self.spared),
-            format!("{} of {}", self.answers, self.spared),
+            format!("{} of {}", self.wrong, self.unaffected),
+            format!("{} of {}", self.answers, self.unaffected),
             format!("{:.2}", self.last),
             format!("{:.0}", self.before),
             format!("{:.0}", self.peak),

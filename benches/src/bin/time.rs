@@ -23,10 +23,10 @@ fn main() -> Result<()> {
     let pairs = if is_quick() { 3 } else { 10 };
     let values = json!({ "starts": STARTS, "pairs": pairs, "load": machine::load() });
     let mut section = Section::new("time", values)?;
-    for what in What::all() {
+    for what in Workload::all() {
         let mut row = cells![what.request(), what.load(), ""];
-        for who in Who::COMPARED {
-            let case = Case::new(who, what);
+        for candidate in Candidate::COMPARED {
+            let case = Case::new(candidate, what);
             eprintln!("timing: {case}");
             let found = runtime()?.block_on(measure(case, pairs))?;
             row[2] = format!(
@@ -47,9 +47,11 @@ fn main() -> Result<()> {
 }
 
 fn target(case: Case, measured: f64) -> Option<Target> {
-    let most = match (case.who, case.what) {
-        (Who::Setup(Setup::Wrapped), What::Call(Mode::Session, Load::Arguments(100))) => 1.08,
-        (Who::Setup(Setup::Layer), What::Call(_, Load::Arguments(100))) => 1.12,
+    let most = match (case.candidate, case.what) {
+        (Candidate::Setup(Setup::Wrapped), Workload::Call(Mode::Session, Load::Arguments(100))) => {
+            1.08
+        }
+        (Candidate::Setup(Setup::Layer), Workload::Call(_, Load::Arguments(100))) => 1.12,
         _ => return None,
     };
     Some(Target::new(
@@ -82,7 +84,7 @@ async fn play(case: Case) -> Result<()> {
     obey(async |words| {
         let times: u32 = words.concat().parse()?;
         let start = machine::processor_time();
-        running.go(times).await?;
+        running.run(times).await?;
         let spent = machine::processor_time() - start;
         Ok((spent / f64::from(times)).to_string())
     })

@@ -62,9 +62,9 @@ struct Run {
 struct Plan {
     starts: Duration,
     /// Time from the start of the call to the hang-up.
-    leaves: Option<Duration>,
+    disconnects_after: Option<Duration>,
     /// Time from the hang-up to the resume.
-    returns: Option<Duration>,
+    resumes_after: Option<Duration>,
 }
 
 /// The outcome of one client.
@@ -72,8 +72,8 @@ struct Plan {
 struct End {
     call: usize,
     /// When the client disconnected for good.
-    gone: Option<Duration>,
-    came_back: bool,
+    disconnected: Option<Duration>,
+    resumed_in_time: bool,
     answered: bool,
 }
 
@@ -166,22 +166,22 @@ impl Run {
         if self.clock == Clock::Paused {
             let runtime = paused_runtime()?;
             let _inside = runtime.enter();
-            let way = tools.in_process(self.setup, mode, layer);
-            return runtime.block_on(self.play(way, ledger));
+            let transport = tools.in_process(self.setup, mode, layer);
+            return runtime.block_on(self.play(transport, ledger));
         }
         let server = workers()?;
         let stack = || tools.served(self.setup, mode, layer);
-        let way = Way::Socket(serve(server.handle(), 1, stack)?[0]);
-        let found = runtime()?.block_on(self.play(way, ledger));
+        let transport = Transport::Socket(serve(server.handle(), 1, stack)?[0]);
+        let found = runtime()?.block_on(self.play(transport, ledger));
         server.shutdown_background();
         found
     }
 
-    async fn play(self, way: Way, ledger: Ledger) -> Result<Found> {
+    async fn play(self, transport: Transport, ledger: Ledger) -> Result<Found> {
         let mut clients = Vec::new();
         let mut pinging = JoinSet::new();
         for _ in 0..SESSIONS {
-            let client = Client::open(way.clone(), self.mode()).await?;
+            let client = Client::open(transport.clone(), self.mode()).await?;
             clients.push(client.clone());
             pinging.spawn(async move {
                 while client.session().is_some() && client.ping().await.is_ok() {
@@ -200,7 +200,7 @@ impl Run {
         }
         // Includes the calls whose clients disconnected long ago.
         sleep(self.lasts).await;
-        let ended = ledger.all(0..self.calls, |life| &life.ended, self.lasts);
+        let ended = ledger.all(0..self.calls, |times_of| &times_of.ended, self.lasts);
         ended.await?;
         Ok(Found::new(self, &ends, &ledger))
     }
@@ -209,15 +209,15 @@ impl Run {
         let mut dice = Dice(SEED);
         let plan = |_| {
             let starts = self.spread.mul_f64(dice.share());
-            let leaves = dice.share() < 0.3;
+            let disconnects_after = dice.share() < 0.3;
             let after = self.lasts.mul_f64(dice.share());
-            let returns = dice.share() < 1.0 / 3.0 && self.case == Case::Grace;
+            let resumes_after = dice.share() < 1.0 / 3.0 && self.case == Case::Grace;
             let (least, most) = self.back;
-            let away = least + (most - least).mul_f64(dice.share());
+            let absence = least + (most - least).mul_f64(dice.share());
             Plan {
                 starts,
-                leaves: leaves.then_some(after),
-                returns: (leaves && returns).then_some(away),
+                disconnects_after: disconnects_after.then_some(after),
+                resumes_after: (disconnects_after && resumes_after).then_some(absence),
             }
         };
         (0..self.calls).map(plan).collect()
@@ -250,24 +250,24 @@ impl Plan {
             call,
             ..End::default()
         };
-        let Some(after) = self.leaves else {
+        let Some(after) = self.disconnects_after else {
             end.answered = is_answered(stream, call, run).await;
             return Ok(end);
         };
         sleep(after).await;
         stream.before_close(Close::Fin)?;
-        let gone = ledger.now();
+        let disconnected = ledger.now();
         drop(stream);
-        let (Some(away), Some(event)) = (self.returns, event) else {
-            end.gone = Some(gone);
+        let (Some(absence), Some(event)) = (self.resumes_after, event) else {
+            end.disconnected = Some(disconnected);
             return Ok(end);
         };
-        sleep(away).await;
+        sleep(absence).await;
         // A client whose answer was complete before the disconnect does not resume.
-        let ended = ledger.life(call).ended.get();
-        if ended.is_none_or(|at| *at >= gone) {
+        let ended = ledger.times_of(call).ended.get();
+        if ended.is_none_or(|at| *at >= disconnected) {
             // A client that a busy machine delayed may resume too late.
-            end.came_back = ledger.now() - gone <= 2 * away;
+            end.resumed_in_time = ledger.now() - disconnected <= 2 * absence;
             end.answered = is_answered(client.resume(&event).await?, call, run).await;
         }
         Ok(end)
@@ -286,18 +286,19 @@ async fn is_answered(mut stream: Stream, call: usize, run: Run) -> bool {
 impl Found {
     fn new(run: Run, ends: &[End], ledger: &Ledger) -> Self {
         let after = |end: &End| {
-            let over = ledger.life(end.call).ended.get()?;
-            Some(over.saturating_sub(end.gone?).as_secs_f64())
+            let over = ledger.times_of(end.call).ended.get()?;
+            Some(over.saturating_sub(end.disconnected?).as_secs_f64())
         };
-        let is_destroyed = |end: &End| end.came_back && ledger.life(end.call).token.get().is_some();
+        let is_destroyed =
+            |end: &End| end.resumed_in_time && ledger.times_of(end.call).token.get().is_some();
         let count = |is_it: &dyn Fn(&End) -> bool| ends.iter().filter(|end| is_it(end)).count();
         Self {
             run,
-            left: count(&|end| end.gone.is_some()),
+            left: count(&|end| end.disconnected.is_some()),
             wasted: ends.iter().filter_map(after).sum(),
-            back: count(&|end| end.came_back),
+            back: count(&|end| end.resumed_in_time),
             destroyed: count(&is_destroyed),
-            unanswered: count(&|end| end.gone.is_none() && !end.answered),
+            unanswered: count(&|end| end.disconnected.is_none() && !end.answered),
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
-    client::{Client, Close, Stream, Way},
+    client::{Client, Close, Stream, Transport},
     setup::Mode,
     sockets::tools::done,
 };
@@ -39,8 +39,9 @@ impl ConcurrentClients {
         match words {
             ["open", sessions, addresses] => {
                 for address in addresses.split(',').cycle().take(sessions.parse()?) {
-                    let way = Way::Socket(address.parse()?);
-                    self.clients.push(Client::open(way, Mode::Session).await?);
+                    let transport = Transport::Socket(address.parse()?);
+                    self.clients
+                        .push(Client::open(transport, Mode::Session).await?);
                 }
             }
             ["start", group, first, count, tool] => {

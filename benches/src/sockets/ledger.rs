@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 
 /// The calls of a bench by number, which is also the JSON-RPC id.
 #[derive(Debug, Clone)]
-pub struct Ledger(Arc<Book>);
+pub struct Ledger(Arc<Records>);
 
 #[derive(Debug)]
-struct Book {
+struct Records {
     epoch: Instant,
-    lives: Vec<Life>,
+    call_times: Vec<CallTimes>,
     releases: Vec<CancellationToken>,
     /// Number of assigned calls and groups.
     calls: AtomicUsize,
@@ -37,7 +37,7 @@ pub struct Group {
 
 /// The times of one call.
 #[derive(Debug, Default)]
-pub struct Life {
+pub struct CallTimes {
     /// The handler began.
     pub started: Stamp,
     /// hyper dropped the response.
@@ -54,16 +54,16 @@ pub struct Life {
 pub type Stamp = OnceLock<Duration>;
 
 /// Selects one stamp of a call.
-pub type Which = fn(&Life) -> &Stamp;
+pub type SelectStamp = fn(&CallTimes) -> &Stamp;
 
 // === impl Ledger ===
 
 impl Ledger {
     /// A ledger for at most `calls` calls in at most `groups` groups.
     pub fn new(calls: usize, groups: usize) -> Self {
-        Self(Arc::new(Book {
+        Self(Arc::new(Records {
             epoch: Instant::now(),
-            lives: (0..calls).map(|_| Life::default()).collect(),
+            call_times: (0..calls).map(|_| CallTimes::default()).collect(),
             releases: (0..groups).map(|_| CancellationToken::new()).collect(),
             calls: AtomicUsize::new(0),
             groups: AtomicUsize::new(0),
@@ -82,8 +82,8 @@ impl Ledger {
         self.0.epoch.elapsed()
     }
 
-    pub fn life(&self, call: usize) -> &Life {
-        &self.0.lives[call]
+    pub fn times_of(&self, call: usize) -> &CallTimes {
+        &self.0.call_times[call]
     }
 
     /// The handlers of a group wait for this token, or for their own.
@@ -97,16 +97,16 @@ impl Ledger {
     }
 
     /// The times of this event for those of the calls that have reached it.
-    pub fn times(&self, calls: Range<usize>, which: Which) -> Vec<Duration> {
-        let lives = self.0.lives[calls].iter();
-        lives
-            .filter_map(|life| which(life).get())
+    pub fn times(&self, calls: Range<usize>, which: SelectStamp) -> Vec<Duration> {
+        let call_times = self.0.call_times[calls].iter();
+        call_times
+            .filter_map(|times_of| which(times_of).get())
             .copied()
             .collect()
     }
 
     /// Waits at most `limit` until all calls have reached this event. Returns how many have.
-    pub async fn reaches(&self, calls: Range<usize>, which: Which, limit: Duration) -> usize {
+    pub async fn reaches(&self, calls: Range<usize>, which: SelectStamp, limit: Duration) -> usize {
         let end = Instant::now() + limit;
         loop {
             let come = self.times(calls.clone(), which).len();
@@ -118,7 +118,12 @@ impl Ledger {
     }
 
     /// As `reaches`, but returns an error if a call has not reached the event.
-    pub async fn all(&self, calls: Range<usize>, which: Which, limit: Duration) -> Result<()> {
+    pub async fn all(
+        &self,
+        calls: Range<usize>,
+        which: SelectStamp,
+        limit: Duration,
+    ) -> Result<()> {
         let count = calls.len();
         let come = self.reaches(calls, which, limit).await;
         ensure!(come == count, "{come} of {count} calls got so far");
@@ -131,11 +136,11 @@ impl Ledger {
         move |event| {
             if let Event::Ended { call, outcome, .. } = event
                 && let (RequestId::Number(id), Outcome::Cancelled(_)) = (call.request_id(), outcome)
-                && let Some(life) = usize::try_from(*id)
+                && let Some(times_of) = usize::try_from(*id)
                     .ok()
-                    .and_then(|id| ledger.0.lives.get(id))
+                    .and_then(|id| ledger.0.call_times.get(id))
             {
-                ledger.stamp(&life.cancelled);
+                ledger.stamp(&times_of.cancelled);
             }
         }
     }
@@ -148,8 +153,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_with_the_last_moment_or_at_the_limit() {
         let ledger = Ledger::new(3, 0);
-        let wait = |calls| ledger.reaches(calls, |life| &life.token, Duration::from_secs(1));
-        ledger.stamp(&ledger.life(1).token);
+        let wait =
+            |calls| ledger.reaches(calls, |times_of| &times_of.token, Duration::from_secs(1));
+        ledger.stamp(&ledger.times_of(1).token);
         assert_eq!(wait(1..2).await, 1);
         assert_eq!(ledger.now(), Duration::ZERO);
         assert_eq!(wait(0..2).await, 1);

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    client::{Client, Stream, Way, call, ping, wire},
+    client::{Client, Stream, Transport, call, ping, wire},
     runtime,
     setup::{Mode, Server},
 };
@@ -69,13 +69,13 @@ impl Load {
         let key = format!("{address} {sessions}");
         let callers = self.callers.entry(key).or_default();
         while callers.len() < count {
-            let way = match &self.inside {
-                Some(server) => Way::Direct(server.clone()),
-                None => Way::Socket(address.parse()?),
+            let transport = match &self.inside {
+                Some(server) => Transport::Direct(server.clone()),
+                None => Transport::Socket(address.parse()?),
             };
             let client = match callers.len().checked_sub(sessions) {
                 Some(caller) => callers[caller].client.clone(),
-                None => Client::open(way, mode.parse()?).await?,
+                None => Client::open(transport, mode.parse()?).await?,
             };
             callers.push(Caller::open(client, callers.len()).await?);
         }
@@ -99,12 +99,12 @@ impl Load {
 
 impl Pings {
     pub async fn start(address: SocketAddr) -> Result<Self> {
-        let client = Client::open(Way::Socket(address), Mode::Session).await?;
+        let client = Client::open(Transport::Socket(address), Mode::Session).await?;
         let request = wire(client.post(&ping())?).await?;
         let worst = Arc::default();
-        let noted = Arc::downgrade(&worst);
+        let longest = Arc::downgrade(&worst);
         let runtime = runtime()?;
-        thread::spawn(move || runtime.block_on(keep_asking(address, request, noted)));
+        thread::spawn(move || runtime.block_on(keep_pinging(address, request, longest)));
         Ok(Self(worst))
     }
 
@@ -114,13 +114,13 @@ impl Pings {
     }
 }
 
-async fn keep_asking(
+async fn keep_pinging(
     address: SocketAddr,
     request: Vec<u8>,
-    noted: Weak<Mutex<Duration>>,
+    longest: Weak<Mutex<Duration>>,
 ) -> Result<()> {
     let mut connection = Stream::connect(address).await?;
-    while let Some(worst) = noted.upgrade() {
+    while let Some(worst) = longest.upgrade() {
         let begun = Instant::now();
         let done = connection.exchange(&request, "\"result\"").await;
         // A closed connection counts as a ping without an answer.
@@ -129,7 +129,7 @@ async fn keep_asking(
         } else {
             Duration::MAX
         };
-        note(&worst, taken);
+        record(&worst, taken);
         drop(worst);
         done?;
         sleep(PAUSE).await;
@@ -137,7 +137,7 @@ async fn keep_asking(
     Ok(())
 }
 
-fn note(worst: &Mutex<Duration>, taken: Duration) {
+fn record(worst: &Mutex<Duration>, taken: Duration) {
     let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
     *worst = taken.max(*worst);
 }
@@ -146,9 +146,9 @@ fn note(worst: &Mutex<Duration>, taken: Duration) {
 
 impl Caller {
     async fn open(client: Client, number: usize) -> Result<Self> {
-        let connection = match client.way() {
-            Way::Socket(address) => Some(Stream::connect(*address).await?),
-            Way::Direct(_) => None,
+        let connection = match client.transport() {
+            Transport::Socket(address) => Some(Stream::connect(*address).await?),
+            Transport::Direct(_) => None,
         };
         // Ids are unique within a session.
         let next = number << 32;

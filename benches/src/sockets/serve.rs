@@ -11,7 +11,7 @@ use http::{Request, Response};
 use tokio::{net::TcpSocket, runtime::Handle};
 use tower::{ServiceExt, service_fn, util::BoxCloneSyncService};
 
-use crate::{client::CALL, guard::Tied, setup::Server, sockets::ledger::Ledger};
+use crate::{client::CALL, guard::GuardedBody, setup::Server, sockets::ledger::Ledger};
 
 /// Linux's upper limit for the accept queue of a listener.
 const BACKLOG: u32 = 4096;
@@ -51,7 +51,7 @@ pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
                 return Ok(response);
             };
             let witness = Witness(ledger, call);
-            let body = |body| Body::new(Tied::new(body, witness, drop));
+            let body = |body| Body::new(GuardedBody::new(body, witness, drop));
             Ok::<Response<Body>, Infallible>(response.map(body))
         }
     }))
@@ -68,6 +68,6 @@ struct Witness(Ledger, usize);
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        self.0.stamp(&self.0.life(self.1).dropped);
+        self.0.stamp(&self.0.times_of(self.1).dropped);
     }
 }

@@ -12,10 +12,10 @@ use rmcp::{
 use serde::Deserialize;
 
 use crate::{
-    client::Way,
-    guard::ClientGone,
+    client::Transport,
+    guard::ClientDisconnected,
     setup::{Mode, Server, Setup},
-    sockets::ledger::{Ledger, Life},
+    sockets::ledger::{CallTimes, Ledger},
 };
 
 /// `echo` answers at once. Every other tool works until it is released, times out, or is cancelled, and records each
@@ -34,7 +34,7 @@ struct Work {
 }
 
 /// Records the end, also of a handler that is dropped.
-struct Ending<'a>(&'a Ledger, &'a Life);
+struct Ending<'a>(&'a Ledger, &'a CallTimes);
 
 // === impl Tools ===
 
@@ -46,17 +46,17 @@ impl Tools {
 
     /// Serves this handler in process, for a paused clock. Parts of rmcp that use the real clock are off: keep-alives
     /// would never pause, and completed streams would stay.
-    pub fn in_process(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Way {
+    pub fn in_process(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Transport {
         let mut config = mode.config();
         config.0.sse_keep_alive = None;
         config.1.completed_cache_ttl = Duration::ZERO;
-        Way::Direct(setup.serve(config, self, layer))
+        Transport::Direct(setup.serve(config, self, layer))
     }
 
     async fn work(&self, work: Work, context: RequestContext<RoleServer>) -> String {
-        let (ledger, life) = (&self.0, self.0.life(work.call));
-        ledger.stamp(&life.started);
-        let _ending = Ending(ledger, life);
+        let (ledger, times_of) = (&self.0, self.0.times_of(work.call));
+        ledger.stamp(&times_of.started);
+        let _ending = Ending(ledger, times_of);
         let over = async {
             match work.lasts {
                 Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
@@ -66,7 +66,7 @@ impl Tools {
         tokio::select! {
             biased;
             () = cancelled(&context) => {
-                ledger.stamp(&life.token);
+                ledger.stamp(&times_of.token);
                 format!("cancelled {}", work.call)
             }
             () = ledger.release(work.group).cancelled() => done(work.call),
@@ -83,9 +83,9 @@ pub fn done(call: usize) -> String {
 /// Waits for the token of this set-up.
 async fn cancelled(context: &RequestContext<RoleServer>) {
     let parts = context.extensions.get::<http::request::Parts>();
-    match parts.and_then(|parts| parts.extensions.get::<ClientGone>()) {
+    match parts.and_then(|parts| parts.extensions.get::<ClientDisconnected>()) {
         // rmcp's own token also fires without sessions.
-        Some(ClientGone(token)) => tokio::select! {
+        Some(ClientDisconnected(token)) => tokio::select! {
             () = token.cancelled() => {}
             () = context.ct.cancelled() => {}
         },

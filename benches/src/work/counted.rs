@@ -6,9 +6,9 @@ fn main() -> anyhow::Result<()> {
     let case = Case::named(&role())?;
     let (_, repetitions) = case.what.repetitions();
     let mut work = Work::warm(case)?;
-    let mut gone = Ok(());
-    let info = allocation_counter::measure(|| gone = work.go(repetitions));
-    gone?;
+    let mut result = Ok(());
+    let info = allocation_counter::measure(|| result = work.run(repetitions));
+    result?;
     let each = |total: u64| total as f64 / f64::from(repetitions);
     println!("{} {}", each(info.count_total), each(info.bytes_total));
     Ok(())

@@ -26,7 +26,7 @@ use crate::{
     ids::{CallNumber, Incarnation, SessionHash},
 };
 
-/// Maximum size of the answers of one session: 1 MiB. Equal to what the library retains by default.
+/// Maximum size of the answers of one session: 1 MiB. Equal to what the library retains for a session by default.
 pub(super) const MAX_OF_SESSION: usize = 1024 * 1024;
 
 /// Maximum size of all answers of an instance: 64 MiB.
@@ -333,7 +333,7 @@ impl AnswerQueue {
 
     /// Returns `true` if an answer is late.
     ///
-    /// That is an answer that is not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
+    /// An answer is late if it is not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));

@@ -23,7 +23,7 @@ use crate::{
 /// Maximum size of the kept answers: 64 MiB. Above that, the answers that were written first are removed.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
-/// Size that an answer counts in addition to its bytes.
+/// Size that is counted for each answer in addition to its bytes: 256.
 const ANSWER_OVERHEAD: usize = 256;
 
 /// The time of the directory's clock when it starts.

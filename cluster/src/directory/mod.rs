@@ -7,7 +7,8 @@
 //! 2. **Tombstones.** The record of an ended session remains as a tombstone, so no former owner registers the session again. A session ends
 //!    if its client ends it, or if it cannot be restored.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
-//!    [`register`](Directory::register) also marks the lease of another owner whose record it replaces, so that owner soon learns of it.
+//!    [`register`](Directory::register) also marks the lease of another owner whose record it replaces. The next heartbeat of that owner
+//!    returns the mark.
 //! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each look therefore includes the leases
 //!    of that moment ([`Leases`]). Each lease names the run of the backend in which all sessions of its instance are written.
 //!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
@@ -80,7 +81,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError>;
 
-    /// Replaces an ownership by another one, if the session's record is still that ownership.
+    /// Replaces an ownership with another one, if the session's record is still the former.
     ///
     /// An owner claims its own session before it restores the session. After that, no claim on a record that was read before can succeed.
     async fn claim(
@@ -90,7 +91,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
-    /// Replaces a session's record by a tombstone, unless another owner's epoch is not lower.
+    /// Replaces a session's record with a tombstone, unless another owner's epoch is not lower.
     ///
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
@@ -180,9 +181,9 @@ pub(crate) struct Lease {
     ///
     /// An instance that has not renewed its lease within that period no longer has one.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are late.
+    /// Answers of its calls are late, or calls of sessions that it must close may still be running.
     ///
-    /// That is, they are not known to be in the directory a while after their calls ended.
+    /// An answer is late if it is not known to be in the directory a while after its call ended.
     pub(crate) has_late_answers: bool,
 }
 
@@ -237,7 +238,7 @@ pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
     /// Whether the lease existed. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
-    /// Whether a record of this instance was replaced by a higher epoch of another one since the last heartbeat.
+    /// Whether another instance has replaced a record of this one since the last heartbeat.
     pub(crate) was_replaced: bool,
     /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,
@@ -251,7 +252,7 @@ impl Leases {
         all.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Returns `true` if all living instances but `asker` have written their sessions in this run.
+    /// Returns `true` if all living instances but `asker` have written their sessions in the run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);

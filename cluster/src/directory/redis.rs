@@ -8,9 +8,10 @@
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
 //! composed, as a time of the backend in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
-//! all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. A lease
-//! lasts for 6 s. The field `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a
-//! lease last lapsed. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
+//! all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The word
+//! `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
+//! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
+//! leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!
 //! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
 //! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
@@ -23,7 +24,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Cmd, ErrorKind, Pipeline, RedisError, ScriptInvocation, ServerErrorKind,
+    Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, ScriptInvocation, ServerErrorKind,
     aio::ConnectionManager, cmd, pipe,
 };
 use tokio::{join, time::timeout};
@@ -39,6 +40,7 @@ use self::{
     inspection::{Inspection, Kind},
     reply::{read_leases, read_record, read_run},
     scripts::Scripts,
+    source::Source,
 };
 use super::{
     BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, DirectoryTime, Entry,
@@ -78,9 +80,11 @@ impl RedisDirectory {
     /// # Errors
     /// Returns an error if the address cannot be parsed, or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
+        let source = address.source()?;
+        let inspection = Inspection::new(matches!(source, Source::Sentinels(_)));
         Ok(Self {
-            connections: Connections::new(address.source()?),
-            inspection: Inspection::default(),
+            connections: Connections::new(source),
+            inspection,
             unreadable: RateLimitedWarning::default(),
             scripts: Scripts::default(),
         })
@@ -161,10 +165,22 @@ impl RedisDirectory {
         })
     }
 
+    /// Sends a command about an answer, on the connection for answers. Such a command may be executed twice.
+    ///
+    /// That connection is idle for long, so the backend or the network may have closed it. The second attempt uses another one.
+    async fn ask_for_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+        let mut connection = self.connections.for_answers().await?;
+        match command.query_async(&mut connection).await {
+            Err(error) if error.is_connection_dropped() => {
+                command.query_async(&mut connection).await
+            }
+            answered => answered,
+        }
+    }
+
     /// Writes or removes an answer. A failure does not affect heartbeats.
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
-        let mut connection = self.connections.for_answers().await?;
-        let done = command.exec_async(&mut connection).await;
+        let done: Result<(), RedisError> = self.ask_for_answers(command).await;
         Ok(done.inspect_err(|error| {
             // Other refusals, such as writes when the memory is full, would occur on every connection.
             if matches!(
@@ -349,9 +365,7 @@ impl Directory for RedisDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
-        let answer: Option<Vec<u8>> = get
-            .query_async(&mut self.connections.for_answers().await?)
-            .await?;
+        let answer: Option<Vec<u8>> = self.ask_for_answers(&get).await?;
         Ok(answer.map(Bytes::from))
     }
 }

@@ -1,15 +1,16 @@
 //! Keeps the lease, tracks the consistency of the directory, and writes the local sessions.
 //!
 //! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
-//!    not wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
+//!    not wait for them. Writes of one session need no order, because the records themselves are ordered ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. While the directory does
 //!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
 //! 4. Each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this instance are
 //!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
-//!    set while answers of its calls are late. `turned_away` is the time since this instance last turned a client away. A missing record
-//!    proves that the session does not exist only if [`Heartbeat::proves`] returns `true`.
+//!    set while answers of its calls are late, or calls of sessions that it must close may still be running. `turned_away` is the time
+//!    since this instance last turned a client away. A missing record proves that the session does not exist only if
+//!    [`Heartbeat::proves`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -38,8 +39,7 @@ pub(crate) use self::{
 use crate::{
     answers::Answers,
     directory::{
-        BackendRunId, DIRECTORY_TIMEOUT, Directory, DirectoryError, HeartbeatReply, Leases,
-        Limited, Status,
+        BackendRunId, DIRECTORY_TIMEOUT, Directory, DirectoryError, HeartbeatReply, Limited, Status,
     },
     ids::{Owner, SessionHash},
     lock::lock,
@@ -53,6 +53,7 @@ use crate::{
 mod contests;
 mod health;
 mod lane;
+mod proofs;
 mod stalls;
 
 /// Interval of heartbeats: 2 s. Chosen so that the lease outlives two lost heartbeats.
@@ -125,41 +126,6 @@ impl Heartbeat {
     /// Returns the time since which the directory is consistent. Returns `None` if it is not.
     pub(crate) fn consistent_since(&self) -> Option<Instant> {
         self.health().consistent_since(Instant::now())
-    }
-
-    /// Returns `true` if a record that was missing when `leases` was read does not exist.
-    pub(crate) fn proves(&self, leases: &Leases) -> bool {
-        let now = Instant::now();
-        let is_settled = {
-            let health = self.health();
-            health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
-        };
-        is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
-    }
-
-    /// Returns `true` if all that the directory may have lost is written again.
-    ///
-    /// Then the owner in a record is the last owner, as far as this instance knows.
-    pub(crate) async fn is_up_to_date(&self) -> bool {
-        let leases = self.directory.leases().await;
-        leases.is_ok_and(|leases| self.proves(&leases))
-    }
-
-    /// Returns `true` if an answer that was missing before `leases` was read does not exist.
-    ///
-    /// Living instances have then rewritten all answers that the directory lost.
-    pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
-        self.proves(leases) && !leases.have_late_answers() && !self.answers.are_late()
-    }
-
-    /// Returns `true` if `leases` were read in the run that answered the last heartbeat.
-    pub(crate) fn is_in_run(&self, leases: &Leases) -> bool {
-        self.health().run() == Some(&leases.run)
-    }
-
-    /// Returns `true` if all other living instances have written their sessions in this run.
-    fn all_have_written(&self, leases: &Leases) -> bool {
-        self.is_in_run(leases) && leases.all_have_written(self.me.incarnation)
     }
 
     /// Returns `true` if a session that is open here may serve new requests.
@@ -250,7 +216,7 @@ impl Heartbeat {
     async fn send_heartbeat(&self, begun: Instant) {
         if let Err(error) = self.try_send_heartbeat(begun).await {
             self.health().on_heartbeat_failed();
-            let what = "Sessions of other instances cannot be found and no orphaned call is cancelled until the directory answers";
+            let what = "No session begins or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
             self.unreachable
                 .warn(&format_args!("directory heartbeat failed: {error}. {what}"));
         }
@@ -269,7 +235,7 @@ impl Heartbeat {
             .composed_at
             .is_some_and(|at| reply.time.since(at) > health::MAX_CLOCK_ERROR)
         {
-            // The directory's clock has stepped, or this machine was suspended. The lease counts from too early.
+            // The directory's clock has stepped, or this machine was suspended. The lease was renewed as of a time that is too early.
             begun = Instant::now();
             reply = self.report(begun, &self.status()).await?;
         }
@@ -327,15 +293,23 @@ impl Heartbeat {
     }
 
     fn status(&self) -> Status {
-        let has_late_answers = self.answers.are_late();
         let now = Instant::now();
-        let health = self.health();
+        let (written_in, is_settled, composed_at) = {
+            let health = self.health();
+            let written_in = health.written_in(now).cloned();
+            (
+                written_in,
+                health.is_settled(now),
+                health.directory_time(now),
+            )
+        };
         Status {
-            written_in: health.written_in(now).cloned(),
-            is_settled: health.is_settled(now),
-            has_late_answers,
+            written_in,
+            is_settled,
+            // Read after `written_in`: a session that another instance has claimed is contested before it is confirmed.
+            has_late_answers: self.has_late_answers(),
             turned_away: self.turned_away.age(now),
-            composed_at: health.directory_time(now),
+            composed_at,
             number: self.number.fetch_add(1, Ordering::Relaxed),
         }
     }
@@ -421,7 +395,7 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances wait for the status that all is written.
+            // Other instances wait for the status with which this one reports that everything is written.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable.clear() {

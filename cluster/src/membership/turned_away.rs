@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
-/// How long a client that was turned away counts as returning, by default: 40 s.
+/// Default time within which a turned-away client may return: 40 s.
 ///
 /// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait 30 s at most.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
@@ -38,7 +38,7 @@ pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(S
 /// The last time that a client was turned away.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
-    /// How long such a client counts as returning.
+    /// Time within which such a client may return.
     pub(crate) backoff: Duration,
     state: Mutex<State>,
     /// Wakes the task that sends heartbeats.

@@ -59,7 +59,7 @@ impl Network {
     }
 }
 
-/// Returns the socket options that detect an owner from which no new data or acknowledgement has arrived for 30 s.
+/// Returns the socket options that detect an owner from which nothing new arrives for 30 s.
 ///
 /// The owner takes 90 s to detect that nothing arrives from this instance. In a one-way partition, the clients of this instance therefore
 /// count as turned away before the owner considers their calls detached. The owner's retransmissions do not prevent this.

@@ -65,6 +65,13 @@ pub(crate) struct Router {
     pub(crate) waiting_calls: WaitingCalls,
 }
 
+/// The reason why a request has no response of its owner.
+enum Unrelayed {
+    /// The request cannot be relayed.
+    Refused(Refusal),
+    Failed(Failure),
+}
+
 // === impl Router ===
 
 impl Router {
@@ -133,7 +140,7 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Waits until a local session may serve new requests, at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
+    /// Waits until a local session may serve new requests, for at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
     ///
     /// After a stall of this process, the session may first have to be written again.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
@@ -242,10 +249,14 @@ impl Router {
                 }
                 Action::Relay(ownership) => {
                     restore = None;
-                    if let Err(refusal) = self.relay.prepare(&mut replayable).await {
-                        return Routed::Answered(refusal.into());
-                    }
                     let sent = self.send(&mut replayable, session, ownership.owner).await;
+                    let sent = match sent {
+                        Ok(response) => Ok(response),
+                        Err(Unrelayed::Refused(refusal)) => {
+                            return Routed::Answered(refusal.into());
+                        }
+                        Err(Unrelayed::Failed(failure)) => Err(failure),
+                    };
                     metrics::relayed(
                         sent.as_ref()
                             .err()
@@ -299,7 +310,7 @@ impl Router {
         }
     }
 
-    /// Sends a request to the owner of its session.
+    /// Reads the body of a request, and sends the request to the owner of its session.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
     /// begun fails before that. The client of any other request counts as turned away if it waits for long
@@ -309,29 +320,33 @@ impl Router {
         replayable: &mut ReplayableRequest,
         session: SessionHash,
         owner: Owner,
-    ) -> Result<Response<Body>, Failure> {
-        let is_call = replayable.head.method == Method::POST;
-        let mut sent = pin!(self.relay.send(replayable, owner));
-        if is_call {
-            let mut next_look = UNBEGUN_TIMEOUT;
-            return loop {
-                if let Ok(sent) = timeout(next_look, &mut sent).await {
-                    break sent;
-                }
-                next_look = OWNER_RECHECK_INTERVAL;
-                let look = self.directory.look(session).await;
-                let is_its = |look: &Look| match look.record {
-                    Some(Record::Owned(ownership)) => ownership.owner == owner,
-                    Some(Record::Deleted(_)) => false,
-                    // A living owner writes its record again.
-                    None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
-                };
-                if look.is_ok_and(|look| !is_its(&look)) {
-                    break Err(Failure::Broken);
-                }
+    ) -> Result<Response<Body>, Unrelayed> {
+        if replayable.head.method != Method::POST {
+            let sent = async {
+                self.relay.prepare(replayable).await?;
+                Ok(self.relay.send(replayable, owner).await?)
             };
+            return self.turned_away.record_if_slow(sent).await;
         }
-        self.turned_away.record_if_slow(sent).await
+        self.relay.prepare(replayable).await?;
+        let mut sent = pin!(self.relay.send(replayable, owner));
+        let mut next_look = UNBEGUN_TIMEOUT;
+        loop {
+            if let Ok(sent) = timeout(next_look, &mut sent).await {
+                return Ok(sent?);
+            }
+            next_look = OWNER_RECHECK_INTERVAL;
+            let look = self.directory.look(session).await;
+            let is_its = |look: &Look| match look.record {
+                Some(Record::Owned(ownership)) => ownership.owner == owner,
+                Some(Record::Deleted(_)) => false,
+                // A living owner writes its record again.
+                None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
+            };
+            if look.is_ok_and(|look| !is_its(&look)) {
+                return Err(Failure::Broken.into());
+            }
+        }
     }
 
     /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
@@ -412,5 +427,19 @@ impl Router {
             },
             Err(_) => (Claimed::NoAnswer, false),
         }
+    }
+}
+
+// === impl Unrelayed ===
+
+impl From<Refusal> for Unrelayed {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<Failure> for Unrelayed {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
     }
 }

@@ -173,9 +173,17 @@ async fn restore_and_serve<S: Inner>(
     restore: PendingRestore,
 ) -> Result<Restored, S::Error> {
     let session = session_of(&request);
-    // Read before the turn is taken: no other request waits for a body that stalls.
+    let is_call = request.method() == Method::POST;
+    // Read before the turn is taken, so that no other request waits for a body that stalls.
     let mut replayable = ReplayableRequest::new(request);
-    if let Err(refusal) = replayable.read_up_to(MAX_RESTORE_BODY).await {
+    let read = replayable.read_up_to(MAX_RESTORE_BODY);
+    let read = if is_call {
+        read.await
+    } else {
+        // Another request may have restored the session, and the grace of one of its calls may end.
+        router.turned_away.record_if_slow(read).await
+    };
+    if let Err(refusal) = read {
         return Ok(Restored::Served(refusal.into()));
     }
     let Some(mut request) = replayable.into_request() else {

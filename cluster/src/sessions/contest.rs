@@ -53,6 +53,7 @@ impl Sessions {
             }
             Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
+                    // Contested first: the status of this instance must show one of the two.
                     local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }
@@ -65,6 +66,11 @@ impl Sessions {
     /// Returns `true` if any session is contested.
     pub(crate) fn has_contested(&self) -> bool {
         self.contested.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns `true` if any session is contested, or relinquished and not closed yet. Its calls may still be running.
+    pub(crate) fn has_unclosed(&self) -> bool {
+        self.has_contested() || self.relinquished.has_pending_closes()
     }
 
     /// Returns the contested sessions, each with its ownership in the directory.

@@ -21,7 +21,7 @@ impl Lapse {
         Self { since, by_stall }
     }
 
-    /// The lapse of an instance that sent heartbeats which were not answered.
+    /// Returns the lapse of an instance whose heartbeats were not answered.
     pub(crate) fn by_failures(since: Instant) -> Self {
         let by_stall = false;
         Self { since, by_stall }

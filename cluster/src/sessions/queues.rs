@@ -16,7 +16,7 @@ pub(super) const MAX_DELETED: usize = 4 * 1024;
 
 /// Writes that are sent together.
 ///
-/// A batch must be returned by [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue). Each deletion must be
+/// A batch must be passed to [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue). Each deletion must be
 /// completed by [`on_deletion_result`](super::Sessions::on_deletion_result).
 pub(crate) enum Work {
     Delete(Vec<(SessionHash, Tombstone)>),

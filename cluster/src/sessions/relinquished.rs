@@ -78,6 +78,11 @@ impl RelinquishedSessions {
         self.closed.notify_waiters();
     }
 
+    /// Returns `true` if the close of any session is pending.
+    pub(super) fn has_pending_closes(&self) -> bool {
+        !self.closing().is_empty()
+    }
+
     /// Returns when every pending close of a session is complete.
     ///
     /// A session that is restored before this returns would be closed as well.

@@ -83,7 +83,7 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt if too many attempts to restore a session have failed.
+    /// Returns the epoch of the last attempt, if too many attempts for a session have failed.
     pub(crate) fn unrestorable(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;

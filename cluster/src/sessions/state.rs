@@ -245,11 +245,16 @@ impl Sessions {
         }
     }
 
-    /// Called when a session was closed.
+    /// Called when a session was closed. A session that was only loaded since then stays, to be restored.
     ///
     /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
-        self.remove(SessionHash::of(id));
+        let session = SessionHash::of(id);
+        if let Entry::Occupied(local) = self.shard(session).entry(session)
+            && !matches!(local.get().phase, Phase::Loaded(_))
+        {
+            local.remove();
+        }
     }
 
     /// Removes a session from the local ones.
@@ -368,9 +373,12 @@ impl Sessions {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && condition(local.get())
         {
+            let mut local = local.remove();
+            // Counts as contested until its close is pending.
+            let _contested = local.contested.take();
             // Sent under the lock: a request that no longer finds the session here then finds its pending close.
             self.relinquished
-                .notify(local.remove().into_relinquished(session, to));
+                .notify(local.into_relinquished(session, to));
             self.changed();
         }
     }

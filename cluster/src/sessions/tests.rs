@@ -385,6 +385,30 @@ async fn a_session_that_is_loaded_and_never_opened_is_removed() {
     assert!(!sessions.is_local(hash("a")) && sessions.is_local(hash("b")));
 }
 
+/// Its former close, which took longer than the instance waited, ends while the session is restored.
+#[test]
+fn a_session_that_is_loaded_survives_the_end_of_its_former_close() {
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.on_loaded("a", Epoch::now(), params());
+    sessions.on_closed("a");
+    sessions.on_opened("a", true);
+    assert_eq!(next_names(&sessions), [hash("a")]);
+}
+
+#[test]
+fn a_session_is_unclosed_from_its_contest_until_it_is_closed() {
+    let (sessions, mut relinquished_sessions) = written(&["a"]);
+    let by = Ownership::begin(other());
+    assert!(!sessions.has_unclosed());
+    sessions.on_found(hash("a"), Record::Owned(by));
+    assert!(sessions.has_unclosed());
+    sessions.relinquish_contested(hash("a"), by);
+    assert!(sessions.has_unclosed() && !sessions.has_contested());
+    let relinquished = relinquished_sessions.try_recv().unwrap();
+    sessions.relinquished.on_closed(&relinquished);
+    assert!(!sessions.has_unclosed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
     let (sessions, _relinquished) = Sessions::new(me());

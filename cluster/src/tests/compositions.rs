@@ -107,7 +107,7 @@ impl ServerHandler for Slow {
     }
 }
 
-/// A manager without sessions. It takes this long to find that out.
+/// A manager without sessions. Each look-up takes this long.
 #[derive(Default)]
 struct OtherManager {
     has: Duration,
@@ -252,8 +252,9 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
 }
 
 /// An instance was cut off, and reaches the directory again. Another instance has claimed its session meanwhile. The call still runs, and
-/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease.
-async fn resumed_while_running(is_restored: bool) -> (u16, String) {
+/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The first
+/// instance is cut off for `away` after the claim.
+async fn resumed_while_running(is_restored: bool, away: Duration) -> (u16, String) {
     let memory = MemoryDirectory::default();
     let (of_a, of_b) = (Faulty::new(memory.clone()), Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
@@ -281,6 +282,7 @@ async fn resumed_while_running(is_restored: bool) -> (u16, String) {
     }
     assert_eq!(claimed, 200);
     assert!(b.has(&mcp));
+    pass(away).await;
     // A reaches the directory again, but cannot read the leases at first.
     of_a.set(Fault::FailsAt("leases"));
     pass(2 * HEARTBEAT_INTERVAL).await;
@@ -303,9 +305,9 @@ async fn resumed_while_running(is_restored: bool) -> (u16, String) {
 
 #[tokio::test]
 async fn a_call_that_still_runs_is_not_lost() {
-    for is_restored in [false, true] {
-        let (status, body) = resumed_while_running(is_restored).await;
-        assert_eq!(status, 503, "{body}");
+    for (is_restored, away) in [(false, 0), (true, 0), (false, 20), (true, 20)] {
+        let (status, body) = resumed_while_running(is_restored, away * SECOND).await;
+        assert_eq!(status, 503, "{away} s: {body}");
     }
 }
 

@@ -416,10 +416,10 @@ async fn a_post_without_a_body_is_not_sent_again() {
     }
     // Only the later requests of a session whose owner has ended are served here.
     assert_eq!(directory.asked("claim"), 2);
-    let mut living = FakeOwner::new(&directory).await;
-    let mcp = living.session(&b).await;
+    let mut live = FakeOwner::new(&directory).await;
+    let mcp = live.session(&b).await;
     let mut call = mcp.send(&mcp.post_request("")).await;
-    drop(living.request().await);
+    drop(live.request().await);
     assert_eq!(call.head().await.status, 502);
     assert_eq!(directory.asked("claim"), 2);
 }

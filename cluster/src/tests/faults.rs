@@ -42,13 +42,13 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Two instances. `b` reaches no peer, and no peer reaches `b`, until `is_reached` is set.
-struct Island {
+struct PartitionedPair {
     a: Node,
     b: Node,
     is_reached: Arc<AtomicBool>,
 }
 
-impl Island {
+impl PartitionedPair {
     async fn start(directory: &Faulty) -> Self {
         let a = Node::start(directory).await;
         let is_reached = Arc::<AtomicBool>::default();
@@ -105,7 +105,7 @@ fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
 #[tokio::test]
 async fn a_suspended_owner_begins_nothing_in_a_session_that_another_instance_has() {
     let directory = directory();
-    let Island { a, b, is_reached } = Island::start(&directory).await;
+    let PartitionedPair { a, b, is_reached } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
@@ -129,7 +129,7 @@ async fn a_suspended_owner_begins_nothing_in_a_session_that_another_instance_has
 #[tokio::test]
 async fn a_suspended_owner_keeps_sessions_that_no_other_instance_has_claimed() {
     let directory = directory();
-    let Island { a, b: _b, .. } = Island::start(&directory).await;
+    let PartitionedPair { a, b: _b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     let mut call = running_call(&a, &mcp, 1, "kept").await;
     stall(&a).await;
@@ -145,7 +145,7 @@ async fn a_suspended_owner_keeps_sessions_that_no_other_instance_has_claimed() {
 #[tokio::test]
 async fn an_owner_that_was_suspended_for_less_than_its_lease_stays_the_owner() {
     let directory = directory();
-    let Island { a, b, is_reached } = Island::start(&directory).await;
+    let PartitionedPair { a, b, is_reached } = PartitionedPair::start(&directory).await;
     is_reached.store(true, Ordering::Relaxed);
     let mcp = a.session().await;
     a.cluster.stop_heartbeat();
@@ -191,7 +191,7 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
 #[tokio::test]
 async fn a_session_that_was_ended_while_its_owner_was_suspended_stays_ended() {
     let directory = directory();
-    let Island { a, b, .. } = Island::start(&directory).await;
+    let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     let _call = running_call(&a, &mcp, 1, "ended").await;
     stall(&a).await;
@@ -217,7 +217,7 @@ async fn a_session_that_was_ended_while_its_owner_was_suspended_stays_ended() {
 async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_lost_its_tombstone()
 {
     let directory = directory();
-    let Island { a, b, .. } = Island::start(&directory).await;
+    let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     let older = directory.memory.take_snapshot();
     stall(&a).await;
@@ -243,7 +243,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
 #[tokio::test]
 async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_owner_is_known() {
     let directory = directory();
-    let Island { a, b, .. } = Island::start(&directory).await;
+    let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     let mut call = late_head(&a, &mcp).await;
     stall(&a).await;
@@ -345,7 +345,7 @@ async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
 #[tokio::test]
 async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
     let directory = directory();
-    let Island { a, b, .. } = Island::start(&directory).await;
+    let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     let older = directory.memory.take_snapshot();
     stall(&a).await;

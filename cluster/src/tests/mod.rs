@@ -26,6 +26,7 @@ mod resumes;
 mod services;
 mod shutdown;
 mod simulation;
+mod slow_close;
 mod steps;
 mod turned_away;
 mod unconfirmed;

@@ -46,10 +46,10 @@ use crate::{
 };
 
 /// Shorter than `DIRECTORY_TIMEOUT`.
-const SLOW: Duration = Duration::from_millis(400);
+const WITHIN_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Longer than `DIRECTORY_TIMEOUT`.
-const TOO_SLOW: Duration = Duration::from_millis(700);
+const OVER_TIMEOUT: Duration = Duration::from_millis(700);
 
 async fn until_asked(directory: &Faulty, what: &str, times: usize) {
     let asked = async {
@@ -57,7 +57,7 @@ async fn until_asked(directory: &Faulty, what: &str, times: usize) {
             yield_now().await;
         }
     };
-    within("a question", asked).await;
+    within("a request to the directory", asked).await;
 }
 
 /// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one hangs up, or the
@@ -70,7 +70,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
         let mcp = a.session().await;
         a.kill_and_expire().await;
         let at_b = b.client_of(&mcp);
-        directory.set(Fault::SlowAt("claim", TOO_SLOW));
+        directory.set(Fault::SlowAt("claim", OVER_TIMEOUT));
         let mut late = Box::pin(b.app.call(post_echo(&at_b, 1)));
         while directory.asked("claim") == 0 {
             assert!((&mut late).now_or_never().is_none());
@@ -101,7 +101,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     close_session(&a, &mcp).await;
-    directory.set(Fault::SlowAt("claim", SLOW));
+    directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
     let mut call = mcp.call(1, "hold", json!({ "label": "first" })).await;
     until_asked(&directory, "claim", 1).await;
     let cancelled = within("the departure", a.cluster.leave(Duration::ZERO)).await;
@@ -129,7 +129,7 @@ async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_a
         let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
         run_other_tasks().await;
         assert!(a.has(&mcp));
-        directory.set(Fault::SlowAt("claim", SLOW));
+        directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
         cluster
             .router()
             .sessions
@@ -243,7 +243,7 @@ async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() 
     let mcp = a.session().await;
     let at_d = d.client_of(&mcp);
     close_session(&a, &mcp).await;
-    directory.set(Fault::SlowAt("claim", SLOW));
+    directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
     let first = at_d.call(1, "echo", json!({ "text": "x" })).await;
     until_asked(&directory, "claim", 1).await;
     let mut calls = vec![first];
@@ -287,7 +287,7 @@ async fn no_session_is_reported_missing_because_another_client_disconnected() {
         let [mut a] = Node::several(&directory).await;
         let mcp = a.session().await;
         close_session(&a, &mcp).await;
-        directory.set(Fault::SlowAt("load", SLOW));
+        directory.set(Fault::SlowAt("load", WITHIN_TIMEOUT));
         let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
         while directory.asked("load") == 0 {
             assert!((&mut first).now_or_never().is_none());
@@ -379,7 +379,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_att
 
 /// How an `initialize` fails.
 #[derive(Clone, Copy)]
-enum Trouble {
+enum InitializeFailure {
     /// The factory makes no handler.
     Factory,
     FactoryPanics,
@@ -387,24 +387,24 @@ enum Trouble {
     Panic,
 }
 
-/// A server that meets one of these troubles at each `initialize`, until none is left.
+/// A server that fails in one of these ways at each `initialize`, until none is left.
 #[derive(Clone, Default)]
-struct Troubled(Arc<Mutex<Vec<Trouble>>>);
+struct FailingServer(Arc<Mutex<Vec<InitializeFailure>>>);
 
-impl Troubled {
-    fn take(&self, is_wanted: impl Fn(Trouble) -> bool) -> Option<Trouble> {
+impl FailingServer {
+    fn take(&self, is_wanted: impl Fn(InitializeFailure) -> bool) -> Option<InitializeFailure> {
         self.0.lock().unwrap().pop_if(|trouble| is_wanted(*trouble))
     }
 }
 
-impl ServerHandler for Troubled {
+impl ServerHandler for FailingServer {
     async fn initialize(
         &self,
         _request: InitializeRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
         match self.take(|_| true) {
-            Some(Trouble::Panic) => panic!("on purpose"),
+            Some(InitializeFailure::Panic) => panic!("on purpose"),
             Some(_) => Err(ErrorData::internal_error("another version", None)),
             None => Ok(self.get_info()),
         }
@@ -419,20 +419,25 @@ impl ServerHandler for Troubled {
     }
 }
 
-/// Closes a session, restores it with these troubles, and returns the statuses of its requests.
+/// Closes a session, restores it with these failures, and returns the statuses of its requests.
 ///
 /// An inner layer replaces the first `errors` responses with 500. A connection that breaks is 0.
-async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
+async fn answered_after(troubles: &[InitializeFailure], errors: usize) -> [u16; 4] {
     let directory = directory();
     let cluster = join_as(unreachable_owner(), &directory);
     let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
     let mut config = Mode::Session.config();
     config.session_store = Some(Arc::new(cluster.clone()));
-    let handler = Troubled::default();
+    let handler = FailingServer::default();
     let made = handler.clone();
-    let is_of_factory = |trouble| matches!(trouble, Trouble::Factory | Trouble::FactoryPanics);
+    let is_of_factory = |trouble| {
+        matches!(
+            trouble,
+            InitializeFailure::Factory | InitializeFailure::FactoryPanics
+        )
+    };
     let make = move || match made.take(is_of_factory) {
-        Some(Trouble::FactoryPanics) => panic!("on purpose"),
+        Some(InitializeFailure::FactoryPanics) => panic!("on purpose"),
         Some(_) => Err(io::Error::other("not now")),
         None => Ok(made.clone()),
     };
@@ -480,7 +485,11 @@ async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
 
 #[tokio::test]
 async fn a_session_that_its_handler_refuses_is_reported_missing_after_several_attempts() {
-    for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
+    for trouble in [
+        InitializeFailure::Factory,
+        InitializeFailure::Refused,
+        InitializeFailure::Panic,
+    ] {
         let answered = answered_after(&[trouble; 3], 0).await;
         assert_eq!(answered, [503, 503, 404, 404]);
     }
@@ -488,11 +497,15 @@ async fn a_session_that_its_handler_refuses_is_reported_missing_after_several_at
 
 #[tokio::test]
 async fn after_a_failed_restore_the_next_request_restores_the_session() {
-    for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
+    for trouble in [
+        InitializeFailure::Factory,
+        InitializeFailure::Refused,
+        InitializeFailure::Panic,
+    ] {
         let answered = answered_after(&[trouble], 0).await;
         assert_eq!(answered, [503, 200, 200, 200]);
     }
-    let answered = answered_after(&[Trouble::FactoryPanics], 0).await;
+    let answered = answered_after(&[InitializeFailure::FactoryPanics], 0).await;
     assert_eq!(answered, [0, 200, 200, 200]);
 }
 

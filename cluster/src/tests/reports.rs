@@ -197,7 +197,7 @@ impl Gate for LosesHeartbeats {
 
 /// B turns a client away, and shuts down. The connection on which it reports this last is reset.
 #[tokio::test]
-async fn a_client_that_was_turned_away_before_a_departure_whose_report_was_lost_keeps_its_call() {
+async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_keeps_its_call() {
     let of_a = directory();
     let gate = LosesHeartbeats::default();
     let of_b = of_a.behind(gate.clone());

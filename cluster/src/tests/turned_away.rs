@@ -10,7 +10,7 @@ use std::{
 
 use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
-use test_support::within;
+use test_support::{Connection, within};
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
@@ -114,6 +114,27 @@ async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call()
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+/// The end of the empty body of a resume arrives 10 s late, for example because a proxy ends a stream of HTTP/2 with a frame of its own. The
+/// owner itself does not wait for that body.
+#[tokio::test]
+async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
+    let directory = directory();
+    let nodes = two(&directory, true).await;
+    let a = &nodes[0];
+    for (id, node) in nodes.iter().enumerate() {
+        let (mcp, label) = (a.session().await, format!("{id}"));
+        let named = a.detach(&mcp, 1, &label).await;
+        pass(GRACE - SECOND).await;
+        let resume = node.client_of(&mcp).resume_request(&named);
+        let mut resumed = Connection::open(node.public.as_ref().unwrap().addr).await;
+        resumed.send_chunked_head(&resume).await;
+        pass(10 * SECOND).await;
+        resumed.end_chunks().await;
+        let status = within("a head", resumed.head()).await.status;
+        assert_eq!((status, a.witness.is_running(&label)), (200, true));
+    }
 }
 
 /// The backend evicts the leases, and with them the report of a turned-away client, at four phases between two heartbeats.

@@ -1,6 +1,6 @@
 "use strict";
 
-// Replaces the table every two seconds by that of a fresh copy of this page, which is already escaped.
+// Replaces the table every two seconds with that of a fresh copy of this page, in which the text is already escaped.
 async function refresh() {
     if (!document.hidden) {
         try {
@@ -28,7 +28,7 @@ function take(fresh) {
     const before = places();
     document.title = fresh.title;
     document.querySelector("main").replaceWith(main);
-    // If every button kept its position, all can be pressed at once.
+    // If every button has kept its position, all of them can be pressed at once.
     main.classList.toggle("still", places().startsWith(before));
     if (focused) {
         document.getElementById(focused)?.focus({ preventScroll: true });

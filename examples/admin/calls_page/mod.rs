@@ -4,15 +4,15 @@
 //! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
 //! ```
 //!
-//! Every client that can reach these routes can cancel all calls and sees the names of all tools. Put your
-//! authentication in front of them, or bind them to loopback with [`local_names_only`] around.
+//! Every client that can reach these routes can cancel all calls and see the names of all tools. Put your
+//! authentication in front of them, or serve them on a loopback address only, wrapped in [`local_names_only`].
 //!
 //! 1. Only a POST changes something, and only a POST from the page itself ([`SameOrigin`]).
 //! 2. Method, tool and ids are sent by clients. They are truncated, escaped, and shown as text ([`html`]).
 //! 3. The page loads only its own style and script. Nothing inline runs.
 //! 4. Session ids are secrets. A keyed hash shows which calls and which log lines have the same session.
-//! 5. A page from another process cancels nothing, because its call numbers mean other calls here.
-//!    A script can send the mark as well, which `/calls.json` has as `process`.
+//! 5. A page from another process cancels nothing, because its call numbers mean other calls here. The page sends the
+//!    mark of its process. A script may send it too: `process` in `/calls.json`.
 //! 6. A button that has just moved under the pointer cannot be pressed. A double click, or a row that moves, would
 //!    otherwise cancel another call.
 
@@ -43,7 +43,7 @@ pub(crate) use self::origin::local_names_only;
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
     form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// The calls, and what distinguishes this process from others.
+/// The calls, and the key that distinguishes this process from others.
 #[derive(Clone)]
 pub(crate) struct Page {
     calls: Calls,
@@ -65,7 +65,7 @@ struct Cancel {
 
 #[derive(Deserialize)]
 struct Source {
-    /// The mark of the page that has the button. A request that no page sent needs none.
+    /// The mark of the page that has the button. A request that a script sent needs none.
     page: Option<String>,
 }
 

@@ -15,7 +15,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// cannot forge the headers in which the browser names their origin.
 ///
 /// `Origin` must have the host of the request, and `Sec-Fetch-Site` must be `same-origin`. At least one of them must be
-/// present, and neither twice. A proxy in front must not change `Host`.
+/// present, and neither may be repeated. A proxy in front must not change `Host`.
 pub(super) struct SameOrigin;
 
 /// Answers only requests to a name of this machine. Otherwise a site could resolve its own name to 127.0.0.1 and would
@@ -68,7 +68,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
     }
 }
 
-/// HTTP/2 has the host in the URI.
+/// Returns the host of a request. HTTP/2 has it in the URI.
 fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
     match authority {
         Some(authority) => Some(authority.clone()),
@@ -76,7 +76,7 @@ fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority>
     }
 }
 
-/// Returns `None` if there are two, or if the value is not text.
+/// Returns the value of a header. Returns `None` if the header is repeated, or its value is not text.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -6,8 +6,8 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum length of a name. Chosen because clients choose the names, of any length.
-const LONGEST: usize = 120;
+/// Maximum number of characters of a name that are shown, because clients choose names of any length.
+const MAX_NAME_LENGTH: usize = 120;
 
 /// Times are in milliseconds. Absent values are `null`. Names and hashes are those of the layer's log, so that both can
 /// be joined.
@@ -76,8 +76,8 @@ fn hash(session: &str) -> Option<String> {
 }
 
 fn cut(text: &str) -> String {
-    match text.char_indices().nth(LONGEST) {
-        Some(_) => text.chars().take(LONGEST).chain(['…']).collect(),
+    match text.char_indices().nth(MAX_NAME_LENGTH) {
+        Some(_) => text.chars().take(MAX_NAME_LENGTH).chain(['…']).collect(),
         None => text.to_owned(),
     }
 }

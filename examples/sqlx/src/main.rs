@@ -5,8 +5,8 @@
 //! cargo run --manifest-path examples/sqlx/Cargo.toml -- postgres://user@localhost/database
 //! ```
 //!
-//! The drop of a query does not stop it: sqlx runs the queries of SQLite on a thread, and PostgreSQL works until it has something to
-//! send. The modules show what stops them.
+//! Dropping a query does not stop it: sqlx runs SQLite's queries on a thread, and PostgreSQL works until it has something to send. The
+//! modules show how to stop a query.
 
 use std::{error::Error, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 

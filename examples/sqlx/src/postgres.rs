@@ -1,9 +1,9 @@
-//! PostgreSQL: the connection of the query is closed, and the server checks whether it is.
+//! PostgreSQL: a cancel closes the connection of the query, and the server checks whether it is open.
 //!
-//! The drop of a query does not end it on the server, and neither does the end of the connection: a server that has nothing to send
-//! does not find out. With `client_connection_check_interval` it does, from PostgreSQL 14 on, unless a pooler is in between. A pooler
-//! needs `pg_cancel_backend`, sent on another connection, and only while the query's own connection is not back in the pool: else it
-//! would cancel the query of another call.
+//! Dropping a query does not end it on the server. Nor does closing the connection: a server that has nothing to send does not notice.
+//! With `client_connection_check_interval`, PostgreSQL notices from version 14 on, unless a pooler is in between. With a pooler, call
+//! `pg_cancel_backend` on another connection, and only while the query's own connection is not back in the pool. Otherwise it would
+//! cancel the query of another call.
 
 use std::{net::SocketAddr, str::FromStr as _, time::Duration};
 
@@ -48,7 +48,7 @@ pub(crate) async fn sleep(
     }
 }
 
-/// A query that takes ten minutes is running on the server, until its client disconnects.
+/// Checks that a query of ten minutes runs on the server, and ends when its client disconnects.
 pub(crate) async fn play(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
     let client = raw::call(addr, "sleep", json!({ "seconds": 600.0 })).await?;
     until_running(pool, 1).await?;

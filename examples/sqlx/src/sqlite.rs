@@ -1,6 +1,6 @@
 //! SQLite, in memory: a progress handler checks the token while a query runs.
 //!
-//! The drop of a query does not interrupt it. Its thread continues until the query has a row, and the connection is in use until then.
+//! Dropping a query does not interrupt it. Its thread continues until the query has a row, and the connection is in use until then.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{Failure, raw};
 /// Number of instructions of SQLite's virtual machine between two checks of the token.
 const CHECK_EVERY: i32 = 1_000;
 
-/// Notified while a query runs, so that the client hangs up in its middle.
+/// Notified while a query runs, so that the client hangs up in the middle of it.
 static RUNNING: Notify = Notify::const_new();
 
 const COUNT: &str = "
@@ -28,7 +28,7 @@ const COUNT: &str = "
 pub(crate) async fn pool() -> Result<SqlitePool, Failure> {
     let options = SqlitePoolOptions::new()
         .max_connections(1)
-        // Runs even if the tool was dropped. It waits until the connection's thread has stopped.
+        // Runs even if the tool was dropped. `lock_handle` waits until the connection's thread has stopped.
         .after_release(|connection, _| {
             Box::pin(async {
                 connection.lock_handle().await?.remove_progress_handler();
@@ -65,7 +65,7 @@ pub(crate) async fn count(
     Ok(format!("counted to {}", count?))
 }
 
-/// A query that would take years is interrupted: the next one gets the only connection.
+/// Checks that a query of many years is interrupted: the next query gets the only connection.
 pub(crate) async fn play(addr: SocketAddr) -> Result<(), Failure> {
     let client = raw::call(addr, "count", json!({ "up_to": i64::MAX })).await?;
     RUNNING.notified().await;

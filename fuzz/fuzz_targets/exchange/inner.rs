@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use crate::{
     ledger::{Ledger, Side},
-    script::{Answer, Broken, End, ON_PURPOSE, Said, Scripted},
+    script::{Answer, Broken, End, EndHint, PANIC_MESSAGE, Scripted},
 };
 
 #[derive(Clone)]
@@ -25,9 +25,9 @@ pub struct Inner {
 
 /// Stored in the extensions of every request. A weak reference to it shows whether the extensions were dropped.
 #[derive(Clone)]
-pub struct Seat(pub Arc<Seated>);
+pub struct ExchangeSlot(pub Arc<SlotData>);
 
-pub struct Seated {
+pub struct SlotData {
     pub number: usize,
     pub answer: Answer,
 }
@@ -45,9 +45,9 @@ impl Service<Request<TeeBody<Scripted>>> for Inner {
 
     fn call(&mut self, request: Request<TeeBody<Scripted>>) -> Answering {
         let ledger = self.ledger.clone();
-        let seat = request
+        let slot = request
             .extensions()
-            .get::<Seat>()
+            .get::<ExchangeSlot>()
             .expect("a seat")
             .0
             .clone();
@@ -57,29 +57,29 @@ impl Service<Request<TeeBody<Scripted>>> for Inner {
             assert!(!token.is_cancelled(), "a cancel is not cancelled");
             return Box::pin(take_cancel(ledger, request));
         }
-        ledger.came(seat.number, token);
-        Box::pin(answer(ledger, seat, request))
+        ledger.set_token(slot.number, token);
+        Box::pin(answer(ledger, slot, request))
     }
 }
 
 async fn answer(
     ledger: Ledger,
-    seat: Arc<Seated>,
+    slot: Arc<SlotData>,
     request: Request<TeeBody<Scripted>>,
 ) -> Result<Response<Scripted>, Broken> {
     let mut body = pin!(request.into_body());
-    for _ in 0..seat.answer.reads {
+    for _ in 0..slot.answer.reads {
         match body.frame().await {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
-                    ledger.passed(seat.number, Side::RequestOut, data);
+                    ledger.passed(slot.number, Side::RequestOut, data);
                 }
             }
             Some(Err(error)) => return Err(error),
             None => break,
         }
     }
-    let mut waits = seat.answer.waits;
+    let mut waits = slot.answer.waits;
     poll_fn(|_| match waits.checked_sub(1) {
         Some(left) => {
             waits = left;
@@ -88,13 +88,17 @@ async fn answer(
         None => Poll::Ready(()),
     })
     .await;
-    match &seat.answer.end {
+    match &slot.answer.end {
         End::Fails => Err(Broken),
-        End::Panics => std::panic::panic_any(ON_PURPOSE),
-        End::Answers { head, body, said } => {
-            ledger.answered(seat.number, head.clone());
-            let body = Scripted::new(body.clone(), *said);
-            Ok(head.response(body.logged(ledger, seat.number, Side::ResponseIn)))
+        End::Panics => std::panic::panic_any(PANIC_MESSAGE),
+        End::Answers {
+            head,
+            body,
+            end_hint,
+        } => {
+            ledger.answered(slot.number, head.clone());
+            let body = Scripted::new(body.clone(), *end_hint);
+            Ok(head.response(body.logged(ledger, slot.number, Side::ResponseIn)))
         }
     }
 }
@@ -111,7 +115,7 @@ async fn take_cancel(
     assert_eq!(message["method"], "notifications/cancelled");
     let id = message["params"]["requestId"].clone();
     ledger.injected(path, session.expect("only session calls have one"), id);
-    let mut response = Response::new(Scripted::new(Vec::new(), Said::Nothing));
+    let mut response = Response::new(Scripted::new(Vec::new(), EndHint::Nothing));
     *response.status_mut() = StatusCode::ACCEPTED;
     Ok(response)
 }

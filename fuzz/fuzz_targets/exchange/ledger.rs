@@ -20,7 +20,7 @@ use crate::script::Head;
 
 /// Clones share one record.
 #[derive(Clone, Default)]
-pub struct Ledger(Arc<Mutex<Book>>);
+pub struct Ledger(Arc<Mutex<Records>>);
 
 /// The place at which bytes were recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,8 +34,8 @@ pub enum Side {
 }
 
 #[derive(Default)]
-struct Book {
-    seats: Vec<Seen>,
+struct Records {
+    slots: Vec<Seen>,
     calls: BTreeMap<CallId, Call>,
     injected: Vec<(String, String, Value)>,
     /// The exchange that is currently polled or dropped.
@@ -60,7 +60,7 @@ pub enum Holds {
     Body,
 }
 
-/// The observations of one exchange.
+/// Everything observed of one exchange.
 #[derive(Default)]
 struct Seen {
     names: Names,
@@ -84,7 +84,7 @@ struct Child {
 }
 
 struct Call {
-    seat: usize,
+    slot: usize,
     session: Option<String>,
     request: RequestId,
     detached: bool,
@@ -96,15 +96,15 @@ type Cancelled = Value;
 
 /// Frames that the layer may add to a response.
 #[derive(Clone, Copy)]
-pub struct Adds {
+pub struct AddedFrames {
     pub probes: bool,
     pub heads: bool,
 }
 
 /// Prints a step if `TRACE` is set, for example to understand one input with `TRACE=1`.
 pub fn trace(what: impl FnOnce() -> String) {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    if *WANTED.get_or_init(|| std::env::var_os("TRACE").is_some()) {
+    static IS_TRACED: OnceLock<bool> = OnceLock::new();
+    if *IS_TRACED.get_or_init(|| std::env::var_os("TRACE").is_some()) {
         eprintln!("{}", what());
     }
 }
@@ -112,51 +112,51 @@ pub fn trace(what: impl FnOnce() -> String) {
 // === impl Ledger ===
 
 impl Ledger {
-    pub fn seat(&self, names: Names, is_post: bool) -> usize {
-        let mut book = self.book();
-        book.seats.push(Seen {
+    pub fn slot(&self, names: Names, is_post: bool) -> usize {
+        let mut records = self.records();
+        records.slots.push(Seen {
             names,
             is_post,
             ..Seen::default()
         });
-        book.seats.len() - 1
+        records.slots.len() - 1
     }
 
     /// Sets the part that the client holds from now on.
-    pub fn holds(&self, seat: usize, holds: Holds) {
-        let mut book = self.book();
-        book.seats[seat].holds = holds;
+    pub fn holds(&self, slot: usize, holds: Holds) {
+        let mut records = self.records();
+        records.slots[slot].holds = holds;
         if holds == Holds::Body {
-            book.seats[seat].resumes = book.named_by(seat);
+            records.slots[slot].resumes = records.call_of_resume(slot);
         }
     }
 
     /// Sets whether the inner service's body has more data.
-    pub fn more(&self, seat: usize, more: bool) {
-        self.book().seats[seat].more = more;
+    pub fn more(&self, slot: usize, more: bool) {
+        self.records().slots[slot].more = more;
     }
 
-    pub fn current(&self, seat: Option<usize>) {
-        self.book().current = seat;
+    pub fn current(&self, slot: Option<usize>) {
+        self.records().current = slot;
     }
 
-    pub fn came(&self, seat: usize, token: CallToken) {
-        self.book().seats[seat].token = Some(token);
+    pub fn set_token(&self, slot: usize, token: CallToken) {
+        self.records().slots[slot].token = Some(token);
     }
 
-    pub fn answered(&self, seat: usize, head: Head) {
+    pub fn answered(&self, slot: usize, head: Head) {
         trace(|| {
             format!(
-                "{seat} answers {} {:?} {}",
+                "{slot} answers {} {:?} {}",
                 head.status, head.media_type, head.encoded
             )
         });
-        self.book().seats[seat].head = Some(head);
+        self.records().slots[slot].head = Some(head);
     }
 
-    pub fn passed(&self, seat: usize, side: Side, data: Bytes) {
-        trace(|| format!("{seat} {side:?} {}", data.escape_ascii()));
-        self.book().seats[seat]
+    pub fn passed(&self, slot: usize, side: Side, data: Bytes) {
+        trace(|| format!("{slot} {side:?} {}", data.escape_ascii()));
+        self.records().slots[slot]
             .passed
             .entry(side)
             .or_default()
@@ -165,12 +165,12 @@ impl Ledger {
 
     pub fn injected(&self, path: String, session: String, id: Value) {
         trace(|| format!("cancel of {id} in {session} at {path}"));
-        self.book().injected.push((path, session, id));
+        self.records().injected.push((path, session, id));
     }
 
     /// Requests a child token, as a handler does, and registers a clean-up.
-    pub fn hook(&self, seat: usize) {
-        let token = match &self.book().seats[seat] {
+    pub fn use_token(&self, slot: usize) {
+        let token = match &self.records().slots[slot] {
             Seen {
                 token: Some(token),
                 child: None,
@@ -183,28 +183,28 @@ impl Ledger {
         token.on_cancel(move |_| async move { *cleans.lock().expect("no panic") += 1 });
         let child = token.child_token();
         let fired = Box::new(move || child.is_cancelled());
-        self.book().seats[seat].child = Some(Child { fired, cleaned });
+        self.records().slots[slot].child = Some(Child { fired, cleaned });
     }
 
     /// Reports that the inner service has the answer to a request.
-    pub fn has_answer(&self, seat: usize) {
-        let Some(token) = self.book().seats[seat].token.clone() else {
+    pub fn has_answer(&self, slot: usize) {
+        let Some(token) = self.records().slots[slot].token.clone() else {
             return;
         };
-        trace(|| format!("{seat} is answered inside"));
+        trace(|| format!("{slot} is answered inside"));
         let fired = token.is_cancelled();
         token.answered();
-        let mut book = self.book();
-        book.seats[seat].fired_before_answer.get_or_insert(fired);
+        let mut records = self.records();
+        records.slots[slot].fired_before_answer.get_or_insert(fired);
     }
 
     /// Drops all tokens.
-    pub fn let_go(&self) {
+    pub fn drop_tokens(&self) {
         let tokens: Vec<_> = self
-            .book()
-            .seats
+            .records()
+            .slots
             .iter_mut()
-            .map(|seat| (seat.token.take(), seat.child.take()))
+            .map(|slot| (slot.token.take(), slot.child.take()))
             .collect();
         drop(tokens);
     }
@@ -212,19 +212,19 @@ impl Ledger {
     /// With `stalls`, a client that holds a stream may be reported as disconnected.
     pub fn on_event(&self, event: &Event<'_>, stalls: bool) {
         trace(|| format!("{event:?}"));
-        let mut book = self.book();
+        let mut records = self.records();
         match event {
-            Event::Started { call, .. } => book.start(call),
+            Event::Started { call, .. } => records.start(call),
             Event::Detached { call, .. } => {
-                assert!(stalls || book.client_is_gone(call), "detached too early");
-                let call = book.in_flight(call, "detached");
+                assert!(stalls || records.has_no_stream(call), "detached too early");
+                let call = records.in_flight(call, "detached");
                 assert!(!call.detached, "detached twice");
                 call.detached = true;
             }
             Event::Resumed {
                 call, detachment, ..
             } => {
-                let call = book.in_flight(call, "resumed");
+                let call = records.in_flight(call, "resumed");
                 assert_eq!(detachment.is_some(), call.detached, "resumed");
                 call.detached = false;
             }
@@ -235,19 +235,19 @@ impl Ledger {
                 ..
             } => {
                 let is_left = match outcome {
-                    Outcome::Cancelled(reason) => is_for_its_client(*reason),
+                    Outcome::Cancelled(reason) => is_disconnect(*reason),
                     _ => false,
                 };
                 assert!(
-                    stalls || !is_left || book.client_is_gone(call),
+                    stalls || !is_left || records.has_no_stream(call),
                     "cancelled though its client holds a stream of it"
                 );
-                let call = book.in_flight(call, "ended");
+                let call = records.in_flight(call, "ended");
                 assert_eq!(detachment.is_some(), call.detached, "ended");
                 call.ended = Some(*outcome);
             }
             Event::CancelFailed { call, .. } => {
-                let call = book.calls.get(&call.id()).expect("it has started");
+                let call = records.calls.get(&call.id()).expect("it has started");
                 assert!(matches!(call.ended, Some(Outcome::Cancelled(_))));
             }
             Event::UnparsedBody { .. } => {}
@@ -256,35 +256,35 @@ impl Ledger {
     }
 
     /// Checks the invariants that must hold between any two operations.
-    pub fn check(&self, adds: Adds) {
-        let book = self.book();
-        let all_cancelled = book.calls.values().filter(|call| call.is_cancelled());
+    pub fn check(&self, added: AddedFrames) {
+        let records = self.records();
+        let all_cancelled = records.calls.values().filter(|call| call.is_cancelled());
         let all_cancelled: Vec<Cancelled> = all_cancelled
             .map(|call| Value::from(&call.request))
             .collect();
-        for (number, seat) in book.seats.iter().enumerate() {
-            let mut calls = book.calls.values().filter(|call| call.seat == number);
+        for (number, slot) in records.slots.iter().enumerate() {
+            let mut calls = records.calls.values().filter(|call| call.slot == number);
             let call = calls.next();
             assert!(calls.next().is_none(), "a request carries one call");
             assert!(
-                call.is_none() || !seat.sent_an_array(),
+                call.is_none() || !slot.sent_an_array(),
                 "an array carries no call"
             );
-            seat.check_token(call);
-            seat.check_bytes(call.is_some_and(Call::is_cancelled), &all_cancelled, adds);
-            let Some((head, call)) = seat.head.as_ref().zip(call) else {
+            slot.check_token(call);
+            slot.check_bytes(call.is_some_and(Call::is_cancelled), &all_cancelled, added);
+            let Some((head, call)) = slot.head.as_ref().zip(call) else {
                 continue;
             };
             assert!(
                 // An answer that is not a stream ends its call with its body, unless the client disconnected earlier.
                 head.is_stream()
-                    || seat.holds == Holds::Body
+                    || slot.holds == Holds::Body
                     || call.detached
                     || call.ended.is_some(),
                 "an answer that was sent ends its call"
             );
-            if seat.is_post && head.is_readable_stream() && !adds.heads {
-                let is_answered = seat.answered().contains(&call.request);
+            if slot.is_post && head.is_readable_stream() && !added.heads {
+                let is_answered = slot.answered().contains(&call.request);
                 assert!(
                     !is_answered || call.ended.is_some(),
                     "{:?} was answered",
@@ -292,13 +292,13 @@ impl Ledger {
                 );
             }
         }
-        book.check_injections();
+        records.check_injections();
     }
 
     /// Checks that all started calls have ended.
     pub fn check_ended(&self) {
-        let book = self.book();
-        let open = book
+        let records = self.records();
+        let open = records
             .calls
             .values()
             .filter(|call| call.ended.is_none())
@@ -306,18 +306,18 @@ impl Ledger {
         assert_eq!(open, 0, "calls that never ended");
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn records(&self) -> MutexGuard<'_, Records> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Book ===
+// === impl Records ===
 
-impl Book {
+impl Records {
     fn start(&mut self, call: &CallInfo) {
-        let seat = self.current.expect("calls start in polls and drops");
+        let slot = self.current.expect("calls start in polls and drops");
         let record = Call {
-            seat,
+            slot,
             session: call.session().map(str::to_owned),
             request: call.request_id().clone(),
             detached: false,
@@ -337,36 +337,36 @@ impl Book {
 
     /// Returns `true` if the client holds no stream of the call. The stream that is currently polled or dropped does
     /// not count.
-    fn client_is_gone(&self, call: &CallInfo) -> bool {
+    fn has_no_stream(&self, call: &CallInfo) -> bool {
         let record = self.calls.get(&call.id()).expect("it has started");
-        let mut seats = self.seats.iter().enumerate();
-        !seats.any(|(number, seat)| {
-            let is_its = number == record.seat || seat.resumes == Some(call.id());
-            is_its && self.current != Some(number) && seat.is_open()
+        let mut slots = self.slots.iter().enumerate();
+        !slots.any(|(number, slot)| {
+            let is_its = number == record.slot || slot.resumes == Some(call.id());
+            is_its && self.current != Some(number) && slot.is_open()
         })
     }
 
     /// Returns the call that an accepted resume belongs to, if its event id cannot be from another stream.
-    fn named_by(&self, number: usize) -> Option<CallId> {
-        let seat = &self.seats[number];
-        let event_id = seat.names.last_event_id.as_deref()?;
-        let session = seat.names.session.as_deref()?;
+    fn call_of_resume(&self, number: usize) -> Option<CallId> {
+        let slot = &self.slots[number];
+        let event_id = slot.names.last_event_id.as_deref()?;
+        let session = slot.names.session.as_deref()?;
         let stream = stream_of(event_id);
-        let with_session = self.seats.iter().enumerate().filter(|(_, it)| {
-            it.names.path == seat.names.path && it.names.session.as_deref() == Some(session)
+        let with_session = self.slots.iter().enumerate().filter(|(_, it)| {
+            it.names.path == slot.names.path && it.names.session.as_deref() == Some(session)
         });
-        let mut gave_out = with_session.filter(|(_, it)| it.gave_out(stream));
+        let mut sent_event_of = with_session.filter(|(_, it)| it.sent_event_of(stream));
         let is_resume = |it: &Seen| {
             let resumed = it.names.last_event_id.as_deref();
             !it.is_post && resumed.map(stream_of) == Some(stream)
         };
-        let (post, posted) = gave_out.clone().find(|(_, it)| it.is_post)?;
+        let (post, posted) = sent_event_of.clone().find(|(_, it)| it.is_post)?;
         // An event id of a foreign server identifies only the stream on which it was observed.
         posted.event_ids().iter().find(|id| *id == event_id)?;
-        if !gave_out.all(|(other, it)| other == post || is_resume(it)) {
+        if !sent_event_of.all(|(other, it)| other == post || is_resume(it)) {
             return None;
         }
-        let mut calls = self.calls.iter().filter(|(_, call)| call.seat == post);
+        let mut calls = self.calls.iter().filter(|(_, call)| call.slot == post);
         let (id, call) = calls.next().filter(|_| calls.next().is_none())?;
         let is_in_flight = call.ended.is_none() && call.session.as_deref() == Some(session);
         is_in_flight.then_some(*id)
@@ -376,7 +376,7 @@ impl Book {
     fn check_injections(&self) {
         for injected in &self.injected {
             let (path, session, id) = injected;
-            let told = self
+            let count = self
                 .injected
                 .iter()
                 .filter(|other| *other == injected)
@@ -385,10 +385,10 @@ impl Book {
                 matches!(call.ended, Some(Outcome::Cancelled(_)))
                     && call.session.as_ref() == Some(session)
                     && Value::from(&call.request) == *id
-                    && self.seats[call.seat].names.path == *path
+                    && self.slots[call.slot].names.path == *path
             });
             assert!(
-                told <= cancelled.count(),
+                count <= cancelled.count(),
                 "{injected:?} for a call that was not cancelled"
             );
         }
@@ -396,7 +396,7 @@ impl Book {
 }
 
 /// Returns `true` if this reason means that the client had disconnected.
-fn is_for_its_client(reason: CancelReason) -> bool {
+fn is_disconnect(reason: CancelReason) -> bool {
     matches!(
         reason,
         CancelReason::ClientDisconnected | CancelReason::Orphaned | CancelReason::ResponseDropped
@@ -423,7 +423,7 @@ impl Seen {
     }
 
     /// Returns `true` if an event of this stream was sent to the client.
-    fn gave_out(&self, stream: &str) -> bool {
+    fn sent_event_of(&self, stream: &str) -> bool {
         self.event_ids().iter().any(|id| stream_of(id) == stream)
     }
 
@@ -473,7 +473,7 @@ impl Seen {
         }
     }
 
-    fn check_bytes(&self, is_cancelled: bool, cancelled: &[Cancelled], adds: Adds) {
+    fn check_bytes(&self, is_cancelled: bool, cancelled: &[Cancelled], added: AddedFrames) {
         let side = |side| {
             self.passed
                 .get(&side)
@@ -487,10 +487,10 @@ impl Seen {
             "the request body"
         );
         let (inner, outer) = (side(Side::ResponseIn), side(Side::ResponseOut));
-        if adds.heads || is_cancelled {
+        if added.heads || is_cancelled {
             return;
         }
-        let is_added = |frame: &&Bytes| adds.probes && &***frame == b":\n\n";
+        let is_added = |frame: &&Bytes| added.probes && &***frame == b":\n\n";
         let passed: Vec<&Bytes> = outer.iter().filter(|frame| !is_added(frame)).collect();
         let before: Vec<&Bytes> = inner.iter().collect();
         if !self.is_post {

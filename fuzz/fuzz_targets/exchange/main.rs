@@ -24,9 +24,9 @@ use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 use self::{
-    inner::{Inner, Seat, Seated},
-    ledger::{Adds, Holds, Ledger, Names, Side, trace},
-    script::{ON_PURPOSE, Plan, Scripted},
+    inner::{ExchangeSlot, Inner, SlotData},
+    ledger::{AddedFrames, Holds, Ledger, Names, Side, trace},
+    script::{PANIC_MESSAGE, Plan, Scripted},
 };
 
 mod inner;
@@ -39,16 +39,16 @@ const MAX_OPS: u32 = 80;
 
 /// Longer than a call can be detached.
 const HOUR: Duration = Duration::from_secs(3_601);
-const MOMENT: Duration = Duration::from_millis(101);
+const RECHECK_DELAY: Duration = Duration::from_millis(101);
 
 struct World {
     layer: CancelOnDisconnectLayer,
     /// Two, because a router creates one for each path or for each method.
     services: [CancelOnDisconnect<Inner>; 2],
     ledger: Ledger,
-    adds: Adds,
+    added: AddedFrames,
     open: Vec<(usize, Open)>,
-    seats: Vec<Weak<Seated>>,
+    slots: Vec<Weak<SlotData>>,
 }
 
 /// The part of an exchange that the client holds.
@@ -72,7 +72,7 @@ fuzz_target!(|bytes: &[u8]| {
     HOOK.call_once(|| {
         let abort = take_hook();
         set_hook(Box::new(move |info| {
-            if info.payload().downcast_ref::<&str>() != Some(&ON_PURPOSE) {
+            if info.payload().downcast_ref::<&str>() != Some(&PANIC_MESSAGE) {
                 abort(info);
             }
         }));
@@ -87,7 +87,7 @@ async fn run(mut choices: Choices<'_>) {
         ops += 1;
         world.step(&mut choices).await;
         settle().await;
-        world.ledger.check(world.adds);
+        world.ledger.check(world.added);
     }
     world.end().await;
 }
@@ -113,14 +113,14 @@ impl World {
             Grace::Never,
         ]);
         let mut layer = CancelOnDisconnectLayer::new().grace(grace);
-        let adds = Adds {
+        let added = AddedFrames {
             probes: choices.rarely(4),
             heads: choices.rarely(4),
         };
-        if adds.probes {
+        if added.probes {
             layer = layer.keep_alive(Duration::from_secs(2));
         }
-        if adds.heads {
+        if added.heads {
             layer = layer.commit_after(Duration::from_secs(1));
         }
         if choices.rarely(4) {
@@ -139,9 +139,9 @@ impl World {
             layer,
             services,
             ledger,
-            adds,
+            added,
             open: Vec::new(),
-            seats: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -155,20 +155,20 @@ impl World {
                 }
             }),
             10 => self.on_one(choices, |world, at| {
-                let (seat, gone) = world.open.remove(at);
-                world.ledger.holds(seat, Holds::Nothing);
-                world.during(seat, || drop(gone));
+                let (slot, disconnected) = world.open.remove(at);
+                world.ledger.holds(slot, Holds::Nothing);
+                world.during(slot, || drop(disconnected));
             }),
             11 => advance(Duration::from_millis(u64::from(choices.byte()) * 8)).await,
             12 => advance(Duration::from_millis(u64::from(choices.byte()) * 120)).await,
             13 => self.cancel(choices),
             14 => {
                 let byte = choices.byte();
-                let seat = usize::from(byte) % MAX_EXCHANGES;
+                let slot = usize::from(byte) % MAX_EXCHANGES;
                 match byte {
-                    _ if seat >= self.seats.len() => {}
-                    192.. => self.ledger.has_answer(seat),
-                    _ => self.ledger.hook(seat),
+                    _ if slot >= self.slots.len() => {}
+                    192.. => self.ledger.has_answer(slot),
+                    _ => self.ledger.use_token(slot),
                 }
             }
             _ => {
@@ -187,7 +187,7 @@ impl World {
     }
 
     fn open(&mut self, choices: &mut Choices<'_>) {
-        if self.seats.len() == MAX_EXCHANGES {
+        if self.slots.len() == MAX_EXCHANGES {
             return;
         }
         let Plan {
@@ -195,61 +195,61 @@ impl World {
             answer,
             is_post,
         } = Plan::new(choices);
-        let seat = self.ledger.seat(names_of(&request), is_post);
+        let slot = self.ledger.slot(names_of(&request), is_post);
         trace(|| {
             format!(
-                "{seat}: {} {} {:?}",
+                "{slot}: {} {} {:?}",
                 request.method(),
                 request.uri(),
                 request.headers()
             )
         });
         let ledger = self.ledger.clone();
-        let mut request = request.map(|body| body.logged(ledger, seat, Side::RequestIn));
-        let seated = Arc::new(Seated {
-            number: seat,
+        let mut request = request.map(|body| body.logged(ledger, slot, Side::RequestIn));
+        let slot_data = Arc::new(SlotData {
+            number: slot,
             answer,
         });
-        self.seats.push(Arc::downgrade(&seated));
-        request.extensions_mut().insert(Seat(seated));
+        self.slots.push(Arc::downgrade(&slot_data));
+        request.extensions_mut().insert(ExchangeSlot(slot_data));
         let ledger = self.ledger.clone();
-        ledger.current(Some(seat));
-        let service = &mut self.services[seat % 2];
+        ledger.current(Some(slot));
+        let service = &mut self.services[slot % 2];
         let future = Box::pin(service.call(request));
         ledger.current(None);
-        ledger.holds(seat, Holds::Future);
-        self.open.push((seat, Open::Future(future)));
+        ledger.holds(slot, Holds::Future);
+        self.open.push((slot, Open::Future(future)));
     }
 
     /// Polls once, as a server does. Drops the exchange if it panics, fails or ends.
     fn poll(&mut self, at: usize) {
-        let Some((seat, mut open)) = (at < self.open.len()).then(|| self.open.remove(at)) else {
+        let Some((slot, mut open)) = (at < self.open.len()).then(|| self.open.remove(at)) else {
             return;
         };
         let ledger = self.ledger.clone();
-        let left = self.during(seat, || {
-            let polled = catch_unwind(AssertUnwindSafe(|| open.poll(&ledger, seat)));
+        let left = self.during(slot, || {
+            let polled = catch_unwind(AssertUnwindSafe(|| open.poll(&ledger, slot)));
             match polled {
                 Ok(Next::Same) => Some(open),
                 Ok(Next::Body(body)) => {
-                    ledger.holds(seat, Holds::Body);
+                    ledger.holds(slot, Holds::Body);
                     Some(Open::Body(body))
                 }
                 Ok(Next::Over) | Err(_) => {
-                    ledger.holds(seat, Holds::Nothing);
+                    ledger.holds(slot, Holds::Nothing);
                     drop(open);
                     None
                 }
             }
         });
         if let Some(open) = left {
-            self.open.insert(at, (seat, open));
+            self.open.insert(at, (slot, open));
         }
     }
 
-    fn during<T>(&self, seat: usize, act: impl FnOnce() -> T) -> T {
-        trace(|| format!("{seat}:"));
-        self.ledger.current(Some(seat));
+    fn during<T>(&self, slot: usize, act: impl FnOnce() -> T) -> T {
+        trace(|| format!("{slot}:"));
+        self.ledger.current(Some(slot));
         let result = act();
         self.ledger.current(None);
         result
@@ -271,28 +271,28 @@ impl World {
 
     /// Disconnects all clients and advances the clock. Nothing may remain.
     async fn end(mut self) {
-        for (seat, open) in std::mem::take(&mut self.open) {
-            self.ledger.holds(seat, Holds::Nothing);
-            self.during(seat, || drop(open));
+        for (slot, open) in std::mem::take(&mut self.open) {
+            self.ledger.holds(slot, Holds::Nothing);
+            self.during(slot, || drop(open));
         }
         settle().await;
-        self.ledger.check(self.adds);
+        self.ledger.check(self.added);
         let calls = self.layer.calls();
         for _ in 0..4 {
             // A deadline that is noticed late is checked again a moment later.
-            for time in [HOUR, MOMENT] {
+            for time in [HOUR, RECHECK_DELAY] {
                 advance(time).await;
                 settle().await;
             }
         }
-        self.ledger.check(self.adds);
+        self.ledger.check(self.added);
         assert_eq!(calls.len(), 0, "{:?}", calls.snapshot());
         self.ledger.check_ended();
-        self.ledger.let_go();
-        for seat in &self.seats {
+        self.ledger.drop_tokens();
+        for slot in &self.slots {
             assert!(
-                seat.upgrade().is_none(),
-                "something keeps an exchange alive"
+                slot.upgrade().is_none(),
+                "something holds a reference to an exchange"
             );
         }
     }
@@ -320,7 +320,7 @@ enum Next {
 }
 
 impl Open {
-    fn poll(&mut self, ledger: &Ledger, seat: usize) -> Next {
+    fn poll(&mut self, ledger: &Ledger, slot: usize) -> Next {
         let mut cx = Context::from_waker(Waker::noop());
         match self {
             Self::Future(future) => match future.as_mut().poll(&mut cx) {
@@ -332,7 +332,7 @@ impl Open {
                 Poll::Pending => Next::Same,
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
-                        ledger.passed(seat, Side::ResponseOut, data);
+                        ledger.passed(slot, Side::ResponseOut, data);
                     }
                     Next::Same
                 }

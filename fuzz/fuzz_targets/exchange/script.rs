@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use crate::ledger::{Ledger, Side};
 
 /// The message of a deliberate panic.
-pub const ON_PURPOSE: &str = "on purpose";
+pub const PANIC_MESSAGE: &str = "on purpose";
 
 const SESSIONS: [&str; 2] = ["s", "t"];
 
@@ -44,7 +44,7 @@ pub enum End {
     Answers {
         head: Head,
         body: Vec<Step>,
-        said: Said,
+        end_hint: EndHint,
     },
 }
 
@@ -65,20 +65,20 @@ pub enum Step {
     Panic,
 }
 
-/// The hint that a body gives.
+/// The value of a body's `size_hint` and `is_end_stream`.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Said {
+pub enum EndHint {
     Nothing,
-    /// Its length.
+    /// The exact length.
     Length,
-    /// That it is at its end.
+    /// `is_end_stream` after the last frame.
     End,
 }
 
 /// A body that follows a script and records the data it returns.
 pub struct Scripted {
     steps: VecDeque<Step>,
-    said: Said,
+    end_hint: EndHint,
     log: Option<(Ledger, usize, Side)>,
 }
 
@@ -126,8 +126,8 @@ impl Plan {
         if choices.rarely(16) {
             steps.push(Step::Error);
         }
-        let said = said(choices);
-        let body = Scripted::new(steps, said);
+        let end_hint = end_hint(choices);
+        let body = Scripted::new(steps, end_hint);
         Self {
             request: request.body(body).expect("a request"),
             answer: Answer::new(choices),
@@ -159,7 +159,7 @@ impl Answer {
                 End::Answers {
                     head,
                     body,
-                    said: said(choices),
+                    end_hint: end_hint(choices),
                 }
             }
         };
@@ -209,8 +209,13 @@ impl Head {
 
 // === What is sent ===
 
-fn said(choices: &mut Choices<'_>) -> Said {
-    choices.pick(&[Said::Nothing, Said::Nothing, Said::Length, Said::End])
+fn end_hint(choices: &mut Choices<'_>) -> EndHint {
+    choices.pick(&[
+        EndHint::Nothing,
+        EndHint::Nothing,
+        EndHint::Length,
+        EndHint::End,
+    ])
 }
 
 fn event_id(choices: &mut Choices<'_>) -> &'static str {
@@ -319,25 +324,25 @@ fn ending(steps: &mut Vec<Step>, choices: &mut Choices<'_>) {
 // === impl Scripted ===
 
 impl Scripted {
-    pub fn new(steps: Vec<Step>, said: Said) -> Self {
+    pub fn new(steps: Vec<Step>, end_hint: EndHint) -> Self {
         Self {
             steps: steps.into(),
-            said,
+            end_hint,
             log: None,
         }
     }
 
-    pub fn logged(mut self, ledger: Ledger, seat: usize, side: Side) -> Self {
-        self.log = Some((ledger, seat, side));
+    pub fn logged(mut self, ledger: Ledger, slot: usize, side: Side) -> Self {
+        self.log = Some((ledger, slot, side));
         self.note_more();
         self
     }
 
     /// Records whether the body has more data.
     fn note_more(&self) {
-        if let Some((ledger, seat, Side::ResponseIn)) = &self.log {
-            let ends_unseen = self.said == Said::Nothing && !self.steps.is_empty();
-            ledger.more(*seat, ends_unseen || self.bytes_left() > 0);
+        if let Some((ledger, slot, Side::ResponseIn)) = &self.log {
+            let ends_unseen = self.end_hint == EndHint::Nothing && !self.steps.is_empty();
+            ledger.more(*slot, ends_unseen || self.bytes_left() > 0);
         }
     }
 
@@ -362,27 +367,27 @@ impl Body for Scripted {
         self.note_more();
         Poll::Ready(match step {
             Some(Step::Data(data)) => {
-                if let Some((ledger, seat, side)) = &self.log {
-                    ledger.passed(*seat, *side, data.clone());
+                if let Some((ledger, slot, side)) = &self.log {
+                    ledger.passed(*slot, *side, data.clone());
                 }
                 Some(Ok(Frame::data(data)))
             }
             Some(Step::Trailers) => Some(Ok(Frame::trailers(HeaderMap::new()))),
             Some(Step::Error) => Some(Err(Broken)),
             Some(Step::Wait) => return Poll::Pending,
-            Some(Step::Panic) => std::panic::panic_any(ON_PURPOSE),
+            Some(Step::Panic) => std::panic::panic_any(PANIC_MESSAGE),
             None => None,
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.said == Said::End && self.steps.is_empty()
+        self.end_hint == EndHint::End && self.steps.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.said {
-            Said::Length => SizeHint::with_exact(self.bytes_left()),
-            Said::Nothing | Said::End => SizeHint::new(),
+        match self.end_hint {
+            EndHint::Length => SizeHint::with_exact(self.bytes_left()),
+            EndHint::Nothing | EndHint::End => SizeHint::new(),
         }
     }
 }

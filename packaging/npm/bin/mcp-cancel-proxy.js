@@ -32,7 +32,7 @@ let child;
 for (const signal of ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"]) {
   process.on(signal, () => child.kill(signal));
 }
-// In the group of this process: Ctrl-C in a terminal reaches both, and the program takes the forwarded signal for the same.
+// In the group of this process: Ctrl-C in a terminal reaches both, and the program ignores the forwarded signal as a repetition.
 child = spawn(binary, args, { stdio: "inherit" });
 child.on("error", (error) => {
   console.error(`error: ${binary}: ${error.message}`);

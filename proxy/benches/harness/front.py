@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .install import NPM, PIP
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 # All traffic is on 127.0.0.1.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
 
@@ -62,7 +62,7 @@ class Running:
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT, start_new_session=True
             )
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while not listens(port):
             if self.process.poll() is not None or time.monotonic() > until:
                 self.__exit__()

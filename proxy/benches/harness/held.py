@@ -13,9 +13,9 @@ MOST_A_CALL = 8
 
 TEXT = f"""\
 Memory of a bridge with all its processes, but without the servers behind it: as started, after a call, and with {CALLS:,} calls of \
-{SESSIONS} sessions in flight. Each call has its own connection, and of its stream only the beginning has arrived. Each of these \
-connections was open before, after a first call: *a connection of its client* is what it took then. *A call in flight* includes \
-its connection. All values are growth of PSS, which counts a shared page in part. Each row is a new process.
+{SESSIONS} sessions in flight. Each call has its own connection, and only the beginning of its stream has arrived. Each connection \
+was already open, after an earlier call: *a connection of its client* is what it took then. *A call in flight* includes its \
+connection. The values for a call and for a connection are growth of PSS, which counts a shared page in part. Each row is a new process.
 
 *A connection to the server* is what hyper's client takes for a call in flight in a program that does nothing else: `load` itself. \
 It applies to bridges that speak HTTP to the server, of which only the proxy was measured. *Beyond its connections* is the rest, for which \

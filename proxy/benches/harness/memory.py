@@ -1,4 +1,4 @@
-"""The memory of a process and all its children, without the servers that are fronted."""
+"""The memory of a process and all its children, without the servers behind it."""
 
 import os
 import re

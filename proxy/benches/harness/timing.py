@@ -18,8 +18,8 @@ TEXT = """\
 A client calls a tool that returns its argument of 100 B at once, waits for the answer, and calls again. There are runs with \
 {clients[0]} client, and with {clients[1]} clients at the same time, each with its own session and connection. All set-ups take turns \
 of {seconds:g} s, in {rounds} rounds that each begin with another set-up. Figures are medians over the rounds, with the quartiles. \
-*Added* is the difference to the bare server, or to the pipe, in the same round. All processes and the clients share the machine's \
-processors, so a call also waits for these."""
+*Added* is the difference from the bare server, or from the pipe, in the same round. All processes and the clients share the \
+machine's processors, so a call also waits for the others."""
 
 OVER = {
     "bare": """\

@@ -71,7 +71,7 @@ async fn cancel(
         return (StatusCode::BAD_REQUEST, error(text));
     };
     if !page.is_of_this_process(source.process.as_deref()) {
-        let text = "the call was of another process of the proxy";
+        let text = "the call belonged to another process of the proxy";
         return (StatusCode::CONFLICT, error(text));
     }
     let id = id.map_or_else(|_| String::new(), |Path(id)| id);

@@ -51,7 +51,7 @@ impl AdminToken {
         Ok(Self(token.into()))
     }
 
-    /// Returns `true` if this is the token. The time does not depend on the characters that are equal.
+    /// Returns `true` if `given` is the token. The time does not depend on which characters match.
     pub fn is(&self, given: &str) -> bool {
         self.0.as_bytes().ct_eq(given.as_bytes()).into()
     }

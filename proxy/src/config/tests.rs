@@ -203,21 +203,21 @@ fn blanks_around_the_values_of_a_list_are_removed() {
 fn variables_headers_and_graces_may_be_tables_of_a_file() {
     let path = std::env::temp_dir().join(format!("mcp-proxy-tables-{}.toml", std::process::id()));
     let file = format!("--config={}", path.display());
-    let told = |text| {
+    let read_file = |text| {
         std::fs::write(&path, text).unwrap();
-        let told = read(&[HTTP[0], &file]);
+        let read_file = read(&[HTTP[0], &file]);
         std::fs::remove_file(&path).unwrap();
-        told
+        read_file
     };
     let tables = "command = [\"x\"]\n[env]\nA = \"b=c\"\nN = 1\n[tool-grace]\n\"a=b\" = \"1h\"\n";
-    let config = told(tables).unwrap();
+    let config = read_file(tables).unwrap();
     let expected = [("A", "b=c"), ("N", "1")];
     let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
     assert_eq!(config.env, expected);
     assert_eq!(config.tool_grace[0].0, "a=b");
     let header = "upstream = \"http://a/\"\nheader.authorization = \"Bearer a: b\"\n";
-    assert_eq!(told(header).unwrap().header[0].1, "Bearer a: b");
-    let wrong = told("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
+    assert_eq!(read_file(header).unwrap().header[0].1, "Bearer a: b");
+    let wrong = read_file("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
     let text = wrong.unwrap_err().to_string();
     assert!(text.contains("`exempt` is not a table"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! A client on a socket, which can disconnect.
+//! A client that opens a connection for each request, and can drop it.
 
 use std::net::SocketAddr;
 

@@ -329,7 +329,7 @@ fn read(path: &Path) -> String {
 
 impl Drop for ToolLog {
     fn drop(&mut self) {
-        // The system empties the directory anyway.
+        // A file that is left behind is in the directory for temporary files.
         let _removed = fs::remove_file(&self.0);
     }
 }

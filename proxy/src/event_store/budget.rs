@@ -35,7 +35,7 @@ pub struct Limits {
     pub bytes: usize,
     /// How long a stream is kept after its end: 60 s.
     pub retention: Duration,
-    /// Reconnect delay that clients are sent: 3 s.
+    /// Reconnect delay that is sent to clients: 3 s.
     pub retry: Duration,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! An id is `mcp-<server>-<stream>.<seq>`:
 //!
-//! 1. `server` is the same for every start of a proxy in front of the same server. So an id of an earlier start is
-//!    recognised and refused. A server that ignores unknown ids would answer it with its standalone stream.
-//! 2. `stream` has 128 random bits of its own. No id of a stream reveals the ids of another.
+//! 1. `server` is the same for every start of a proxy in front of the same server. So the proxy recognises and refuses an id from
+//!    before a restart. If it forwarded the id, a server that ignores unknown ids would answer with its standalone stream.
+//! 2. `stream` has 128 random bits of its own. No id reveals those of another stream.
 
 use std::{fmt, time::Duration};
 

@@ -62,7 +62,8 @@ impl Ping {
         if accepts == Ok(true) {
             return None;
         }
-        let text = "the MCP server does not accept this client for the answer of the call";
+        let text =
+            "the MCP server does not accept this client's credentials for the answer to the call";
         Some(refusal::error(
             StatusCode::FORBIDDEN,
             None,
@@ -105,7 +106,7 @@ impl Ping {
         self.is_accepted(&whole) == Some(true)
     }
 
-    /// Returns `Some(true)` if this message accepts the client, and `None` if it is not a response.
+    /// Returns `Some(true)` if a message accepts the client. Returns `None` if it is not a response.
     fn is_accepted(&self, json: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Response {

@@ -51,9 +51,9 @@ pub(crate) struct Reader {
 enum Line {
     #[default]
     Start,
-    /// A number of bytes of the field's name were read.
+    /// This number of bytes of the field's name has been read.
     Name(Field, usize),
-    /// The colon was read, and nothing after it.
+    /// The colon has been read, and nothing after it.
     Space(Field),
     Value(Field),
     /// The line is ignored.

@@ -13,10 +13,10 @@
 //! response to a call passes as well, unless it is an event stream. If the response is slow, and the client supports priming
 //! events, an event stream begins before the server's head arrives.
 //!
-//! A client may resume with other credentials than the call had, for example with a fresh token. The client gets its stream
-//! only if the server accepts these credentials: the server must answer a `ping` that has them with a result, or with the error
-//! that there is no such method. Credentials are the path and the query of the URL, and all header fields that are not known to
-//! be harmless. The latest accepted credentials are used to request the rest of the answer, and to send the layer's cancel.
+//! A client may resume with other credentials than the call had, for example with a fresh token. The client gets its stream only
+//! if the server accepts these credentials. The server must answer a `ping` that has them with a result, or with the error that
+//! there is no such method. Credentials are the path and the query of the URL, and all header fields that are not known to be
+//! harmless. The latest accepted credentials are used to request the rest of the answer, and to send the layer's cancel.
 
 use std::{
     convert::Infallible,
@@ -279,7 +279,8 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // Only the server knows whether an unknown session exists. Unless it was begun above, the stream is opened after the response.
+        // Only the server knows whether an unknown session exists. So the stream of such a session is opened after the response,
+        // unless the session was begun above.
         let (mut unopened, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),

@@ -81,7 +81,7 @@ pub(crate) struct Ring {
 pub(crate) struct BufferLimits {
     pub(crate) events: usize,
     pub(crate) bytes: usize,
-    /// The reconnect delay that clients are sent.
+    /// The reconnect delay that is sent to clients.
     pub(crate) retry: Duration,
 }
 
@@ -234,7 +234,7 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// That is the stream's first event, or an error as its last.
+    /// The event is either the first of the stream, or an error that ends the stream.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
@@ -358,7 +358,7 @@ impl Ring {
         is_unread && self.reader.is_none() && !self.cleared
     }
 
-    /// Returns the reconnect delay that clients are sent.
+    /// Returns the reconnect delay that is sent to clients.
     pub(crate) fn retry(&self) -> Duration {
         self.limits.retry
     }

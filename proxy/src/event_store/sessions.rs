@@ -49,7 +49,7 @@ pub struct Stats {
     pub buffer_bytes: usize,
     /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// Number of times that a client was notified of missing events, on streams that were removed.
+    /// Number of notifications of missing events that clients got, on streams that were removed.
     pub gaps: u64,
 }
 
@@ -79,8 +79,8 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// An event id of an earlier store for the same server, such as one before a restart, is recognised: the client that
-    /// [resumes](Self::resume) with it gets an error, and the server never receives that id.
+    /// The store recognises an event id of an earlier store for the same server, such as one before a restart. The client that
+    /// [resumes](Self::resume) with the id gets an error, and the server never receives it.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             shared: Arc::new(SharedState::new(server, limits)),

@@ -258,7 +258,7 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Returns the number of times that clients were notified of missing events, on closed streams.
+    /// Returns how many times clients were notified of missing events, on closed streams.
     pub(super) fn gaps(&self) -> u64 {
         self.gaps.load(Ordering::Relaxed)
     }

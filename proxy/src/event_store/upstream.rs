@@ -2,9 +2,9 @@
 //!
 //! 1. The task reads whether or not a client is attached, until the server's stream ends, or until
 //!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
-//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest, up to
-//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the
-//!    call, the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
+//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest. It does so up to
+//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the call,
+//!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
 //! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
 //! 4. The bytes of an event are reserved before they are read. An event that is too large bypasses the ring in pieces.
 
@@ -57,7 +57,7 @@ const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::f
 const MAX_REFUSAL: usize = 64 * 1024;
 
 const COMPRESSED: &str =
-    "the MCP server's answer is compressed, although the proxy asked for one that is not";
+    "the MCP server's answer is compressed, although the proxy requested an uncompressed one";
 
 /// The pending response of the server.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
@@ -255,7 +255,7 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped only for what is needed.
+        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped only to fit `least`.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needs(more, max);

@@ -84,8 +84,8 @@ pub(super) async fn connect(
 
 /// Connects to all addresses at once, and closes the first connection.
 ///
-/// The client tries the addresses of one family soon after those of the other one, so an address that does not answer counts for
-/// nothing here either.
+/// The HTTP client begins with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
+/// not answer must not make this check fail either.
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses
         .map(|address| Box::pin(TcpStream::connect(address)))

@@ -22,8 +22,8 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// `requested` is the URI that was sent to the server, and `public` the origin that clients use, if that is known. Returns `None`
-    /// if the target has another origin, or an ambiguous one, or would lead here again.
+    /// `requested` is the URI that was sent to the server, and `public` the origin that clients use, if that is known. Returns
+    /// `None` if the target has another or an ambiguous origin, or if the redirect would repeat forever.
     pub(super) fn at_origin(
         self,
         requested: &Uri,
@@ -57,7 +57,7 @@ impl<'a> Redirect<'a> {
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
     let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
-    // A server that only wants another scheme or host for the same path would never get it.
+    // The proxy would send the next request for this path in the same way, and the server would redirect again.
     let is_loop = !target.is(&server) && uri.path() == requested.path();
     let is_server = target.names(&server, public) && !is_loop;
     let path = uri.into_parts().path_and_query;

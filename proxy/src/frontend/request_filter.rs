@@ -140,7 +140,7 @@ impl RequestFilter {
     }
 }
 
-/// Returns `true` if the pages of an origin are from a host. Other schemes name extensions and programs.
+/// Returns `true` if an origin is that of web pages. Other schemes belong to extensions and programs.
 fn is_web(origin: &Uri) -> bool {
     matches!(origin.scheme_str(), Some("http" | "https"))
 }

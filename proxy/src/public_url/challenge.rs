@@ -27,7 +27,7 @@ fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     let mut quoted = text.split('"');
     let mut result = quoted.next()?.to_owned();
     let (mut name, mut count) = (result.clone(), 0);
-    // Each turn is a quoted string, and what is between it and the next one.
+    // Each iteration handles a quoted string, and the text up to the next one.
     while let Some(value) = quoted.next() {
         // A backslash may escape a quote.
         if value.contains('\\') {

@@ -1,4 +1,4 @@
-//! `Forwarded` (RFC 7239) and `X-Forwarded-*`, by which a server learns what its clients have sent to the first proxy.
+//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: the address of a client, and the host and the scheme that it used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -76,7 +76,7 @@ impl Forwarded {
             Origin::new(scheme, host?)
         });
         if self.public.is_some() {
-            // The port of another URL.
+            // That port belongs to another URL than the public one.
             request.headers_mut().remove(PORT);
         }
         let origin = peer.zip(public.clone().or(received));
@@ -107,7 +107,7 @@ impl Forwarded {
 
 /// Removes the headers of a client, unless it is trusted.
 ///
-/// Those whose names have underscores are removed in any case: proxies send none, and some servers do not distinguish them.
+/// Headers with underscores in their names are always removed: proxies send none, and some servers take `_` for `-`.
 fn remove(headers: &mut HeaderMap, is_trusted: bool) {
     let is_one = |name: &HeaderName| {
         let is_known = || UNTRUSTED.iter().any(|known| is_read_as(name, known));
@@ -159,7 +159,7 @@ fn received(request: &Request<Body>) -> Option<Origin> {
     Origin::new(Scheme::HTTP, host)
 }
 
-/// Returns the headers with the address of the client and its origin, after what the request has.
+/// Returns the client's address and origin as headers, appended to those of the request.
 fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let before = list(headers, &FOR);
     let elements = list(headers, &header::FORWARDED);

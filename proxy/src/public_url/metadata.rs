@@ -23,7 +23,7 @@ struct Metadata<'a> {
     resource: &'a RawValue,
 }
 
-/// Returns metadata whose `resource` is at the public origin, byte for byte the same otherwise.
+/// Returns metadata whose `resource` is at the public origin. All other bytes are the same.
 ///
 /// Returns `None` if `resource` is not a URL at the upstream.
 pub(super) fn rewritten(text: &[u8], upstream: &Origin, public: &Origin) -> Option<Vec<u8>> {

@@ -36,7 +36,7 @@ const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed: 30 s.
 ///
-/// A time in which the program stands still, perhaps together with the process, counts as one of the [`WRITE_CHECKS`].
+/// A stall of the program, perhaps together with the process, counts as one of the [`WRITE_CHECKS`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of checks within [`WRITE_TIMEOUT`]: 30.
@@ -345,20 +345,20 @@ mod tests {
 
     /// `advance` stands for a time in which the program is suspended, perhaps together with the process.
     #[tokio::test(start_paused = true)]
-    async fn a_time_in_which_the_program_stands_still_does_not_count() {
+    async fn a_stall_of_the_program_does_not_count() {
         let (input, waiting) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let backpressure = Backpressure::default();
         let mut write = std::pin::pin!(waiting.write(to, &backpressure));
-        let stands_still = async {
+        let stalled = async {
             tokio::time::sleep(WRITE_TIMEOUT / 3).await;
             tokio::time::advance(2 * WRITE_TIMEOUT).await;
             tokio::time::sleep(WRITE_TIMEOUT / 3).await;
         };
         tokio::select! {
             stopped = &mut write => panic!("{stopped:?}"),
-            () = stands_still => {}
+            () = stalled => {}
         }
         assert_eq!(write.await, Stopped::Stuck);
     }

@@ -36,7 +36,7 @@ pub struct Lines {
 /// A line, without white space around it and never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, in the buffer that it was read into. Copy a line that is kept, because it keeps the whole buffer.
+    /// A whole line, in the buffer that it was read into. Copy a line to keep it, because it keeps the whole buffer.
     Whole(Bytes),
     /// A line that was too long, and was discarded.
     TooLong {

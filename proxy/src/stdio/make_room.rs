@@ -1,7 +1,8 @@
 //! Makes room for a new session at the session limit.
 //!
 //! The session that has been without a request and a stream for longest ends, if that is longer than [`Options::make_room_after`].
-//! Else the new session is refused. A session with an open call, or whose answer waits for its client, never ends for this.
+//! Otherwise the new session is refused. A session with an open call, or with an answer that waits for its client, is never ended
+//! to make room.
 //!
 //! [`Options::make_room_after`]: super::Options::make_room_after
 

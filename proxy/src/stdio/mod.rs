@@ -42,9 +42,9 @@ pub struct Options {
     pub program: Program,
     /// Maximum number of processes: 256.
     pub max_sessions: usize,
-    /// How long a session must be without a request and a stream to end for a new one at the session limit: 10 s.
+    /// Time without a request and a stream after which a session may end to make room: 10 s.
     ///
-    /// Longer than the 3 s after which SDK clients reconnect.
+    /// This applies at the session limit. It is longer than the 3 s after which SDK clients reconnect.
     pub make_room_after: Duration,
     /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,

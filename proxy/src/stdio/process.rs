@@ -26,7 +26,7 @@ use tokio::{
 
 use crate::message::sanitize;
 
-/// The variable of `--admin-token`, which a command does not inherit: some servers show their environment to clients.
+/// The variable of `--admin-token`, which a command does not inherit. Some servers show their environment to clients.
 const ADMIN_TOKEN: &str = "MCP_PROXY_ADMIN_TOKEN";
 
 /// The program of each session. It is never run by a shell.

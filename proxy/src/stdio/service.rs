@@ -443,7 +443,7 @@ fn not_a_message(line: &[u8]) -> Response<Body> {
         Some(Ok(json)) if json.get().starts_with('[') => {
             bad(INVALID_REQUEST, "batches are not supported")
         }
-        Some(Ok(_)) => bad(INVALID_REQUEST, "the body is not a message of JSON-RPC"),
+        Some(Ok(_)) => bad(INVALID_REQUEST, "the body is not a JSON-RPC message"),
         Some(Err(_)) | None => bad(PARSE_ERROR, "the body is not JSON in UTF-8"),
     }
 }

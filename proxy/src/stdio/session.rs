@@ -233,7 +233,7 @@ impl Session {
         self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }
 
-    /// Returns `true` during a request, if a call is open, or if the server waits for a client that reads an answer.
+    /// Returns `true` during a request, if a call is open, or if the server waits for a client to read an answer.
     pub(super) fn is_working(&self, state: &State) -> bool {
         // An `initialize` is not cancelled when its client disconnects.
         let has_open_call = if state.is_begun {

@@ -43,7 +43,7 @@ const MIN_BLOCKED: Duration = Duration::from_millis(1);
 /// Interval of the checks of a session whose process is blocked: 100 ms.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Minimum lateness of a check that shows that the program stood still, for example because it was suspended: 100 ms.
+/// Minimum lateness of a check that shows a stall of the program, for example because it was suspended: 100 ms.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Interval of the checks of a session with a cancelled call: 100 ms. So nearly all of a stall counts as one.
@@ -237,8 +237,8 @@ impl Session {
         let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // The message belongs to the session. The client has disconnected from this stream, and has another one or
-            // cannot resume this one.
+            // The message names no call. The client has disconnected from the stream of the open call. It reads the standalone
+            // stream, or cannot resume that of the call.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -343,7 +343,7 @@ impl Session {
 
     /// Restarts the timeouts of the session if a check that was `due` is late, and lets cancelled calls have the time again.
     ///
-    /// Requests that arrived during the stall are unread, and the process may have stood still as well.
+    /// Requests that arrived during the stall are unread, and the process may have stalled as well.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
         let late = now.saturating_duration_since(due);

@@ -20,7 +20,7 @@ enum Fault {
 }
 
 /// More than `ulimit -n` allows.
-const STRANGERS: usize = 300;
+const EXTRA_CONNECTIONS: usize = 300;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exhausted_resources_are_not_taken_from_clients_in_service() {
@@ -43,20 +43,20 @@ async fn cell(fault: Fault, phase: Phase) {
         ..Setup::default()
     };
     let mut started = Started::in_phase(setup, phase).await;
-    let mut strangers = Vec::new();
+    let mut connections = Vec::new();
     if matches!(fault, Fault::ManyConnections) {
-        for _ in 0..STRANGERS {
-            let stranger = TcpStream::connect(started.addr).await;
+        for _ in 0..EXTRA_CONNECTIONS {
+            let connection = TcpStream::connect(started.addr).await;
             // A program that drains accepts no connection once its call has ended.
-            assert!(stranger.is_ok() || phase == Phase::Draining);
-            strangers.extend(stranger);
+            assert!(connection.is_ok() || phase == Phase::Draining);
+            connections.extend(connection);
         }
         if phase != Phase::Draining {
             started.reach_log("connection limit reached").await;
         }
     }
     started.client_is_served(phase).await;
-    drop(strangers);
+    drop(connections);
     if phase == Phase::Draining {
         return started.drains().await;
     }

@@ -48,7 +48,7 @@ async fn a_signal_ends_the_program_in_time_or_changes_nothing() {
 
 async fn cell(fault: Fault, phase: Phase) {
     let mut setup = Setup {
-        // The drain waits for a client that is away, and for answers.
+        // The drain waits for a client that has disconnected, and for answers.
         options: &["--drain=5s"],
         ..Setup::default()
     };
@@ -98,7 +98,7 @@ async fn cell(fault: Fault, phase: Phase) {
     }
 }
 
-/// Calls in flight are answered, and clients that are away can resume for their answers.
+/// Calls in flight are answered, and disconnected clients can resume for their answers.
 async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     if matches!(
         phase,

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Interval of checks for states without an event.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How long the tool of a cell works.
 const WORK: f64 = 1.5;
@@ -62,7 +62,7 @@ pub(crate) struct Started {
     admin: SocketAddr,
     log: Arc<Mutex<String>>,
     _unread: Option<ChildStderr>,
-    notes: PathBuf,
+    tool_log: PathBuf,
     /// Descriptors of the program before the first client.
     descriptors: usize,
     pub(crate) client: Option<Mcp>,
@@ -102,12 +102,12 @@ impl Started {
         let mut call = client.call(7, "work", arguments).await;
         assert_eq!(call.head().await.status, 200, "the call");
         started.first_event = call.event().await.expect("an event").id;
-        started.reach_note("started it").await;
+        started.reach_log_entry("started it").await;
         match phase {
             Phase::ClientAway => call.rst(),
             Phase::AnswerWaits => {
                 call.rst();
-                started.reach_note("finished it").await;
+                started.reach_log_entry("finished it").await;
             }
             _ => started.call = Some(call),
         }
@@ -127,7 +127,7 @@ impl Started {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
-        let notes = std::env::temp_dir().join(name);
+        let tool_log = std::env::temp_dir().join(name);
         let [addr, admin] = [free_address(), free_address()];
         // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot reset that for the programs that it
         // starts.
@@ -156,7 +156,7 @@ impl Started {
         if other.is_empty() {
             command
                 .args([binary, "scripted-server", "--notes"])
-                .arg(&notes);
+                .arg(&tool_log);
         } else {
             command.args(other);
         }
@@ -177,7 +177,7 @@ impl Started {
             admin,
             log,
             _unread: unread,
-            notes,
+            tool_log,
             descriptors: 0,
             client: None,
             processes: Vec::new(),
@@ -195,7 +195,7 @@ impl Started {
             let ended = self.program.try_wait().expect("a status");
             assert_eq!(ended, None, "it does not start: {}", self.logged());
             assert!(Instant::now() < until, "it never listens");
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -233,13 +233,13 @@ impl Started {
             Phase::ClientAway | Phase::AnswerWaits => {
                 let client = self.client.as_ref().expect("a session");
                 let first = self.first_event.as_deref().expect("an id");
-                let mut back = client.resume(first).await;
-                let answer = within("the answer", back.answer()).await;
+                let mut resumed = client.resume(first).await;
+                let answer = within("the answer", resumed.answer()).await;
                 let answer = answer.expect("the answer");
                 assert!(answer["result"].is_object(), "{answer}");
             }
         }
-        assert!(!self.has_note("cancelled it"), "a false cancel");
+        assert!(!self.has_log_entry("cancelled it"), "a false cancel");
     }
 
     /// A call whose client never resumes is cancelled at the server.
@@ -248,9 +248,9 @@ impl Started {
         let arguments = json!({ "seconds": 60, "label": "abandoned" });
         let mut call = client.call(9, "work", arguments).await;
         assert_eq!(call.head().await.status, 200);
-        self.reach_note("started abandoned").await;
+        self.reach_log_entry("started abandoned").await;
         call.rst();
-        self.reach_note("cancelled abandoned").await;
+        self.reach_log_entry("cancelled abandoned").await;
     }
 
     /// The session can be deleted, and nothing of it and of its clients remains.
@@ -268,7 +268,7 @@ impl Started {
             let now = self.count_descriptors();
             let before = self.descriptors;
             assert!(Instant::now() < until, "{now} descriptors, {before} before");
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -296,7 +296,7 @@ impl Started {
             if let Some(status) = self.program.try_wait().expect("a status") {
                 return status;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -307,12 +307,12 @@ impl Started {
                 let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
                 !stat.is_ok_and(|stat| stat.contains(") Z ")) && test_kill_process(pid).is_ok()
             };
-            let gone = async {
+            let ended = async {
                 while exists() {
-                    sleep(LOOK).await;
+                    sleep(POLL_INTERVAL).await;
                 }
             };
-            within("the processes of the session to end", gone).await;
+            within("the processes of the session to end", ended).await;
         }
     }
 
@@ -354,7 +354,7 @@ impl Started {
         let ready = Request::new("GET", "/readyz");
         let drains = async {
             while Connection::fetch(self.admin, &ready).await.status != 503 {
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         within("a drain", drains).await;
@@ -370,7 +370,7 @@ impl Started {
     pub(crate) async fn reach_log(&self, text: &str) {
         let reached = async {
             while !self.logged().contains(text) {
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         within(format!("a log line with {text}"), reached).await;
@@ -380,14 +380,14 @@ impl Started {
         self.log.lock().expect("no panic").clone()
     }
 
-    pub(crate) fn has_note(&self, what: &str) -> bool {
-        fs::read_to_string(&self.notes).is_ok_and(|notes| notes.contains(what))
+    pub(crate) fn has_log_entry(&self, what: &str) -> bool {
+        fs::read_to_string(&self.tool_log).is_ok_and(|tool_log| tool_log.contains(what))
     }
 
-    pub(crate) async fn reach_note(&self, what: &str) {
+    pub(crate) async fn reach_log_entry(&self, what: &str) {
         let reached = async {
-            while !self.has_note(what) {
-                sleep(LOOK).await;
+            while !self.has_log_entry(what) {
+                sleep(POLL_INTERVAL).await;
             }
         };
         within(what, reached).await;
@@ -404,7 +404,7 @@ impl Drop for Started {
         // It may have ended.
         let _killed = self.program.kill();
         let _reaped = self.program.wait();
-        let _removed = fs::remove_file(&self.notes);
+        let _removed = fs::remove_file(&self.tool_log);
     }
 }
 

@@ -4,7 +4,8 @@
 
 use crate::{
     support::{
-        Asked, Connection, Reply, Request, Running, Upstream, call, post, session_call, within,
+        Connection, ReceivedRequest, Reply, Request, Running, Upstream, call, post, session_call,
+        within,
     },
     table::{Phase, run},
 };
@@ -29,7 +30,7 @@ struct Served {
     upstream: Upstream,
     proxy: Running,
     client: Option<Connection>,
-    asked: Option<Asked>,
+    received: Option<ReceivedRequest>,
     first_event: String,
 }
 
@@ -58,13 +59,13 @@ async fn cell(fault: Fault, phase: Phase) {
             assert_eq!((refused.status, &refused.json()["id"]), (502, &8.into()));
         }
         Fault::Resets => {
-            let reset = served.fails(Some(Asked::reset)).await;
+            let reset = served.fails(Some(ReceivedRequest::reset)).await;
             assert_eq!((reset.status, &reset.json()["id"]), (502, &8.into()));
             assert!(!served.upstream.has_more().await, "it is sent twice");
         }
         Fault::Hangs => {
             let other = served.begin_other().await;
-            let hangs = served.upstream.asked().await;
+            let hangs = served.upstream.next_request().await;
             other.fin();
             // The client has no event to resume from.
             served.other_is_cancelled().await;
@@ -73,14 +74,19 @@ async fn cell(fault: Fault, phase: Phase) {
         Fault::Redirects => {
             let mut other = served.begin_other().await;
             let head = "307 Temporary Redirect\r\nlocation: https://other.example/mcp";
-            served.upstream.asked().await.answer(head, "").await;
+            served.upstream.next_request().await.answer(head, "").await;
             let reply = within("a reply", other.reply()).await;
             assert_eq!((reply.status, &reply.json()["id"]), (502, &8.into()));
         }
         Fault::Unavailable => {
             let mut other = served.begin_other().await;
             let head = "503 Service Unavailable\r\nretry-after: 7";
-            served.upstream.asked().await.answer(head, "why").await;
+            served
+                .upstream
+                .next_request()
+                .await
+                .answer(head, "why")
+                .await;
             let reply = within("a reply", other.reply()).await;
             assert_eq!((reply.status, reply.text()), (503, "why"));
             assert_eq!(reply.headers["retry-after"], "7");
@@ -88,16 +94,16 @@ async fn cell(fault: Fault, phase: Phase) {
         Fault::ClosesKeptAlive => {
             for _ in 0..20 {
                 let mut other = served.begin_other().await;
-                let mut asked = served.upstream.asked().await;
+                let mut received = served.upstream.next_request().await;
                 let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length";
                 let answer = ANSWER.replace('7', "8");
-                asked
+                received
                     .write(format!("{head}: {}\r\n\r\n{answer}", answer.len()))
                     .await;
                 let reply = within("a reply", other.reply()).await;
                 assert_eq!((reply.status, reply.text()), (200, answer.as_str()));
                 // A request that is sent while the connection closes would be lost.
-                asked.close().await;
+                received.close().await;
             }
         }
     }
@@ -115,7 +121,7 @@ impl Served {
             upstream,
             proxy,
             client: None,
-            asked: None,
+            received: None,
             first_event: String::new(),
         };
         if phase == Phase::BeforeInitialize {
@@ -124,9 +130,9 @@ impl Served {
         served.begin().await;
         match phase {
             Phase::Idle => served.gets_its_answer().await,
-            Phase::ClientAway => served.leave().await,
+            Phase::ClientAway => served.disconnect().await,
             Phase::AnswerWaits => {
-                served.leave().await;
+                served.disconnect().await;
                 served.answer().await;
                 served.proxy.calls_reach(0).await;
             }
@@ -140,25 +146,25 @@ impl Served {
     async fn begin(&mut self) {
         let mut client = Connection::open(self.proxy.addr).await;
         client.send(&session_call("7")).await;
-        let mut asked = self.upstream.asked().await;
-        asked.stream().await;
+        let mut received = self.upstream.next_request().await;
+        received.stream().await;
         let progress = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
-        asked.chunk(&format!("data: {progress}\n\n")).await;
+        received.chunk(&format!("data: {progress}\n\n")).await;
         assert_eq!(within("a head", client.head()).await.status, 200);
         let first = within("an event", client.event()).await;
         self.first_event = first.expect("an event").id.expect("an id");
         self.client = Some(client);
-        self.asked = Some(asked);
+        self.received = Some(received);
     }
 
-    async fn leave(&mut self) {
+    async fn disconnect(&mut self) {
         self.client.take().expect("a client").rst();
     }
 
     async fn answer(&mut self) {
-        let mut asked = self.asked.take().expect("a call");
-        asked.chunk(&format!("data: {ANSWER}\n\n")).await;
-        asked.end().await;
+        let mut received = self.received.take().expect("a call");
+        received.chunk(&format!("data: {ANSWER}\n\n")).await;
+        received.end().await;
     }
 
     async fn gets_its_answer(&mut self) {
@@ -182,13 +188,13 @@ impl Served {
                     .header("mcp-session-id", "s")
                     .header("mcp-protocol-version", "2025-11-25")
                     .header("last-event-id", &self.first_event);
-                let mut back = Connection::open(self.proxy.addr).await;
-                back.send(&resume).await;
-                assert_eq!(within("a head", back.head()).await.status, 200);
+                let mut resumed = Connection::open(self.proxy.addr).await;
+                resumed.send(&resume).await;
+                assert_eq!(within("a head", resumed.head()).await.status, 200);
                 if phase == Phase::ClientAway {
                     self.answer().await;
                 }
-                let answer = within("the answer", back.answer()).await;
+                let answer = within("the answer", resumed.answer()).await;
                 assert!(answer.expect("the answer")["result"].is_object());
             }
         }
@@ -205,17 +211,17 @@ impl Served {
     }
 
     /// Returns the reply to another call. `upstream` is the fault, if the upstream receives the call.
-    async fn fails(&self, upstream: Option<fn(Asked)>) -> Reply {
+    async fn fails(&self, upstream: Option<fn(ReceivedRequest)>) -> Reply {
         let mut other = self.begin_other().await;
         if let Some(upstream) = upstream {
-            upstream(self.upstream.asked().await);
+            upstream(self.upstream.next_request().await);
         }
         within("a reply", other.reply()).await
     }
 
     /// The upstream receives the cancel of call 8.
     async fn other_is_cancelled(&self) {
-        let cancel = self.upstream.asked().await;
+        let cancel = self.upstream.next_request().await;
         let message: serde_json::Value = serde_json::from_slice(&cancel.body).expect("JSON");
         assert_eq!(message["method"], "notifications/cancelled");
         assert_eq!(message["params"]["requestId"], 8);
@@ -243,8 +249,8 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
     ] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let asked = within("the request", upstream.asked()).await;
-        asked.answer(&format!("{status} Said"), "why").await;
+        let received = within("the request", upstream.next_request()).await;
+        received.answer(&format!("{status} Said"), "why").await;
         let reply = within("a reply", client.reply()).await;
         assert_eq!((reply.status, reply.text()), (status, "why"));
     }
@@ -252,7 +258,7 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("2")).await;
     upstream
-        .asked()
+        .next_request()
         .await
         .answer("200 OK\r\ncontent-type: application/json", "{}")
         .await;
@@ -264,19 +270,19 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
 async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_serves_the_next() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
-    for said in ["", "HTTP/1.1 2", "HTTP/1.1 200 OK\r\ncontent-len"] {
+    for written in ["", "HTTP/1.1 2", "HTTP/1.1 200 OK\r\ncontent-len"] {
         let mut client = Connection::open(proxy.addr).await;
         client
             .send(&post(&call("1")).header("mcp-session-id", "s"))
             .await;
-        let mut asked = within("the request", upstream.asked()).await;
-        asked.write(said).await;
-        drop(asked);
+        let mut received = within("the request", upstream.next_request()).await;
+        received.write(written).await;
+        drop(received);
         let reply = within("a reply", client.reply()).await;
         assert_eq!(
             (reply.status, &reply.json()["id"]),
             (502, &1.into()),
-            "{said:?}"
+            "{written:?}"
         );
         assert!(!upstream.has_more().await, "it is sent twice");
     }

@@ -7,7 +7,7 @@ use http::Request;
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use mcp_cancel_proxy::event_store::{EventStore, Limits};
 
-use crate::{NEW, scripted::*};
+use crate::{WITH_PRIMING, scripted::*};
 
 fn with(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<Body> {
     for (name, value) in fields {
@@ -29,7 +29,7 @@ async fn begun(setup: &mut Setup, fields: &[(&'static str, &str)]) -> (Stream, E
 #[tokio::test(start_paused = true)]
 async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_server() {
     for field in ["x-api-key", "cookie", "authorization", "x-user"] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let (mut owner, server, last) = begun(&mut setup, &[(field, "owner")]).await;
         for other in [
             &[][..],
@@ -72,7 +72,7 @@ async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server(
             *request.uri_mut() = target.parse().unwrap();
             request
         };
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let waiting = setup.send(at(posted(SESSION, call(1)), own));
         let server = setup.next().await.events();
         let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
@@ -84,23 +84,23 @@ async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server(
         assert_eq!(in_time(waiting).await.unwrap().status, 401);
         server.message(&answer(1)).await;
         let waiting = setup.send(at(resumed(SESSION, &last), own));
-        let mut back = in_time(waiting).await.unwrap();
-        assert_eq!(back.event().await.unwrap().data, answer(1));
+        let mut resumed = in_time(waiting).await.unwrap();
+        assert_eq!(resumed.event().await.unwrap().data, answer(1));
         assert!(setup.arrived.is_empty());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_cancel_has_the_url_that_was_accepted_last() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let mut request = posted(SESSION, call(1));
     *request.uri_mut() = "/mcp?key=old".parse().unwrap();
     let waiting = setup.send(request);
     let _server = setup.next().await.events();
     let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
-    let mut back = resumed(SESSION, &last.unwrap());
-    *back.uri_mut() = "/mcp?key=new".parse().unwrap();
-    let waiting = setup.send(back);
+    let mut resumed = resumed(SESSION, &last.unwrap());
+    *resumed.uri_mut() = "/mcp?key=new".parse().unwrap();
+    let waiting = setup.send(resumed);
     setup.next().await.pong();
     drop(in_time(waiting).await.unwrap());
     let cancel = setup.next().await;
@@ -138,7 +138,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
         ("application/json", &without_ping, true),
         ("text/event-stream", &stream(&pong), true),
     ] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let (client, server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
         drop(client);
         let other = with(resumed(SESSION, &last), &[("x-api-key", "other")]);
@@ -146,12 +146,12 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
         let ping = setup.next().await;
         let body = body.replace("ID", &ping.id());
         ping.answer(response(content_type, &body));
-        let mut back = in_time(waiting).await.unwrap();
+        let mut resumed = in_time(waiting).await.unwrap();
         let status = if accepted { 200 } else { 403 };
-        assert_eq!(back.status, status, "{content_type} {body:.100}");
+        assert_eq!(resumed.status, status, "{content_type} {body:.100}");
         if accepted {
             server.message(&answer(1)).await;
-            assert_eq!(back.event().await.unwrap().data, answer(1));
+            assert_eq!(resumed.event().await.unwrap().data, answer(1));
         } else {
             let cancel = setup.next().await;
             assert_eq!(cancel.headers["x-api-key"], "owner");
@@ -162,7 +162,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
 /// A client may resume all streams of a session with a fresh token. Servers route answers by their ids.
 #[tokio::test(start_paused = true)]
 async fn each_ping_has_an_id_of_its_own() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (_client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     let resume = || with(resumed(SESSION, &last), &[("authorization", "new")]);
     let one = (setup.send(resume()), setup.next().await);
@@ -176,18 +176,18 @@ async fn each_ping_has_an_id_of_its_own() {
 /// A gateway that never ends its answer delays the client for 10 s at most.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (_client, _server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
     let _unended = setup.next().await.events();
-    let back = tokio::time::timeout(Duration::from_secs(11), waiting).await;
-    assert_eq!(back.unwrap().unwrap().status, 403);
+    let resumed = tokio::time::timeout(Duration::from_secs(11), waiting).await;
+    assert_eq!(resumed.unwrap().unwrap().status, 403);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
     let store = EventStore::new(Limits::default());
-    let session = store.begin(SESSION, Some(NEW)).unwrap();
+    let session = store.begin(SESSION, Some(WITH_PRIMING)).unwrap();
     let mut names = std::collections::HashSet::new();
     for _ in 0..100 {
         let stream = session.open_standalone().unwrap();
@@ -212,10 +212,10 @@ async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_id_of_an_earlier_start_of_the_proxy_does_not_go_to_the_server() {
-    let mut earlier = Setup::begun(NEW).await;
+    let mut earlier = Setup::begun(WITH_PRIMING).await;
     let (mut client, _server) = earlier.call(1).await;
     let last = client.event().await.unwrap();
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     assert_eq!(setup.resumed(&last).await.status, 400);
     assert!(setup.arrived.is_empty());
     // An id of the server, or of a proxy in front of another server, is the server's.
@@ -231,7 +231,7 @@ async fn an_event_id_of_an_earlier_start_of_the_proxy_does_not_go_to_the_server(
 
 #[tokio::test(start_paused = true)]
 async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     drop(client);
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
@@ -249,7 +249,7 @@ async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_is_cancelled_after_its_ping_was_refused() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     drop(client);
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
@@ -269,7 +269,7 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
 /// For example, with a fresh key in the path. To the layer, a session belongs to its path.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (client, _server, last) = begun(&mut setup, &[]).await;
     drop(client);
     let mut resume = resumed(SESSION, &last);
@@ -290,7 +290,7 @@ async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_
 
 #[tokio::test(start_paused = true)]
 async fn the_cancel_has_the_credentials_that_were_accepted_last() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let old = [
         ("authorization", "old"),
         ("x-old", "1"),
@@ -321,7 +321,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_of_the_client_has_its_own_credentials() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (_client, _server, _last) = begun(&mut setup, &[("authorization", "call")]).await;
     let _waiting = setup.send(with(
         posted(SESSION, cancel_of(1)),
@@ -334,7 +334,7 @@ async fn a_cancel_of_the_client_has_its_own_credentials() {
 /// The server cuts its stream, as SEP-1699 allows, and the token of the call expires before the proxy asks for the rest.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     server.send("id: up-1\ndata: \n\n").await;
     drop(server);
@@ -361,12 +361,12 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (_client, server, last) = begun(&mut setup, &[]).await;
     server.send("id: up-1\ndata: \n\n").await;
     drop(server);
     let mut asked = 0;
-    let last_words = loop {
+    let last_message = loop {
         setup.next().await.status(403);
         asked += 1;
         settle().await;
@@ -379,8 +379,8 @@ async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
         drop(in_time(waiting).await.unwrap());
     };
     assert!(
-        last_words[0].contains("ended before its answer"),
-        "{last_words:?}"
+        last_message[0].contains("ended before its answer"),
+        "{last_message:?}"
     );
 }
 
@@ -389,7 +389,10 @@ async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
     for is_fast in [true, false] {
         // The proxy has seen no `initialize`.
         let mut setup = Setup::with(Limits::default());
-        let request = with(posted(SESSION, call(1)), &[("mcp-protocol-version", NEW)]);
+        let request = with(
+            posted(SESSION, call(1)),
+            &[("mcp-protocol-version", WITH_PRIMING)],
+        );
         let waiting = setup.send(request);
         let asked = setup.next().await;
         if !is_fast {
@@ -412,7 +415,10 @@ async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_its_server_does_not_know_is_not_retained() {
     let mut setup = Setup::with(Limits::default());
-    let request = with(posted("made-up", call(1)), &[("mcp-protocol-version", NEW)]);
+    let request = with(
+        posted("made-up", call(1)),
+        &[("mcp-protocol-version", WITH_PRIMING)],
+    );
     let waiting = setup.send(request);
     setup.next().await.status(404);
     assert_eq!(in_time(waiting).await.unwrap().status, 404);
@@ -422,7 +428,7 @@ async fn a_session_that_its_server_does_not_know_is_not_retained() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_names_the_call_as_its_client_wrote_it() {
     for id in ["1.0", "1e2", "-0", "7", "\"a\""] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let body = format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"slow"}}}}"#
         );

@@ -23,19 +23,19 @@ use mcp_cancel_proxy::event_store::{Event as StoreEvent, EventStore, Limits};
 use self::scripted::*;
 
 /// A revision whose clients support priming events.
-const NEW: &str = "2025-11-25";
+const WITH_PRIMING: &str = "2025-11-25";
 
 /// A revision whose clients do not support priming events.
-const OLD: &str = "2025-06-18";
+const WITHOUT_PRIMING: &str = "2025-06-18";
 
 /// Longer than the grace of a call whose client can resume.
-const PAST_THE_GRACE: Duration = Duration::from_secs(60);
+const AFTER_GRACE: Duration = Duration::from_secs(60);
 
-const GONE: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_in_time_gets_every_event_once_and_in_order() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     server.progress(1).await;
     let first = client.event().await.unwrap();
@@ -53,7 +53,7 @@ async fn a_client_that_resumes_in_time_gets_every_event_once_and_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_after_the_end_gets_the_answer() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     assert_eq!(primed.data, "");
@@ -68,7 +68,7 @@ async fn a_client_that_resumes_after_the_end_gets_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_the_grace() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -84,13 +84,16 @@ async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_th
 
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
-    let gone = tokio::time::Instant::now();
+    let disconnected = tokio::time::Instant::now();
     let cancel = setup.next().await;
-    assert!(gone.elapsed() >= Duration::from_secs(20), "the grace");
+    assert!(
+        disconnected.elapsed() >= Duration::from_secs(20),
+        "the grace"
+    );
     assert!(
         cancel.body.contains("notifications/cancelled"),
         "{}",
@@ -99,9 +102,9 @@ async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() 
     assert_eq!(cancel.headers["mcp-session-id"], SESSION);
     assert!(!server.is_closed());
     cancel.status(202);
-    let told = tokio::time::Instant::now();
+    let received = tokio::time::Instant::now();
     in_time(server.closed()).await;
-    let kept = told.elapsed();
+    let kept = received.elapsed();
     assert!(
         kept >= Duration::from_millis(900) && kept < Duration::from_secs(3),
         "{kept:?}"
@@ -114,7 +117,7 @@ async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() 
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let (client, server) = setup.call(1).await;
     let before = tokio::time::Instant::now();
     drop(client);
@@ -122,20 +125,24 @@ async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
     assert!(before.elapsed() < Duration::from_secs(1));
     cancel.status(202);
     in_time(server.closed()).await;
-    assert_eq!(setup.outcome().await, GONE);
+    assert_eq!(setup.outcome().await, DISCONNECTED);
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_two_clients_that_resume_the_last_one_reads_on() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let mut one = setup.resumed(&primed).await;
-    assert_eq!(client.event().await, None, "the first was taken over");
+    assert_eq!(
+        client.event().await,
+        None,
+        "another client took over the first stream"
+    );
     let mut two = setup.resumed(&primed).await;
     assert_eq!(one.event().await, None);
     // A client whose stream was taken over has not disconnected.
-    tokio::time::sleep(PAST_THE_GRACE).await;
+    tokio::time::sleep(AFTER_GRACE).await;
     assert!(setup.arrived.is_empty());
     server.message(&answer(1)).await;
     drop(server);
@@ -145,7 +152,7 @@ async fn of_two_clients_that_resume_the_last_one_reads_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_as_the_answer_arrives_gets_it_once() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -160,7 +167,7 @@ async fn a_client_that_resumes_as_the_answer_arrives_gets_it_once() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
     for error in [true, false] {
-        let mut setup = Setup::begun(OLD).await;
+        let mut setup = Setup::begun(WITHOUT_PRIMING).await;
         let (mut client, server) = setup.call(7).await;
         server.progress(1).await;
         if error {
@@ -184,7 +191,7 @@ async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     server.send("id: up/1\nretry: 2000\ndata:\n\n").await;
@@ -224,7 +231,7 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     server
         .send(format!("id: up/1\ndata: {}\n\n", progress_of(1)))
@@ -240,7 +247,7 @@ async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_progress_drops_and_reports_the_oldest_and_keeps_the_answer() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -262,7 +269,7 @@ async fn a_flood_of_progress_drops_and_reports_the_oldest_and_keeps_the_answer()
 
 #[tokio::test(start_paused = true)]
 async fn an_undroppable_event_waits_for_a_connected_client() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let sent = async {
         for id in 0..1_000 {
@@ -285,7 +292,7 @@ async fn an_undroppable_event_waits_for_a_connected_client() {
 
 #[tokio::test(start_paused = true)]
 async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_client() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -303,7 +310,7 @@ async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_clien
 
 #[tokio::test(start_paused = true)]
 async fn an_event_too_large_to_keep_passes_to_a_client_that_reads() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let large = format!(
@@ -340,7 +347,7 @@ async fn an_event_of_several_megabytes_is_kept_for_a_resume() {
         ((4 << 20) - 1024, Limits::default()),
         (700_000, small),
     ] {
-        let mut setup = Setup::begun_with(NEW, limits).await;
+        let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
         let (mut client, server) = setup.call(1).await;
         let primed = client.event().await.unwrap();
         drop(client);
@@ -364,7 +371,7 @@ async fn an_event_of_several_megabytes_is_kept_for_a_resume() {
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let begun = async {
@@ -387,7 +394,7 @@ async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     client.event().await.unwrap();
     let cut = async {
@@ -414,7 +421,7 @@ async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it(
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let other = setup.send(posted("other", call(1)));
@@ -435,8 +442,11 @@ async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
         settle().await;
         assert_eq!(server.is_closed(), ends);
     }
-    let told = client.rest().await;
-    assert!(told[0].contains("the session was deleted"), "{told:?}");
+    let received = client.rest().await;
+    assert!(
+        received[0].contains("the session was deleted"),
+        "{received:?}"
+    );
     assert_eq!(setup.resumed(&primed).await.status, 400);
     other_server.message(&answer(1)).await;
     drop(other_server);
@@ -445,7 +455,7 @@ async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
 
 #[tokio::test(start_paused = true)]
 async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pass() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, _server) = setup.call(1).await;
     let id = client.event().await.unwrap().id.unwrap();
     let (stream, _) = id.rsplit_once('.').unwrap();
@@ -474,7 +484,7 @@ async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pas
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_it() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     client.event().await.unwrap();
     for (status, goes) in [(500, false), (202, true)] {
@@ -491,7 +501,7 @@ async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_i
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the_cancel() {
     for status in [401, 404, 503] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let empty = setup.store.stats().buffer_bytes;
         let (mut client, server) = setup.call(1).await;
         client.event().await.unwrap();
@@ -499,7 +509,7 @@ async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the
         let cancel = setup.post(cancel_of(1));
         setup.next().await.status(status);
         assert_eq!(in_time(cancel).await.unwrap().status, status);
-        tokio::time::sleep(PAST_THE_GRACE).await;
+        tokio::time::sleep(AFTER_GRACE).await;
         server.progress(1).await;
         assert_eq!(client.event().await.unwrap().data, progress_of(1));
         drop(client);
@@ -520,7 +530,7 @@ async fn a_cancel_before_the_head_closes_the_stream() {
     // The event store knows only the first session. It begins the other one at the head of the response, and gets that cancel
     // from the token of the call.
     for session in [SESSION, "other"] {
-        let mut setup = Setup::begun(OLD).await;
+        let mut setup = Setup::begun(WITHOUT_PRIMING).await;
         let waiting = setup.send(posted(session, call(1)));
         let arrived = setup.next().await;
         let cancel = setup.send(posted(session, cancel_of(1)));
@@ -539,7 +549,7 @@ async fn a_cancel_before_the_head_closes_the_stream() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     server.message(&answer(1)).await;
     assert_eq!(client.event().await.unwrap().data, answer(1));
@@ -549,7 +559,7 @@ async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
@@ -567,7 +577,7 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let asked = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
@@ -580,7 +590,7 @@ async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
 #[tokio::test(start_paused = true)]
 async fn a_batch_with_the_answer_is_the_answer() {
     let batch = format!("[{},{}]", progress_of(1), answer(1));
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -589,7 +599,7 @@ async fn a_batch_with_the_answer_is_the_answer() {
     assert_eq!(setup.outcome().await, Outcome::Completed);
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest, std::slice::from_ref(&batch));
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let asked = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
@@ -613,7 +623,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
         ("application/json", answer(1)),
         ("text/event-stream", event.clone()),
     ] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let waiting = setup.post(call(1));
         let asked = setup.next().await;
         let mut client = in_time(waiting).await.unwrap();
@@ -622,7 +632,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
         asked.answer(marked(content_type, body));
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
     }
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let asked = setup.next().await;
     asked.answer(marked("text/event-stream", event));
@@ -632,7 +642,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_refusal_becomes_an_error_with_its_text() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     for (body, expected) in [
         (
             r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"no","data":1.0}}"#,
@@ -660,7 +670,7 @@ async fn a_slow_refusal_becomes_an_error_with_its_text() {
 
 #[tokio::test(start_paused = true)]
 async fn slow_json_that_does_not_answer_the_call_is_forwarded_and_an_error_follows() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     for json in [
         "",
         "7",
@@ -680,7 +690,7 @@ async fn slow_json_that_does_not_answer_the_call_is_forwarded_and_an_error_follo
 
 #[tokio::test(start_paused = true)]
 async fn a_fast_answer_passes_unchanged() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     for (status, media_type) in [
         (200, "application/json"),
         (401, "text/event-stream"),
@@ -704,7 +714,7 @@ async fn a_fast_answer_passes_unchanged() {
 
 #[tokio::test(start_paused = true)]
 async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -712,7 +722,7 @@ async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events(
     arrived.json(&answer(1));
     assert_eq!(in_time(waiting).await.unwrap().text().await, answer(1));
 
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let mut request = posted(SESSION, call(1));
     request
         .headers_mut()
@@ -727,19 +737,19 @@ async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events(
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_before_the_head_cancels_the_call() {
-    let mut setup = Setup::begun(OLD).await;
+    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     waiting.abort();
-    in_time(arrived.given_up()).await;
+    in_time(arrived.aborted()).await;
     setup.next().await.status(202);
-    assert_eq!(setup.outcome().await, GONE);
+    assert_eq!(setup.outcome().await, DISCONNECTED);
     assert_eq!(setup.store.stats().streams, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn other_requests_pass_with_the_ids_of_the_server() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let events = format!("id: up/1\ndata: {}\n\n", answer(1));
     let without = Request::post("/mcp").body(Body::from(call(1))).unwrap();
     let mut newer = posted(SESSION, call(1));
@@ -781,7 +791,7 @@ async fn a_call_with_trailers_or_that_is_marked_as_not_compressed_can_be_resumed
         .headers_mut()
         .insert(header::CONTENT_ENCODING, identity);
     for request in [with_trailers, marked] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let waiting = setup.send(request);
         let asked = setup.next().await;
         assert_eq!(asked.body, call(1));
@@ -795,7 +805,7 @@ async fn a_call_with_trailers_or_that_is_marked_as_not_compressed_can_be_resumed
 
 #[tokio::test(start_paused = true)]
 async fn request_bodies_pass_byte_for_byte_however_large() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let large = format!(
         r#"{{"id":1,"method":"a","params":"{}"}}"#,
         "x".repeat(5 << 20)
@@ -823,7 +833,7 @@ async fn request_bodies_pass_byte_for_byte_however_large() {
 
 #[tokio::test(start_paused = true)]
 async fn the_server_decides_about_a_client_that_resumes_with_another_authorization() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let authorized = |mut request: Request<Body>, token: &str| {
         request
             .headers_mut()
@@ -859,7 +869,7 @@ async fn without_room_a_call_has_no_ids_and_a_disconnect_cancels_it_at_once() {
         bytes: 3_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(NEW, limits).await;
+    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
     let (client, server) = setup.call(1).await;
     drop(client);
     let before = tokio::time::Instant::now();
@@ -878,7 +888,7 @@ async fn fully_read_streams_are_evicted_for_others() {
         bytes: 60_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(NEW, limits).await;
+    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
     for id in 0..100 {
         let (mut client, server) = setup.call(id).await;
         server.message(&answer(id)).await;
@@ -895,7 +905,7 @@ async fn fully_read_streams_are_evicted_for_others() {
 
 #[tokio::test(start_paused = true)]
 async fn streams_are_removed_a_minute_after_their_end_and_release_everything() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let empty = setup.store.stats().buffer_bytes;
     let mut last = None;
     for id in 0..10 {
@@ -922,7 +932,7 @@ async fn when_everything_is_dropped_no_task_and_no_byte_is_left() {
             .num_alive_tasks()
     };
     let before = tasks();
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let mut streams = Vec::new();
     for id in 0..5 {
         let (mut client, server) = setup.call(id).await;

@@ -146,7 +146,7 @@ impl Arrived {
     }
 
     /// Waits until the request is aborted.
-    pub async fn given_up(mut self) {
+    pub async fn aborted(mut self) {
         self.answer.closed().await;
     }
 }

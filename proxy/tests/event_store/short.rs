@@ -5,7 +5,7 @@ use std::time::Duration;
 use mcp_cancel_on_disconnect::Outcome;
 use mcp_cancel_proxy::event_store::Limits;
 
-use crate::{NEW, scripted::*};
+use crate::{WITH_PRIMING, scripted::*};
 
 fn log_of(size: usize) -> String {
     format!(
@@ -24,7 +24,7 @@ fn large_answer(id: u32, size: usize) -> String {
 /// The connection breaks before the client has received more than the first event.
 #[tokio::test(start_paused = true)]
 async fn a_request_of_the_server_is_not_lost_with_the_connection() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     server.message(&request_of(7)).await;
@@ -48,7 +48,7 @@ async fn a_request_of_the_server_is_not_lost_with_the_connection() {
 #[tokio::test(start_paused = true)]
 async fn log_events_are_dropped_before_an_answer_of_any_length() {
     for size in [1_000, 20_000] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let mut calls = Vec::new();
         for id in 1..11 {
             let (mut client, server) = setup.call(id).await;
@@ -81,7 +81,7 @@ async fn a_log_event_of_three_kilobytes_is_read_without_room() {
         session_bytes: 9_200,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(NEW, limits).await;
+    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -98,7 +98,7 @@ async fn a_log_event_without_room_does_not_end_its_call() {
         session_bytes: 20_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(NEW, limits).await;
+    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -114,7 +114,7 @@ async fn a_log_event_without_room_does_not_end_its_call() {
 /// The client takes a part of a log line that is too large to keep, and disconnects.
 #[tokio::test(start_paused = true)]
 async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let large = log_of(6 << 20);
@@ -144,7 +144,7 @@ fn large_request() -> String {
 /// The server sends a large request with an event id, and then cuts the stream.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let large = large_request();
     let sent = async {
@@ -171,7 +171,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
 /// The server sends no event ids, so the rest cannot be requested.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let large = large_request();
     let sent = async {
@@ -194,7 +194,7 @@ async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
 /// The server never ends the stream of an answered call.
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let large = large_answer(1, 6 << 20);
     let read = async {
@@ -210,7 +210,7 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_gap_is_counted_once_its_stream_is_removed() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     drop(client);
@@ -235,7 +235,7 @@ async fn an_event_store_has_room_for_its_maximum_of_sessions() {
     };
     let store = mcp_cancel_proxy::event_store::EventStore::new(limits);
     for number in 0..5_000 {
-        let session = store.begin(&format!("{number:032x}"), Some(NEW));
+        let session = store.begin(&format!("{number:032x}"), Some(WITH_PRIMING));
         let session = session.unwrap_or_else(|| panic!("no room for session {number}"));
         session.open_standalone().unwrap();
     }
@@ -243,7 +243,7 @@ async fn an_event_store_has_room_for_its_maximum_of_sessions() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_has_room_for_a_thousand_calls_that_can_be_resumed() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let mut calls = Vec::new();
     for id in 0..1_024 {
         let (mut client, server) = setup.call(id).await;
@@ -266,7 +266,7 @@ async fn the_streams_of_cancelled_calls_are_evicted_for_others() {
         bytes: 1_000_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(NEW, limits).await;
+    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
     for round in 0..5 {
         let begun = tokio::time::Instant::now();
         let mut servers = Vec::new();
@@ -291,7 +291,7 @@ async fn the_streams_of_cancelled_calls_are_evicted_for_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_deletes_its_session_gets_errors_and_the_answers_that_exist() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let (mut open, _server) = setup.call(1).await;
     let (mut answered, server) = setup.call(2).await;
     server.message(&answer(2)).await;
@@ -301,9 +301,9 @@ async fn a_client_that_deletes_its_session_gets_errors_and_the_answers_that_exis
     let waiting = setup.send(delete.body(axum::body::Body::empty()).unwrap());
     setup.next().await.status(200);
     assert_eq!(in_time(waiting).await.unwrap().status, 200);
-    let told = open.rest().await;
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[1].contains(r#""id":1,"error""#), "{told:?}");
+    let received = open.rest().await;
+    assert_eq!(received.len(), 2, "{received:?}");
+    assert!(received[1].contains(r#""id":1,"error""#), "{received:?}");
     assert_eq!(answered.rest().await, ["".to_owned(), answer(2)]);
     drop((open, answered));
     assert_eq!(setup.store.stats().buffer_bytes, 0);
@@ -316,7 +316,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
         r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#,
         r#"{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}"#,
     ] {
-        let mut setup = Setup::begun(NEW).await;
+        let mut setup = Setup::begun(WITH_PRIMING).await;
         let (mut client, server) = setup.call(1).await;
         server.message(line).await;
         drop(server);
@@ -334,7 +334,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
 /// The client has an event stream of the proxy by then, which cannot have a compressed part.
 #[tokio::test(start_paused = true)]
 async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reason() {
-    let mut setup = Setup::begun(NEW).await;
+    let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let asked = setup.next().await;
     tokio::time::sleep(Duration::from_secs(5)).await;

@@ -17,7 +17,7 @@ const CALLS: usize = 40;
 const BUFFER: usize = 8 << 20;
 
 /// Maximum memory of the test itself for a call: its request, its client and its server.
-const OF_THE_TEST: usize = 1 << 10;
+const TEST_OVERHEAD: usize = 1 << 10;
 
 /// Returns the frames that the server sends for each call: progress, requests and the answer, 100 kB in all. All streams
 /// share their bytes.
@@ -90,7 +90,7 @@ async fn kept() {
         assert!(kept <= BUFFER);
     }
     let most = MEMORY.peak_usage() - before;
-    let may = BUFFER + SESSIONS * CALLS * OF_THE_TEST;
+    let may = BUFFER + SESSIONS * CALLS * TEST_OVERHEAD;
     println!("{kept} bytes counted at most, {most} allocated, {may} may be");
     assert!(kept > BUFFER / 2, "it was a flood: {kept}");
     assert!(most <= may, "{most} of {may}");

@@ -31,7 +31,7 @@ const MIB: usize = 1024 * 1024;
 const BUFFER: usize = 16 * MIB;
 
 /// Maximum additional memory, for connections and the work on them.
-const BESIDES: usize = BUFFER / 4;
+const MAX_OVERHEAD: usize = BUFFER / 4;
 
 const SESSIONS: usize = 10;
 const CALLS: usize = 4;
@@ -45,7 +45,7 @@ const EVENT: usize = 16 * 1024;
 const SMALL: u32 = 4 * 1024;
 
 /// Time without progress after which the flood counts as ended, because nothing signals its end.
-const STILL: Duration = Duration::from_secs(1);
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// A server over HTTP that answers each call with the flood.
 struct Server {
@@ -63,7 +63,7 @@ fn in_front_of_an_upstream_a_flood_takes_little_more_than_the_buffer() {
         let url = format!("http://{}/mcp", server.addr);
         let grown = flooded(&["--buffer=16MiB", "--upstream", &url], &server.written).await;
         assert!(grown > BUFFER / 2, "it was a flood: {grown}");
-        assert!(grown <= BUFFER + BESIDES, "{grown}");
+        assert!(grown <= BUFFER + MAX_OVERHEAD, "{grown}");
     });
 }
 
@@ -75,7 +75,7 @@ fn without_an_event_store_a_flood_takes_little() {
         let grown = flooded(&["--no-resumable", "--upstream", &url], &server.written).await;
         let written = server.written.load(Ordering::Relaxed);
         assert!(written > BUFFER / 2, "it was a flood: {written}");
-        assert!(grown <= BESIDES, "{grown}");
+        assert!(grown <= MAX_OVERHEAD, "{grown}");
     });
 }
 
@@ -95,7 +95,7 @@ fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
         let options = ["--buffer=16MiB", "--", "sh", "-c", &script];
         let grown = flooded(&options, &AtomicUsize::new(0)).await;
         assert!(grown > BUFFER / 2, "it was a flood: {grown}");
-        assert!(grown <= BUFFER + BESIDES, "{grown}");
+        assert!(grown <= BUFFER + MAX_OVERHEAD, "{grown}");
     });
 }
 
@@ -133,7 +133,7 @@ async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
         loop {
             let moved = || (MEMORY.peak_usage(), written.load(Ordering::Relaxed));
             let before = moved();
-            sleep(STILL).await;
+            sleep(IDLE_TIME).await;
             if moved() == before {
                 return;
             }

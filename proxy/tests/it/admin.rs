@@ -17,8 +17,8 @@ async fn health_metrics_and_calls_are_shown() {
     let admin = proxy.admin.expect("an address");
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
 
     assert_eq!(get(admin, "/healthz").await.status, 200);
@@ -38,8 +38,8 @@ async fn the_button_of_a_call_cancels_it() {
     let admin = proxy.admin.expect("an address");
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     let calls = get(admin, "/calls.json").await.json();
     let id = calls["calls"][0]["call"]
@@ -60,7 +60,7 @@ async fn the_button_of_a_call_cancels_it() {
 
     let answer = client.answer().await.expect("an error");
     assert_eq!(answer["error"]["code"], -32800);
-    let cancel = upstream.asked().await;
+    let cancel = upstream.next_request().await;
     assert!(cancel.body().contains("notifications/cancelled"));
     assert_eq!(get(admin, "/calls.json").await.json()["calls"], json!([]));
 }
@@ -87,8 +87,8 @@ async fn a_script_with_the_token_cancels_one_call() {
     let admin = proxy.admin.expect("an address");
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     let listing = get(admin, "/calls.json").await.json();
     let id = listing["calls"][0]["call"].as_str().expect("an id");
@@ -129,7 +129,7 @@ async fn a_script_with_the_token_cancels_one_call() {
         client.answer().await.expect("an error")["error"]["code"],
         -32800
     );
-    let notified = upstream.asked().await;
+    let notified = upstream.next_request().await;
     assert!(notified.body().contains("notifications/cancelled"));
     let again = Connection::fetch(admin, &with_token(cancel(id))).await;
     assert_eq!(again.status, 404);
@@ -202,9 +202,9 @@ async fn list_tools(proxy: &Running, upstream: &Upstream, kind: &str, body: &str
         .header("mcp-session-id", "s");
     let mut client = Connection::open(proxy.addr).await;
     client.send(&request).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     let head = format!("200 OK\r\ncontent-type: {kind}");
-    asked.answer(&head, body).await;
+    received.answer(&head, body).await;
     client.reply().await;
 }
 
@@ -217,9 +217,9 @@ async fn call_tool(proxy: &Running, upstream: &Upstream, tool: &str) {
     };
     let mut client = Connection::open(proxy.addr).await;
     client.send(&request).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-    asked
+    received
         .answer("200 OK\r\ncontent-type: application/json", answer)
         .await;
     client.reply().await;
@@ -268,11 +268,11 @@ async fn a_call_keeps_its_label_when_its_tool_is_listed_meanwhile() {
         ..session_call("1")
     };
     client.send(&request).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"listed-late"}]}}"#;
     list_tools(&proxy, &upstream, "application/json", list).await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-    asked
+    received
         .answer("200 OK\r\ncontent-type: application/json", answer)
         .await;
     client.reply().await;
@@ -420,8 +420,8 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
     call.head().await;
     let first = call.event().await.expect("an event").id.expect("an id");
     call.fin();
-    let mut back = client.resume(&first).await;
-    back.head().await;
+    let mut resumed = client.resume(&first).await;
+    resumed.head().await;
 
     let calls = get(admin, "/calls.json").await.json();
     assert_eq!(
@@ -471,8 +471,8 @@ async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
     let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     let metrics = own_metrics(proxy.admin.expect("an address")).await;
     assert_eq!(

@@ -132,13 +132,13 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
         let (code, by_variable) = Program::run(command);
         assert_eq!(code, Some(2), "{by_variable}");
         assert!(by_variable.contains(&variable), "{by_variable}");
-        let said = [
+        let message = [
             complaint(&[&flag]),
             complaint(&[&format!("--{option}"), value]),
             complaint(&[&file.option()]),
             by_variable,
         ];
-        for text in said {
+        for text in message {
             assert!(!text.contains("s3cret"), "{text}");
             assert!(text.contains(option) || text.contains(&variable), "{text}");
         }
@@ -168,8 +168,8 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
         "[env]\nA = { B = \"s3cret\" }\n",
     ] {
         let file = File::new("secrets", text);
-        let said = complaint(&[UPSTREAM, &file.option()]);
-        assert!(!said.contains("s3cret"), "{text}: {said}");
+        let message = complaint(&[UPSTREAM, &file.option()]);
+        assert!(!message.contains("s3cret"), "{text}: {message}");
     }
     let mut help = Program::command(&["--help"]);
     help.env("MCP_PROXY_UPSTREAM", "http://up/?key=s3cret");
@@ -302,10 +302,10 @@ fn a_command_in_the_file_may_be_a_text_of_words() {
     let words = "was split into [\"sh\", \"some-server\"]";
     assert!(line.contains(words), "{line}");
     let file = File::new("shell", "command = \"sh -c 'exit'\"\n");
-    let said = complaint(&[&file.option()]);
+    let message = complaint(&[&file.option()]);
     assert!(
-        said.contains("`command` is not run by a shell: write a list"),
-        "{said}"
+        message.contains("`command` is not run by a shell: write a list"),
+        "{message}"
     );
 }
 
@@ -363,15 +363,15 @@ async fn a_named_tool_that_the_server_does_not_list_causes_one_warning() {
             let mut client = Connection::open(addr).await;
             let request = post(requested_revision).header("mcp-session-id", "s");
             client.send(&request).await;
-            let mut asked = upstream.asked().await;
+            let mut received = upstream.next_request().await;
             if is_stream {
-                asked.stream().await;
-                asked
+                received.stream().await;
+                received
                     .chunk(&format!("event: message\ndata: {answer}\n\n"))
                     .await;
-                asked.end().await;
+                received.end().await;
             } else {
-                asked
+                received
                     .answer("200 OK\r\ncontent-type: application/json", answer)
                     .await;
             }
@@ -446,17 +446,17 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         ("config = \"other.toml\"\n", 1, "on the command line only"),
     ] {
         let file = File::new("typo", text);
-        let said = complaint(&[UPSTREAM, &file.option()]);
+        let message = complaint(&[UPSTREAM, &file.option()]);
         let place = format!("{}:{line}: ", file.0.display());
         assert!(
-            said.contains(&place) && said.contains(hint),
-            "{text}: {said}"
+            message.contains(&place) && message.contains(hint),
+            "{text}: {message}"
         );
     }
-    let said = complaint(&[UPSTREAM, "--config=/nowhere/at/all.toml"]);
+    let message = complaint(&[UPSTREAM, "--config=/nowhere/at/all.toml"]);
     assert!(
-        said.contains("/nowhere/at/all.toml: cannot be read"),
-        "{said}"
+        message.contains("/nowhere/at/all.toml: cannot be read"),
+        "{message}"
     );
 }
 
@@ -685,9 +685,9 @@ async fn each_disconnect_and_each_cancel_is_logged_and_text_of_clients_stays_on_
     client
         .send(&post(call).header("mcp-session-id", "the-secret"))
         .await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
-    asked.chunk("data: {\"method\":\"a\"}\n\n").await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+    received.chunk("data: {\"method\":\"a\"}\n\n").await;
     client.head().await;
     client.event().await.expect("an event");
     client.fin();
@@ -732,7 +732,7 @@ async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
     for id in ["18446744073709551615", "0.5"] {
         let mut client = Connection::open(addr).await;
         client.send(&session_call(id)).await;
-        upstream.asked().await.answer("200 OK", "{}").await;
+        upstream.next_request().await.answer("200 OK", "{}").await;
         client.reply().await;
     }
     // Logged once, because a client may send many of these.
@@ -743,7 +743,7 @@ async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_read_beyond_doubt_is_logged_once() {
+async fn a_call_that_is_ambiguous_is_logged_once() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/mcp", upstream.addr);
     let args = ["--listen=127.0.0.1:0", "--upstream", &url];
@@ -754,7 +754,7 @@ async fn a_call_that_cannot_be_read_beyond_doubt_is_logged_once() {
     for body in [&escaped, &old, &escaped, &old, &call("1")] {
         let mut client = Connection::open(addr).await;
         client.send(&post(body).header("mcp-session-id", "s")).await;
-        upstream.asked().await.answer("200 OK", "{}").await;
+        upstream.next_request().await.answer("200 OK", "{}").await;
         client.reply().await;
     }
     program.signal(Signal::TERM);

@@ -23,9 +23,9 @@ fn preflight(origin: &str) -> String {
 /// Returns the head of the response to a GET, to which the server adds a CORS header of its own.
 async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
     let mut client = send(proxy, "GET", headers).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     let head = "405 Method Not Allowed\r\naccess-control-allow-origin: https://upstream.example";
-    asked.answer(head, "").await;
+    received.answer(head, "").await;
     client.head().await
 }
 
@@ -85,10 +85,10 @@ async fn without_the_option_the_server_answers_preflight_requests() {
     let proxy = Running::before(&upstream, &[]).await;
     let origin = "http://localhost:6274";
     let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
-    let asked = upstream.asked().await;
-    assert_eq!(asked.headers["access-control-request-method"], "POST");
+    let received = upstream.next_request().await;
+    assert_eq!(received.headers["access-control-request-method"], "POST");
     let head = format!("200 OK\r\naccess-control-allow-origin: {origin}");
-    asked.answer(&head, "").await;
+    received.answer(&head, "").await;
     let head = client.head().await;
     assert_eq!(head.header("access-control-allow-origin"), Some(origin));
 }
@@ -99,10 +99,10 @@ async fn a_header_of_the_server_gives_a_page_no_credentials() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &OPTION).await;
     let mut client = send(&proxy, "GET", &format!("origin: {PAGE}\r\n")).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     let head = "405 Method Not Allowed\r\naccess-control-allow-origin: *\r\n\
                 access-control-allow-credentials: true";
-    asked.answer(head, "").await;
+    received.answer(head, "").await;
     let head = client.head().await;
     assert_eq!(head.header("access-control-allow-origin"), Some(PAGE));
     assert_eq!(head.header("access-control-allow-credentials"), None);

@@ -10,7 +10,7 @@ use crate::support::*;
 
 /// Accepts the next request of the server, which must be a cancel. Returns the id that it cancels.
 async fn cancel_of(upstream: &Upstream) -> Value {
-    let cancel = upstream.asked().await;
+    let cancel = upstream.next_request().await;
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled");
     assert_eq!(cancel.headers["mcp-session-id"], "s");
@@ -25,9 +25,9 @@ async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
+    let mut received = upstream.next_request().await;
     client.fin();
-    asked.closed().await;
+    received.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
 }
@@ -38,13 +38,13 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
-    asked.chunk("data: 1\n\n").await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+    received.chunk("data: 1\n\n").await;
     client.head().await;
     client.event().await.expect("an event");
     client.rst();
-    asked.closed().await;
+    received.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
 }
@@ -55,11 +55,11 @@ async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let left = connection.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
+    let mut received = upstream.next_request().await;
     let mut stays = connection.send(&stateless_call("2")).await;
-    let other = upstream.asked().await;
+    let other = upstream.next_request().await;
     left.reset();
-    asked.closed().await;
+    received.closed().await;
     other.answer("200 OK", "{}").await;
     assert_eq!(stays.head().await.status, 200);
 }
@@ -70,10 +70,10 @@ async fn a_session_call_without_a_head_is_cancelled() {
     let proxy = Running::before(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
+    let mut received = upstream.next_request().await;
     client.fin();
     assert_eq!(cancel_of(&upstream).await, 1);
-    asked.closed().await;
+    received.closed().await;
 }
 
 #[tokio::test]
@@ -82,13 +82,13 @@ async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
     let proxy = Running::before(&upstream, &["--no-resumable", "--grace=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("\"a\"")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
-    asked.chunk("id: x\ndata: \n\n").await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+    received.chunk("id: x\ndata: \n\n").await;
     client.head().await;
     client.event().await.expect("an event");
     client.fin();
-    asked.closed().await;
+    received.closed().await;
     assert_eq!(cancel_of(&upstream).await, "a");
     proxy.calls_reach(0).await;
 }
@@ -101,11 +101,11 @@ async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
             Running::before(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let mut asked = upstream.asked().await;
-        asked.stream().await;
+        let mut received = upstream.next_request().await;
+        received.stream().await;
         client.head().await;
         client.fin();
-        asked.closed().await;
+        received.closed().await;
         while proxy.calls.detached() == 0 {
             tokio::task::yield_now().await;
         }
@@ -123,9 +123,9 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
             let proxy = Running::before(&upstream, &[option]).await;
             let mut client = Connection::open(proxy.addr).await;
             client.send(&stateless_call("1")).await;
-            let mut asked = upstream.asked().await;
+            let mut received = upstream.next_request().await;
             if has_head {
-                asked.stream().await;
+                received.stream().await;
                 client.head().await;
             }
             client.fin();
@@ -134,9 +134,9 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
                 tokio::task::yield_now().await;
             }
             if !has_head {
-                asked.stream().await;
+                received.stream().await;
             }
-            asked.answer_at_length().await;
+            received.answer_at_length().await;
             proxy.calls_reach(0).await;
         }
     }
@@ -161,11 +161,11 @@ async fn what_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_we
         for request in &requests {
             let mut client = Connection::open(proxy.addr).await;
             client.send(request).await;
-            let mut asked = upstream.asked().await;
-            asked.stream().await;
+            let mut received = upstream.next_request().await;
+            received.stream().await;
             client.head().await;
             client.fin();
-            asked.answer_at_length().await;
+            received.answer_at_length().await;
         }
     }
 }
@@ -176,9 +176,9 @@ async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
     let proxy = Running::before(&upstream, &["--exempt=work"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
-    let asked = upstream.asked().await;
-    assert!(asked.body().contains("work"), "{}", asked.body());
-    asked.answer("200 OK", "{}").await;
+    let received = upstream.next_request().await;
+    assert!(received.body().contains("work"), "{}", received.body());
+    received.answer("200 OK", "{}").await;
     let reply = client.reply().await;
     assert_eq!((reply.status, &*reply.body), (200, &b"{}"[..]));
     proxy.calls_reach(0).await;
@@ -191,9 +191,9 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
     for request in [stateless_call("1"), post(&format!("[{}]", call("1")))] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&request).await;
-        let mut asked = upstream.asked().await;
+        let mut received = upstream.next_request().await;
         client.fin();
-        asked.closed().await;
+        received.closed().await;
         proxy.calls_reach(0).await;
     }
 }
@@ -206,9 +206,9 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     let mut client = Connection::open(proxy.addr).await;
     let begun = Instant::now();
     client.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
+    let mut received = upstream.next_request().await;
     client.fin();
-    asked.closed().await;
+    received.closed().await;
     assert!(begun.elapsed() >= Duration::from_secs(1));
     proxy.calls_reach(0).await;
 }
@@ -221,11 +221,11 @@ async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() 
         let proxy = Running::before(&upstream, &["--no-resumable", grace]).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let mut asked = upstream.asked().await;
-        asked.stream().await;
+        let mut received = upstream.next_request().await;
+        received.stream().await;
         client.head().await;
         client.fin();
-        asked.closed().await;
+        received.closed().await;
         if is_kept {
             while proxy.calls.detached() == 0 {
                 tokio::task::yield_now().await;
@@ -255,12 +255,12 @@ async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&post(initialize)).await;
         let head = "200 OK\r\nmcp-session-id: s\r\ncontent-type: application/json";
-        upstream.asked().await.answer(head, "{}").await;
+        upstream.next_request().await.answer(head, "{}").await;
         client.reply().await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let mut asked = upstream.asked().await;
-        asked.stream().await;
+        let mut received = upstream.next_request().await;
+        received.stream().await;
         client.head().await;
         let first = client.data().await.expect("an event");
         assert!(
@@ -283,11 +283,11 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
         for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
             let mut client = Connection::open(proxy.addr).await;
             client.send(&session_call(id)).await;
-            let mut asked = upstream.asked().await;
-            asked.stream().await;
+            let mut received = upstream.next_request().await;
+            received.stream().await;
             client.head().await;
             clients.push(client);
-            requested_revision.push(asked);
+            requested_revision.push(received);
         }
         for client in clients {
             client.fin();
@@ -306,7 +306,7 @@ async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_clien
     let proxy = Running::before(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let _asked = upstream.asked().await;
+    let _asked = upstream.next_request().await;
     let reply = client.reply().await.json();
     assert_eq!(
         (&reply["id"], &reply["error"]["code"]),
@@ -326,14 +326,14 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
     let proxy = Running::before(&upstream, &options).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     assert!(client.head().await.is_event_stream());
     assert!(
         matches!(client.item().await, Some(SseItem::Comment(_))),
         "a probe"
     );
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-    asked
+    received
         .answer("200 OK\r\ncontent-type: application/json", answer)
         .await;
     assert_eq!(client.event().await.expect("the answer").data, answer);
@@ -347,14 +347,14 @@ async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
         let proxy = Running::before(&upstream, options).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let _asked = upstream.asked().await;
+        let _asked = upstream.next_request().await;
         client.fin();
         upstream
-            .asked()
+            .next_request()
             .await
             .answer("503 Service Unavailable", "")
             .await;
-        drop(upstream.asked().await);
+        drop(upstream.next_request().await);
         assert_eq!(cancel_of(&upstream).await, 1, "{options:?}");
     }
 }
@@ -365,9 +365,13 @@ async fn a_cancel_that_the_server_refuses_is_sent_once() {
     let proxy = Running::before(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let _asked = upstream.asked().await;
+    let _asked = upstream.next_request().await;
     client.fin();
-    upstream.asked().await.answer("401 Unauthorized", "").await;
+    upstream
+        .next_request()
+        .await
+        .answer("401 Unauthorized", "")
+        .await;
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;
     assert!(!upstream.has_more().await);
 }
@@ -387,13 +391,13 @@ async fn a_call_without_a_session_shows_no_grace() {
                 stateless_call("1").header("mcp-session-id", "s")
             };
             client.send(&request).await;
-            let mut asked = upstream.asked().await;
-            asked.stream().await;
-            asked.chunk("data: 1\n\n").await;
+            let mut received = upstream.next_request().await;
+            received.stream().await;
+            received.chunk("data: 1\n\n").await;
             client.head().await;
             client.event().await.expect("an event");
             client.fin();
-            asked.closed().await;
+            received.closed().await;
             proxy.calls_reach(0).await;
         }
     }
@@ -409,8 +413,8 @@ async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() 
         let proxy = Running::before(&upstream, &options).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&stateless_call("1")).await;
-        let mut asked = upstream.asked().await;
-        asked.stream().await;
+        let mut received = upstream.next_request().await;
+        received.stream().await;
         // More than the client's receive buffer and what is unsent in the proxy's socket.
         let event = format!("data: {}\n\n", "x".repeat(1 << 20));
         let (client, ()) = tokio::join!(
@@ -421,11 +425,11 @@ async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() 
                 client.event().await.expect("the event");
                 client
             },
-            asked.chunk(&event)
+            received.chunk(&event)
         );
         let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-        asked.chunk(&format!("data: {answer}\n\n")).await;
-        asked.end().await;
+        received.chunk(&format!("data: {answer}\n\n")).await;
+        received.end().await;
         let mut client = client;
         assert_eq!(client.answer().await.expect("the answer")["id"], 1);
     });

@@ -9,17 +9,17 @@ use tokio::time::sleep;
 use crate::support::*;
 
 /// Longer than the time for connections on which no answer has begun to close.
-const PAST_CLOSING: Duration = Duration::from_millis(800);
+const AFTER_CLOSING: Duration = Duration::from_millis(800);
 
 /// A window that is smaller than the events of `questions_and_the_answer`, so that the client cannot receive them at once.
 const SMALL_WINDOW: u32 = 64;
 
-async fn questions_and_the_answer(asked: &mut Asked) {
+async fn questions_and_the_answer(received: &mut ReceivedRequest) {
     for id in 0..8 {
         let question = format!(r#"{{"jsonrpc":"2.0","id":"q{id}","method":"roots/list"}}"#);
-        asked.chunk(&format!("data: {question}\n\n")).await;
+        received.chunk(&format!("data: {question}\n\n")).await;
     }
-    asked
+    received
         .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
         .await;
 }
@@ -30,8 +30,8 @@ async fn a_call_that_ends_in_time_gets_its_answer() {
     let mut proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
 
     proxy.stop();
@@ -40,12 +40,12 @@ async fn a_call_that_ends_in_time_gets_its_answer() {
     let ready = Request::new("GET", "/readyz");
     while Connection::fetch(admin, &ready).await.status != 503 {}
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-    asked.chunk(&format!("data: {answer}\n\n")).await;
+    received.chunk(&format!("data: {answer}\n\n")).await;
     assert_eq!(
         client.answer_event().await.expect("the answer").data,
         answer
     );
-    asked.end().await;
+    received.end().await;
     proxy.ended().await;
 }
 
@@ -55,15 +55,15 @@ async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit()
     let mut proxy = Running::before(&upstream, &[]).await;
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
     let mut call = connection.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     call.head().await;
 
     proxy.stop();
-    questions_and_the_answer(&mut asked).await;
-    asked.end().await;
+    questions_and_the_answer(&mut received).await;
+    received.end().await;
     proxy.calls_reach(0).await;
-    sleep(PAST_CLOSING).await;
+    sleep(AFTER_CLOSING).await;
 
     assert!(call.answer().await.expect("the answer")["result"].is_object());
     assert!(call.event().await.is_none());
@@ -77,17 +77,17 @@ async fn a_call_that_keeps_running_without_its_client_may_continue() {
     let mut proxy = Running::before(&upstream, &["--exempt=work"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     client.fin();
     proxy.calls_reach(0).await;
 
     proxy.stop();
 
-    sleep(PAST_CLOSING).await;
+    sleep(AFTER_CLOSING).await;
     assert!(!proxy.has_ended());
-    asked.answer_at_length().await;
+    received.answer_at_length().await;
     proxy.ended().await;
 }
 
@@ -97,29 +97,29 @@ async fn a_client_that_resumes_for_its_answer_gets_it() {
     let mut proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
-    asked
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+    received
         .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"roots/list\"}\n\n")
         .await;
     client.head().await;
     let last = client.event().await.and_then(|event| event.id);
     client.rst();
-    questions_and_the_answer(&mut asked).await;
-    asked.end().await;
+    questions_and_the_answer(&mut received).await;
+    received.end().await;
     proxy.calls_reach(0).await;
     let resume = Request::new("GET", "/mcp")
         .header("accept", "text/event-stream")
         .header("mcp-session-id", "s")
         .header("last-event-id", &last.expect("an id"));
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
-    let mut back = connection.send(&resume).await;
-    assert_eq!(back.head().await.status, 200);
+    let mut resumed = connection.send(&resume).await;
+    assert_eq!(resumed.head().await.status, 200);
 
     proxy.stop();
 
-    assert!(back.answer().await.expect("the answer")["result"].is_object());
-    drop((back, connection));
+    assert!(resumed.answer().await.expect("the answer")["result"].is_object());
+    drop((resumed, connection));
     proxy.ended().await;
 }
 
@@ -130,16 +130,16 @@ async fn a_client_that_was_asked_to_wait_gets_its_answer() {
     let mut proxy = Running::before(&upstream, &["--grace=4s"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     let last = client.event().await.and_then(|event| event.id);
     client.rst();
     proxy.stop();
-    asked
+    received
         .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
         .await;
-    asked.end().await;
+    received.end().await;
     proxy.calls_reach(0).await;
 
     sleep(Duration::from_secs(1)).await;
@@ -147,10 +147,10 @@ async fn a_client_that_was_asked_to_wait_gets_its_answer() {
         .header("accept", "text/event-stream")
         .header("mcp-session-id", "s")
         .header("last-event-id", &last.expect("an id"));
-    let mut back = Connection::open(proxy.addr).await;
-    back.send(&resume).await;
+    let mut resumed = Connection::open(proxy.addr).await;
+    resumed.send(&resume).await;
 
-    assert!(back.answer().await.expect("the answer")["result"].is_object());
+    assert!(resumed.answer().await.expect("the answer")["result"].is_object());
     proxy.ended().await;
 }
 
@@ -180,17 +180,17 @@ async fn an_answer_that_is_not_a_stream_may_take_as_long() {
         let mut proxy = Running::before(&upstream, &[]).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&call).await;
-        let mut asked = upstream.asked().await;
+        let mut received = upstream.next_request().await;
         let length = answer.len();
-        asked
+        received
             .write(format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{first}"))
             .await;
         client.head().await;
 
         proxy.stop();
 
-        sleep(PAST_CLOSING).await;
-        asked.write(rest).await;
+        sleep(AFTER_CLOSING).await;
+        received.write(rest).await;
         assert_eq!(client.answer().await.expect("the answer")["id"], 1);
         assert!(client.is_complete());
         proxy.ended().await;
@@ -211,13 +211,13 @@ async fn an_answer_without_a_head_may_take_as_long() {
         let mut proxy = Running::before(&upstream, &[]).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&request).await;
-        let asked = upstream.asked().await;
+        let received = upstream.next_request().await;
 
         proxy.stop();
 
-        sleep(PAST_CLOSING).await;
+        sleep(AFTER_CLOSING).await;
         let head = "200 OK\r\ncontent-type: application/json";
-        asked.answer(head, "{}").await;
+        received.answer(head, "{}").await;
         assert_eq!(client.reply().await.text(), "{}");
         proxy.ended().await;
     }
@@ -230,7 +230,7 @@ async fn a_stream_without_a_head_does_not_delay_the_shutdown() {
     let mut client = Connection::open(proxy.addr).await;
     let listen = Request::new("GET", "/mcp").header("mcp-session-id", "s");
     client.send(&listen).await;
-    let _silent = upstream.asked().await;
+    let _silent = upstream.next_request().await;
     proxy.stop();
     proxy.ended().await;
 }
@@ -241,8 +241,8 @@ async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
     let mut proxy = Running::before(&upstream, &["--drain=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
 
     proxy.stop();
@@ -252,11 +252,11 @@ async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
         (&answer["id"], &answer["error"]["code"]),
         (&1.into(), &(-32800).into())
     );
-    let cancel = upstream.asked().await;
+    let cancel = upstream.next_request().await;
     assert!(cancel.body().contains("notifications/cancelled"));
     cancel.answer("202 Accepted", "").await;
     proxy.ended().await;
-    asked.closed().await;
+    received.closed().await;
 }
 
 #[tokio::test]
@@ -269,8 +269,8 @@ async fn connections_that_never_end_are_cut() {
     let listen = Request::new("GET", "/mcp").header("mcp-session-id", "s");
     let mut standing = Connection::open(proxy.addr).await;
     standing.send(&listen).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     standing.head().await;
 
     proxy.stop();
@@ -289,24 +289,27 @@ async fn many_open_streams_do_not_delay_the_shutdown() {
     for _ in 0..100 {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&stateless_call("1")).await;
-        let mut asked = upstream.asked().await;
-        asked.stream().await;
+        let mut received = upstream.next_request().await;
+        received.stream().await;
         client.head().await;
-        open.push((client, asked));
+        open.push((client, received));
     }
 
     proxy.stop();
 
-    for (mut client, mut asked) in open {
+    for (mut client, mut received) in open {
         let answer = client.answer().await.expect("an error");
         assert_eq!(answer["error"]["code"], -32800);
-        asked.closed().await;
+        received.closed().await;
     }
     proxy.ended().await;
 }
 
 /// Starts the program in front of a server that has a call in flight.
-async fn with_call(upstream: &Upstream, options: &[&str]) -> (Program, Connection, Asked) {
+async fn with_call(
+    upstream: &Upstream,
+    options: &[&str],
+) -> (Program, Connection, ReceivedRequest) {
     let url = format!("http://{}/mcp", upstream.addr);
     let mut args = vec!["--listen=127.0.0.1:0", "--upstream", &url];
     args.extend(options);
@@ -314,23 +317,23 @@ async fn with_call(upstream: &Upstream, options: &[&str]) -> (Program, Connectio
     let addr = program.addr();
     let mut client = Connection::open(addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
-    (program, client, asked)
+    (program, client, received)
 }
 
 #[tokio::test]
 async fn either_signal_ends_the_program_when_its_calls_have_ended() {
     for signal in [Signal::TERM, Signal::INT] {
         let upstream = Upstream::start().await;
-        let (program, mut client, mut asked) = with_call(&upstream, &[]).await;
+        let (program, mut client, mut received) = with_call(&upstream, &[]).await;
         program.signal(signal);
-        asked
+        received
             .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
             .await;
         assert!(client.answer_event().await.is_some());
-        asked.end().await;
+        received.end().await;
         let (status, logged) = program.ended().await;
         assert!(status.success(), "{logged}");
         assert!(logged.contains("drained"), "{logged}");
@@ -339,13 +342,13 @@ async fn either_signal_ends_the_program_when_its_calls_have_ended() {
 
 #[tokio::test]
 async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
-    for (is_answered, said) in [
+    for (is_answered, message) in [
         (true, "calls drained (--drain) ended=1 cancelled=0"),
         (false, "calls drained (--drain) ended=0 cancelled=1"),
     ] {
         let upstream = Upstream::start().await;
         let options = ["--admin=127.0.0.1:0", "--drain=2s"];
-        let (mut program, mut client, mut asked) = with_call(&upstream, &options).await;
+        let (mut program, mut client, mut received) = with_call(&upstream, &options).await;
         let line = program.line();
         let (_, rest) = line.split_once("on http://").expect("its second line");
         let (admin, _) = rest.split_once('/').expect("a path");
@@ -356,13 +359,13 @@ async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
         let ready = Request::new("GET", "/readyz");
         while Connection::fetch(admin, &ready).await.status != 503 {}
         if is_answered {
-            asked
+            received
                 .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
                 .await;
         }
         assert!(client.answer_event().await.is_some());
         let (_, logged) = program.ended().await;
-        assert!(logged.contains(said), "{logged}");
+        assert!(logged.contains(message), "{logged}");
     }
 }
 
@@ -387,12 +390,12 @@ async fn a_second_signal_ends_it_at_once() {
 #[tokio::test]
 async fn a_signal_that_arrives_twice_loses_no_call() {
     let upstream = Upstream::start().await;
-    let (mut program, mut client, mut asked) = with_call(&upstream, &["--drain=1h"]).await;
+    let (mut program, mut client, mut received) = with_call(&upstream, &["--drain=1h"]).await;
     program.signal(Signal::TERM);
     while !program.line().contains("SIGTERM: waiting up to") {}
     program.signal(Signal::TERM);
     while !program.line().contains("signal ignored") {}
-    asked
+    received
         .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
         .await;
     assert!(client.answer_event().await.is_some());

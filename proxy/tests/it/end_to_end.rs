@@ -16,18 +16,18 @@ struct Started {
     program: Program,
     addr: SocketAddr,
     client: Mcp,
-    notes: Notes,
+    tool_log: ToolLog,
 }
 
 /// The log of the scripted server. Its drop removes the file.
-struct Notes(PathBuf);
+struct ToolLog(PathBuf);
 
 // === impl Started ===
 
 impl Started {
     async fn with(name: &str, options: &[&str], of_server: &[&str]) -> Self {
-        let notes = Notes::new(name);
-        let path = notes.0.to_str().expect("text");
+        let tool_log = ToolLog::new(name);
+        let path = tool_log.0.to_str().expect("text");
         let server = env!("CARGO_BIN_EXE_mcp-cancel-proxy");
         let mut args = vec!["--listen=127.0.0.1:0"];
         args.extend(options);
@@ -40,7 +40,7 @@ impl Started {
             program,
             addr,
             client,
-            notes,
+            tool_log,
         }
     }
 
@@ -66,27 +66,27 @@ impl Started {
         let mut call = self.client.call(7, "work", arguments).await;
         assert_eq!(call.head().await.status, 200);
         let first = call.event().await.expect("an event");
-        self.notes.reach("started it").await;
+        self.tool_log.reach("started it").await;
         (call, first.id.expect("an id"))
     }
 }
 
-// === impl Notes ===
+// === impl ToolLog ===
 
-impl Notes {
+impl ToolLog {
     fn new(name: &str) -> Self {
         let name = format!("mcp-cancel-proxy-{}-{name}", std::process::id());
         Self(std::env::temp_dir().join(name))
     }
 
-    fn have(&self, what: &str) -> bool {
+    fn contains(&self, what: &str) -> bool {
         fs::read_to_string(&self.0).is_ok_and(|text| text.contains(what))
     }
 
     async fn reach(&self, what: &str) {
         let reached = async {
-            // Polled, because nothing signals it.
-            while !self.have(what) {
+            // Polled, because nothing signals a change of the file.
+            while !self.contains(what) {
                 sleep(Duration::from_millis(5)).await;
             }
         };
@@ -94,7 +94,7 @@ impl Notes {
     }
 }
 
-impl Drop for Notes {
+impl Drop for ToolLog {
     fn drop(&mut self) {
         // Fails if there is no file.
         let _removed = fs::remove_file(&self.0);
@@ -122,7 +122,7 @@ async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_disconnect() {
     let (call, _) = started.work(60).await;
     let left = Instant::now();
     call.rst();
-    started.notes.reach("cancelled it").await;
+    started.tool_log.reach("cancelled it").await;
     assert!(left.elapsed() >= Duration::from_millis(300));
 }
 
@@ -138,10 +138,10 @@ async fn a_client_of_a_command_that_resumes_gets_its_answer() {
 
     let (call, last) = started.work(1).await;
     call.rst();
-    started.notes.reach("finished it").await;
+    started.tool_log.reach("finished it").await;
     let answer = started.client.resume(&last).await.answer().await;
     assert_eq!(answer.expect("an answer")["id"], 7, "it resumes late");
-    assert!(!started.notes.have("cancelled"));
+    assert!(!started.tool_log.contains("cancelled"));
 }
 
 #[tokio::test]
@@ -155,8 +155,8 @@ async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_beg
         (&error["id"], &error["error"]["code"]),
         (&7.into(), &(-32000).into())
     );
-    let said = error["error"]["message"].as_str().expect("text");
-    assert!(said.contains("signal 9"), "{said}");
+    let message = error["error"]["message"].as_str().expect("text");
+    assert!(message.contains("signal 9"), "{message}");
     until_exited(&processes).await;
     assert_eq!(started.client.notify("ping", json!({})).await, 404);
     let mut again = Mcp::session(started.addr, "/mcp")
@@ -188,7 +188,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
         (&error["id"], &error["error"]["code"]),
         (&7.into(), &(-32800).into())
     );
-    started.notes.reach("cancelled it").await;
+    started.tool_log.reach("cancelled it").await;
     let (status, logged) = started.program.ended().await;
     assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
     assert!(status.success(), "{logged}");
@@ -227,34 +227,38 @@ async fn before(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
     let addr = program.addr();
     let connecting = Mcp::stateless(addr, "/mcp").version(PRIMED).connect();
     let serving = async {
-        let initialize = upstream.asked().await;
+        let initialize = upstream.next_request().await;
         let result = r#"{"jsonrpc":"2.0","id":"initialize","result":{}}"#;
         let head = "200 OK\r\ncontent-type: application/json\r\nmcp-session-id: s";
         initialize.answer(head, result).await;
-        upstream.asked().await.answer("202 Accepted", "").await;
+        upstream
+            .next_request()
+            .await
+            .answer("202 Accepted", "")
+            .await;
     };
     let (client, ()) = tokio::join!(connecting, serving);
     (program, client)
 }
 
 /// Begins a call. Returns it with the id of the first event of its stream, and the upstream's request.
-async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, Asked) {
+async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, ReceivedRequest) {
     let mut call = client.call(id, "work", json!({})).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     assert_eq!(call.head().await.status, 200);
     let first = call.event().await.expect("an event");
-    (call, first.id.expect("an id"), asked)
+    (call, first.id.expect("an id"), received)
 }
 
 #[tokio::test]
 async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     let upstream = Upstream::start().await;
     let (_program, client) = before(&upstream, &["--grace=300ms"]).await;
-    let (call, _, mut asked) = call(&upstream, &client, 7).await;
+    let (call, _, mut received) = call(&upstream, &client, 7).await;
     let left = Instant::now();
     call.rst();
-    let cancel = upstream.asked().await;
+    let cancel = upstream.next_request().await;
     assert!(left.elapsed() >= Duration::from_millis(300));
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled");
@@ -262,21 +266,24 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     assert_eq!(cancel.headers["mcp-session-id"], "s");
     cancel.answer("202 Accepted", "").await;
     // The upstream's stream would stay open otherwise.
-    asked.closed().await;
+    received.closed().await;
 }
 
 #[tokio::test]
 async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     let upstream = Upstream::start().await;
     let (_program, client) = before(&upstream, &[]).await;
-    let (call, last, mut asked) = call(&upstream, &client, 7).await;
+    let (call, last, mut received) = call(&upstream, &client, 7).await;
     call.rst();
-    let mut back = client.resume(&last).await;
-    assert_eq!(back.head().await.status, 200);
+    let mut resumed = client.resume(&last).await;
+    assert_eq!(resumed.head().await.status, 200);
     let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"a":1.0}}"#;
-    asked.chunk(&format!("data: {answer}\n\n")).await;
-    asked.end().await;
-    assert_eq!(back.answer_event().await.expect("the answer").data, answer);
+    received.chunk(&format!("data: {answer}\n\n")).await;
+    received.end().await;
+    assert_eq!(
+        resumed.answer_event().await.expect("the answer").data,
+        answer
+    );
 
     let mut late = client.resume(&last).await;
     assert_eq!(late.head().await.status, 200);

@@ -82,17 +82,17 @@ async fn the_wait_for_a_tls_handshake_is_limited() {
 async fn a_server_that_closes_before_it_answers_causes_an_error() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
-    for said in ["", "HTTP/1.1 200", "nonsense\r\n\r\n"] {
+    for written in ["", "HTTP/1.1 200", "nonsense\r\n\r\n"] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("7")).await;
-        let mut asked = upstream.asked().await;
-        asked.write(said).await;
-        drop(asked);
+        let mut received = upstream.next_request().await;
+        received.write(written).await;
+        drop(received);
         let reply = client.reply().await;
         assert_eq!(
             (reply.status, &reply.json()["id"]),
             (502, &7.into()),
-            "{said}"
+            "{written}"
         );
         assert!(reply.text().contains("did not answer"));
     }
@@ -105,14 +105,14 @@ async fn a_response_that_is_cut_is_cut_for_the_client() {
     let proxy = Running::before(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
-    asked.chunk("data: half\n").await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+    received.chunk("data: half\n").await;
     client.head().await;
     assert_eq!(client.data().await.expect("data"), "data: half\n");
-    drop(asked);
+    drop(received);
     assert_eq!(client.data().await, None);
-    assert!(!client.is_complete(), "it looks whole");
+    assert!(!client.is_complete(), "it looks complete");
 }
 
 #[tokio::test]
@@ -123,8 +123,8 @@ async fn an_answer_with_more_than_a_hundred_header_fields_is_named_as_such() {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("7")).await;
         let fields: String = (0..fields).map(|n| format!("\r\nx-{n}: 1")).collect();
-        let asked = upstream.asked().await;
-        asked.answer(&format!("200 OK{fields}"), "{}").await;
+        let received = upstream.next_request().await;
+        received.answer(&format!("200 OK{fields}"), "{}").await;
         let reply = client.reply().await;
         assert_eq!(reply.status, status);
         let says_so = reply.text().contains("more than 100 header fields");

@@ -18,7 +18,7 @@ fn question(id: u32) -> String {
 }
 
 /// Accepts a cancel as the server. Returns the id that it cancels.
-async fn cancelled(cancel: Asked) -> Value {
+async fn cancelled(cancel: ReceivedRequest) -> Value {
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled", "{message}");
     cancel.answer("202 Accepted", "").await;
@@ -26,18 +26,23 @@ async fn cancelled(cancel: Asked) -> Value {
 }
 
 /// Begins a call, and the server's answer to it.
-async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream, Asked) {
+async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream, ReceivedRequest) {
     let mut stream = connection.send(&session_call(id)).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     assert_eq!(stream.head().await.status, 200);
-    (stream, asked)
+    (stream, received)
 }
 
 /// The call is answered, and no further request reaches the server.
-async fn assert_completes(upstream: &Upstream, mut stream: H2Stream, mut asked: Asked, id: u32) {
+async fn assert_completes(
+    upstream: &Upstream,
+    mut stream: H2Stream,
+    mut received: ReceivedRequest,
+    id: u32,
+) {
     let answer = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\n\n");
-    asked.chunk(&answer).await;
+    received.chunk(&answer).await;
     assert!(stream.answer().await.expect("an answer")["result"].is_object());
     assert!(!upstream.has_more().await, "no other cancel");
 }
@@ -50,9 +55,9 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
     let mut stays = H2::open(proxy.addr).await;
     let (mut streams, mut requested_revision) = (Vec::new(), Vec::new());
     for id in 0..100 {
-        let (stream, asked) = begun(&upstream, &mut lost, &id.to_string()).await;
+        let (stream, received) = begun(&upstream, &mut lost, &id.to_string()).await;
         streams.push(stream);
-        requested_revision.push(asked);
+        requested_revision.push(received);
     }
     let (other, asked_of_other) = begun(&upstream, &mut stays, "100").await;
 
@@ -60,7 +65,7 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
 
     let mut ids = Vec::new();
     for _ in 0..100 {
-        ids.push(cancelled(upstream.asked().await).await.as_u64());
+        ids.push(cancelled(upstream.next_request().await).await.as_u64());
     }
     ids.sort_unstable();
     assert!(ids.into_iter().eq((0..100).map(Some)));
@@ -77,16 +82,16 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
     ] {
         let proxy = Running::before(&upstream, options).await;
         let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
-        let (left, mut asked) = begun(&upstream, &mut connection, "1").await;
+        let (left, mut received) = begun(&upstream, &mut connection, "1").await;
         let (stays, mut asked_of_other) = begun(&upstream, &mut connection, "2").await;
         for id in 0..10 {
-            asked.chunk(&question(id)).await;
+            received.chunk(&question(id)).await;
             asked_of_other.chunk(&question(id)).await;
         }
 
         left.reset();
 
-        assert_eq!(cancelled(upstream.asked().await).await, 1);
+        assert_eq!(cancelled(upstream.next_request().await).await, 1);
         proxy.calls_reach(1).await;
         assert_completes(&upstream, stays, asked_of_other, 2).await;
     }
@@ -104,7 +109,7 @@ async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
     let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}"#;
     let cancel = post(cancel).header("mcp-session-id", "s");
     let mut stream = connection.send(&cancel).await;
-    assert_eq!(cancelled(upstream.asked().await).await, 7);
+    assert_eq!(cancelled(upstream.next_request().await).await, 7);
     assert_eq!(stream.head().await.status, 202);
 }
 
@@ -153,17 +158,17 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
     let mut client = Connection::open(proxy.addr).await;
     let body = frame(0, 1, 1, call("1").as_bytes());
     client.write(&[opening(4, &fields), body].concat()).await;
-    let mut asked = upstream.asked().await;
+    let mut received = upstream.next_request().await;
 
     client.write(&frame(GOAWAY, 0, 0, &[0; 8])).await;
 
-    asked.stream().await;
+    received.stream().await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
-    asked.chunk(&format!("data: {answer}\n\n")).await;
-    asked.end().await;
-    let said = client.closed().await;
-    let said = String::from_utf8_lossy(&said);
-    assert!(said.contains(answer), "{said}");
+    received.chunk(&format!("data: {answer}\n\n")).await;
+    received.end().await;
+    let received_bytes = client.closed().await;
+    let received_bytes = String::from_utf8_lossy(&received_bytes);
+    assert!(received_bytes.contains(answer), "{received_bytes}");
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is cancelled");
 }
@@ -181,7 +186,7 @@ async fn an_idle_client_does_not_delay_the_shutdown() {
     ];
     let mut client = Connection::open(proxy.addr).await;
     client.write(&opening(5, &fields)).await;
-    upstream.asked().await.answer("200 OK", "").await;
+    upstream.next_request().await.answer("200 OK", "").await;
 
     proxy.stop();
 
@@ -195,11 +200,11 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut idle = H2::open(proxy.addr).await;
     let mut past = idle.send(&stateless_call("1")).await;
-    upstream.asked().await.answer("200 OK", "{}").await;
+    upstream.next_request().await.answer("200 OK", "{}").await;
     assert_eq!(past.head().await.status, 200);
     past.body_to_end().await;
     let mut busy = H2::open(proxy.addr).await;
-    let (mut stream, mut asked) = begun(&upstream, &mut busy, "2").await;
+    let (mut stream, mut received) = begun(&upstream, &mut busy, "2").await;
 
     time::pause();
     let mut open_for = 0;
@@ -216,7 +221,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
 
     assert!(open_for >= 60, "closed after {open_for} s");
     assert!(!busy.is_closed());
-    asked
+    received
         .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":2,\"result\":{}}\n\n")
         .await;
     assert!(stream.answer().await.expect("an answer")["result"].is_object());

@@ -15,20 +15,20 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
     let mut client = Connection::open(proxy.addr).await;
     client.send(&request).await;
 
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
 
-    assert_eq!(asked.line, "POST /mcp HTTP/1.1");
-    assert_eq!(asked.body(), message);
-    assert_eq!(asked.headers["authorization"], "Bearer a");
-    assert_eq!(asked.headers["mcp-session-id"], "s");
+    assert_eq!(received.line, "POST /mcp HTTP/1.1");
+    assert_eq!(received.body(), message);
+    assert_eq!(received.headers["authorization"], "Bearer a");
+    assert_eq!(received.headers["mcp-session-id"], "s");
     assert_eq!(
-        asked.headers["accept"],
+        received.headers["accept"],
         "application/json, text/event-stream"
     );
-    let twice: Vec<_> = asked.headers.get_all("x-twice").iter().collect();
+    let twice: Vec<_> = received.headers.get_all("x-twice").iter().collect();
     assert_eq!(twice, ["1", "2"]);
     let answer = "{ \"jsonrpc\":\"2.0\",\"id\":1.0,\"result\":{\"n\":1.50}}";
-    asked
+    received
         .answer("200 OK\r\ncontent-type: application/json\r\nx-own: \"a\"\r\nset-cookie: a=1\r\nset-cookie: b=2", answer)
         .await;
     let reply = client.reply().await;
@@ -53,7 +53,7 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
     let mut client = Connection::open(proxy.addr).await;
     client.send(&request).await;
 
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
 
     for name in [
         "x-hop",
@@ -62,14 +62,14 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
         "proxy-authorization",
         "connection",
     ] {
-        assert!(!asked.headers.contains_key(name), "{name}");
+        assert!(!received.headers.contains_key(name), "{name}");
     }
-    assert_eq!(asked.headers["host"], upstream.addr.to_string());
-    let keys: Vec<_> = asked.headers.get_all("x-key").iter().collect();
+    assert_eq!(received.headers["host"], upstream.addr.to_string());
+    let keys: Vec<_> = received.headers.get_all("x-key").iter().collect();
     assert_eq!(keys, ["secret", "other"]);
-    assert_eq!(asked.headers["x-forwarded-user"], "a");
+    assert_eq!(received.headers["x-forwarded-user"], "a");
     let head = "200 OK\r\nkeep-alive: timeout=9\r\nproxy-authenticate: Basic\r\nx-left: 1";
-    asked.answer(head, "{}").await;
+    received.answer(head, "{}").await;
     let reply = client.reply().await;
     assert!(!reply.headers.contains_key("keep-alive"));
     assert!(!reply.headers.contains_key("proxy-authenticate"));
@@ -92,9 +92,9 @@ async fn bodies_in_chunks_and_large_ones_pass() {
                 None => client.send(&post(&large)).await,
             }
         };
-        let ((), asked) = tokio::join!(sending, upstream.asked());
-        assert!(asked.body() == large, "the request");
-        let (reply, ()) = tokio::join!(client.reply(), asked.answer("200 OK", &large));
+        let ((), received) = tokio::join!(sending, upstream.next_request());
+        assert!(received.body() == large, "the request");
+        let (reply, ()) = tokio::join!(client.reply(), received.answer("200 OK", &large));
         assert!(reply.text() == large, "the response");
     }
 }
@@ -110,12 +110,12 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
     ] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let mut asked = upstream.asked().await;
+        let mut received = upstream.next_request().await;
         let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{order}\r\n\r\n");
-        asked.write(head).await;
-        asked.chunk("{\"a\":").await;
-        asked.chunk("1}").await;
-        asked.end().await;
+        received.write(head).await;
+        received.chunk("{\"a\":").await;
+        received.chunk("1}").await;
+        received.end().await;
         assert_eq!(client.reply().await.text(), "{\"a\":1}", "{order}");
     }
 }
@@ -136,13 +136,13 @@ async fn statuses_pass_unchanged() {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
         upstream
-            .asked()
+            .next_request()
             .await
-            .answer(head, "said by the server")
+            .answer(head, "sent by the server")
             .await;
         let reply = client.reply().await;
         assert!(head.starts_with(&reply.status.to_string()), "{head}");
-        assert_eq!(reply.text(), "said by the server");
+        assert_eq!(reply.text(), "sent by the server");
         for header in head.split("\r\n").skip(1) {
             let (name, value) = header.split_once(": ").expect("a header");
             assert_eq!(reply.headers[name], value);
@@ -156,18 +156,18 @@ async fn events_pass_as_they_arrive() {
     let proxy = Running::before(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     for event in [
         "id: 1\nretry: 5\ndata: \n\n",
         ": a comment\n\n",
         "data: {\"a\":\ndata: 1}\n\n",
     ] {
-        asked.chunk(event).await;
+        received.chunk(event).await;
         assert_eq!(client.data().await.expect("an event"), event);
     }
-    asked.end().await;
+    received.end().await;
     assert_eq!(client.data().await, None);
     assert!(client.is_complete());
 }
@@ -192,11 +192,15 @@ async fn event_streams_are_requested_without_a_content_coding() {
             let request = request.header("accept-encoding", "gzip, br");
             let mut client = Connection::open(proxy.addr).await;
             client.send(&request).await;
-            let asked = upstream.asked().await;
-            assert_eq!(asked.headers["accept-encoding"], expected, "{}", asked.line);
+            let received = upstream.next_request().await;
+            assert_eq!(
+                received.headers["accept-encoding"], expected,
+                "{}",
+                received.line
+            );
             // An encoded answer that the server sends nevertheless passes unchanged.
             let head = "200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip";
-            asked.answer(head, "no gzip").await;
+            received.answer(head, "no gzip").await;
             let reply = client.reply().await;
             assert_eq!(reply.headers["content-encoding"], "gzip");
             assert_eq!(reply.text(), "no gzip");
@@ -220,9 +224,9 @@ async fn get_delete_and_paths_below_the_endpoint_pass() {
     ] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&Request::new(method, path)).await;
-        let asked = upstream.asked().await;
-        assert_eq!(asked.line, format!("{method} {path} HTTP/1.1"));
-        asked.answer("200 OK", "").await;
+        let received = upstream.next_request().await;
+        assert_eq!(received.line, format!("{method} {path} HTTP/1.1"));
+        received.answer("200 OK", "").await;
         assert_eq!(client.reply().await.status, 200);
     }
 }
@@ -232,16 +236,16 @@ async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/a/mcp?key=1", upstream.addr);
     let proxy = Running::before_url(&url, &[]).await;
-    for (asked, expected) in [
+    for (received, expected) in [
         ("/a/mcp", "/a/mcp?key=1"),
         ("/a/mcp?b", "/a/mcp?key=1&b"),
         ("/.well-known/x?b", "/.well-known/x?b"),
     ] {
         let mut client = Connection::open(proxy.addr).await;
-        client.send(&Request::new("GET", asked)).await;
-        let asked = upstream.asked().await;
-        assert_eq!(asked.line, format!("GET {expected} HTTP/1.1"));
-        asked.answer("200 OK", "").await;
+        client.send(&Request::new("GET", received)).await;
+        let received = upstream.next_request().await;
+        assert_eq!(received.line, format!("GET {expected} HTTP/1.1"));
+        received.answer("200 OK", "").await;
         client.reply().await;
     }
 }
@@ -253,9 +257,9 @@ async fn a_connection_serves_one_request_after_another() {
     let mut client = Connection::open(proxy.addr).await;
     for id in ["1", "2", "3"] {
         client.send(&session_call(id)).await;
-        let asked = upstream.asked().await;
-        assert_eq!(asked.body(), call(id));
-        asked
+        let received = upstream.next_request().await;
+        assert_eq!(received.body(), call(id));
+        received
             .answer("200 OK\r\ncontent-type: application/json", id)
             .await;
         assert_eq!(client.reply().await.text(), id);
@@ -272,10 +276,10 @@ async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
     client.send_cut(&request, message.len()).await;
     assert_eq!(client.head().await.status, 100);
     client.write(message.as_bytes()).await;
-    let asked = upstream.asked().await;
-    assert!(!asked.headers.contains_key("expect"));
-    assert_eq!(asked.body(), message);
-    asked.answer("200 OK", "{}").await;
+    let received = upstream.next_request().await;
+    assert!(!received.headers.contains_key("expect"));
+    assert_eq!(received.body(), message);
+    received.answer("200 OK", "{}").await;
     assert_eq!(client.head().await.status, 200);
 }
 
@@ -285,10 +289,12 @@ async fn http_2_passes_too() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut stream = connection.send(&stateless_call("1")).await;
-    let asked = upstream.asked().await;
-    assert_eq!(asked.body(), call("1"));
-    assert_eq!(asked.headers["host"], upstream.addr.to_string());
-    asked.answer("200 OK\r\nkeep-alive: timeout=5", "{}").await;
+    let received = upstream.next_request().await;
+    assert_eq!(received.body(), call("1"));
+    assert_eq!(received.headers["host"], upstream.addr.to_string());
+    received
+        .answer("200 OK\r\nkeep-alive: timeout=5", "{}")
+        .await;
     assert_eq!(stream.head().await.status, 200);
     assert_eq!(stream.body_to_end().await, b"{}");
 }
@@ -306,10 +312,10 @@ async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
         .header("cookie", "d");
     let mut connection = H2::open(proxy.addr).await;
     let mut stream = connection.send(&request).await;
-    let asked = upstream.asked().await;
-    let cookies: Vec<_> = asked.headers.get_all("cookie").iter().collect();
+    let received = upstream.next_request().await;
+    let cookies: Vec<_> = received.headers.get_all("cookie").iter().collect();
     assert_eq!(cookies, ["a=1; b=\"2\"; c=3; d"]);
-    assert_eq!(asked.headers.get_all("x-twice").iter().count(), 2);
-    asked.answer("200 OK", "{}").await;
+    assert_eq!(received.headers.get_all("x-twice").iter().count(), 2);
+    received.answer("200 OK", "{}").await;
     assert_eq!(stream.head().await.status, 200);
 }

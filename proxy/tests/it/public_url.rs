@@ -25,7 +25,7 @@ async fn sent(
 ) -> ([String; 4], Reply) {
     let mut client = Connection::open(proxy.addr).await;
     client.send(request).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     let names = [
         "x-forwarded-for",
         "x-forwarded-host",
@@ -33,7 +33,7 @@ async fn sent(
         "forwarded",
     ];
     let seen = names.map(|name| {
-        let values: Vec<&str> = asked
+        let values: Vec<&str> = received
             .headers
             .get_all(name)
             .iter()
@@ -41,7 +41,7 @@ async fn sent(
             .collect();
         values.join(" | ")
     });
-    asked.answer(head, body).await;
+    received.answer(head, body).await;
     (seen, client.reply().await)
 }
 
@@ -70,10 +70,10 @@ async fn only_headers_about_the_connection_are_removed() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&forwarded(session_call("1"))).await;
-    let asked = upstream.asked().await;
-    assert!(!asked.headers.contains_key("x-forwarded-prefix"));
+    let received = upstream.next_request().await;
+    assert!(!received.headers.contains_key("x-forwarded-prefix"));
     assert_eq!(
-        asked.headers["x-forwarded-user"], "someone",
+        received.headers["x-forwarded-user"], "someone",
         "headers of users pass"
     );
 }
@@ -249,11 +249,11 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
     .await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     drop(client);
-    let cancel = upstream.asked().await;
+    let cancel = upstream.next_request().await;
     assert!(cancel.body().contains("notifications/cancelled"));
     for name in [
         "forwarded",
@@ -261,15 +261,15 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
         "x-forwarded-host",
         "x-forwarded-proto",
     ] {
-        let of = |asked: &Asked| {
-            asked
+        let of = |received: &ReceivedRequest| {
+            received
                 .headers
                 .get_all(name)
                 .iter()
                 .cloned()
                 .collect::<Vec<_>>()
         };
-        assert_eq!(of(&cancel), of(&asked), "{name}");
+        assert_eq!(of(&cancel), of(&received), "{name}");
         assert_eq!(of(&cancel).len(), 1, "{name}");
     }
 }
@@ -284,8 +284,8 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
     let proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     let first = client.event().await.expect("an event").id.expect("an id");
     drop(client);
@@ -312,12 +312,12 @@ async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
     let proxy = Running::before(&upstream, &OPTIONS).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let mut asked = upstream.asked().await;
-    let call = asked.headers.clone();
-    asked.stream().await;
-    asked.chunk("id: 5\nretry: 250\ndata:\n\n").await;
-    asked.end().await;
-    let rest = upstream.asked().await;
+    let mut received = upstream.next_request().await;
+    let call = received.headers.clone();
+    received.stream().await;
+    received.chunk("id: 5\nretry: 250\ndata:\n\n").await;
+    received.end().await;
+    let rest = upstream.next_request().await;
     assert_eq!(rest.headers["last-event-id"], "5");
     for name in [
         "forwarded",
@@ -340,9 +340,9 @@ async fn an_impostor_cannot_write_the_headers_with_underscores() {
         .iter()
         .fold(session_call("1"), |request, name| request.header(name, "x"));
     client.send(&request).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     for name in names {
-        assert!(!asked.headers.contains_key(name), "{name}");
+        assert!(!received.headers.contains_key(name), "{name}");
     }
 }
 
@@ -363,9 +363,9 @@ async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
             request.header(name, value)
         });
     client.send(&request).await;
-    let asked = upstream.asked().await;
+    let received = upstream.next_request().await;
     for (name, _) in headers {
-        assert!(!asked.headers.contains_key(name), "{name}");
+        assert!(!received.headers.contains_key(name), "{name}");
     }
 }
 
@@ -398,8 +398,8 @@ async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_withou
     let mut client = Connection::open(proxy.addr).await;
     let call = session_call("1").header("x-forwarded-for", "192.0.2.1");
     client.send(&call).await;
-    let mut asked = upstream.asked().await;
-    asked.stream().await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
     client.head().await;
     let first = client.event().await.expect("an event").id.expect("an id");
     drop(client);

@@ -10,9 +10,9 @@ async fn answered(upstream: &Upstream, proxy: &Running, path: &str, head: &str) 
     };
     let mut client = Connection::open(proxy.addr).await;
     client.send(&request).await;
-    let asked = upstream.asked().await;
-    let line = asked.line.clone();
-    asked
+    let received = upstream.next_request().await;
+    let line = received.line.clone();
+    received
         .answer(head, "moved to http://up/a/mcp/?key=s3cret")
         .await;
     (line, client.reply().await)
@@ -97,8 +97,8 @@ async fn metadata_may_be_elsewhere_and_other_responses_pass() {
     ] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&Request::new("GET", path)).await;
-        let mut asked = upstream.asked().await;
-        asked
+        let mut received = upstream.next_request().await;
+        received
             .write(format!(
                 "HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
             ))

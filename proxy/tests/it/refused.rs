@@ -3,7 +3,7 @@
 use crate::support::*;
 
 /// Returns the response of the proxy to bytes.
-async fn said(proxy: &Running, bytes: &str) -> Head {
+async fn response_to(proxy: &Running, bytes: &str) -> Head {
     let mut client = Connection::open(proxy.addr).await;
     client.write(bytes.as_bytes()).await;
     client.head().await
@@ -24,7 +24,7 @@ async fn only_requests_for_a_path_pass() {
         ("GET /mcp/../other HTTP/1.1", 404),
         ("GET /.well-known/%2e%2E/other HTTP/1.1", 404),
     ] {
-        let head = said(&proxy, &format!("{line}\r\nhost: localhost\r\n\r\n")).await;
+        let head = response_to(&proxy, &format!("{line}\r\nhost: localhost\r\n\r\n")).await;
         assert_eq!(head.status, status, "{line}");
     }
     assert!(!upstream.has_more().await);
@@ -37,7 +37,7 @@ async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_h
     for method in ["TRACE", "PUT", "PATCH", "PROPFIND", "get"] {
         for path in ["/mcp", "/.well-known/x"] {
             let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-            let head = said(&proxy, &request).await;
+            let head = response_to(&proxy, &request).await;
             assert_eq!(head.status, 405, "{method} {path}");
             assert_eq!(head.headers["allow"], "GET, POST, DELETE, OPTIONS, HEAD");
         }
@@ -73,7 +73,7 @@ async fn only_requests_for_this_host_pass() {
         ("host: MCP.example.com:8443\r\n", 404),
         ("host: other:81\r\n", 404),
     ] {
-        let head = said(&proxy, &format!("GET /other HTTP/1.1\r\n{hosts}\r\n")).await;
+        let head = response_to(&proxy, &format!("GET /other HTTP/1.1\r\n{hosts}\r\n")).await;
         assert_eq!(head.status, status, "{hosts:?}");
     }
 }
@@ -104,7 +104,11 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
         ("origin: \r\n", 403),
     ] {
         let request = format!("GET /other HTTP/1.1\r\nhost: localhost\r\n{origins}\r\n");
-        assert_eq!(said(&proxy, &request).await.status, status, "{origins:?}");
+        assert_eq!(
+            response_to(&proxy, &request).await.status,
+            status,
+            "{origins:?}"
+        );
     }
 }
 
@@ -125,7 +129,7 @@ async fn a_body_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     let announced = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4194305\r\n\r\n";
-    assert_eq!(said(&proxy, announced).await.status, 413);
+    assert_eq!(response_to(&proxy, announced).await.status, 413);
     assert!(!upstream.has_more().await);
 
     let reply = too_large(&proxy).await;
@@ -183,7 +187,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
         client.send_cut(&most, BODY).await;
         open.push(client);
     }
-    // The last byte of sixteen of these would be the last of the room.
+    // Sixteen of these bodies, each one byte short, take all of the 64 MiB but 16 bytes.
     let refused = async {
         loop {
             let mut late = Connection::open(proxy.addr).await;
@@ -203,7 +207,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
     );
     drop(open);
     let served = async {
-        while said(&proxy, "POST /mcp HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n{").await.status != 400 {}
+        while response_to(&proxy, "POST /mcp HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n{").await.status != 400 {}
     };
     within("room again", served).await;
 }
@@ -216,11 +220,11 @@ async fn a_head_that_is_too_large_is_refused() {
         let long = "a".repeat(length);
         format!("GET /other HTTP/1.1\r\nhost: localhost\r\nx-long: {long}\r\n\r\n")
     };
-    assert_eq!(said(&proxy, &head(60_000)).await.status, 404);
-    assert_eq!(said(&proxy, &head(66_000)).await.status, 431);
+    assert_eq!(response_to(&proxy, &head(60_000)).await.status, 404);
+    assert_eq!(response_to(&proxy, &head(66_000)).await.status, 431);
     let fields: String = (0..101).map(|n| format!("x-{n}: 1\r\n")).collect();
     let many = format!("GET /other HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n");
-    assert_eq!(said(&proxy, &many).await.status, 431);
+    assert_eq!(response_to(&proxy, &many).await.status, 431);
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,9 +248,9 @@ async fn bodies_that_are_not_messages_pass_to_the_server() {
         let request = post("").body(body.to_vec());
         let mut client = Connection::open(proxy.addr).await;
         client.send(&request).await;
-        let asked = upstream.asked().await;
-        assert_eq!(asked.body, body);
-        asked.answer("400 Bad Request", "no").await;
+        let received = upstream.next_request().await;
+        assert_eq!(received.body, body);
+        received.answer("400 Bad Request", "no").await;
         assert_eq!(client.reply().await.status, 400);
     }
 }

@@ -53,7 +53,7 @@ fn health_is_0_while_the_proxy_runs_and_1_once_it_does_not() {
     let path = std::env::temp_dir().join(format!("mcp-proxy-health-{}.toml", std::process::id()));
     std::fs::write(&path, format!("admin = \"{admin}\"\nlisten = \"8000\"\n")).expect("a file");
     let (code, text) = run(&["health", "--config", path.to_str().expect("text")]);
-    std::fs::remove_file(&path).expect("it was there");
+    std::fs::remove_file(&path).expect("it has existed");
     assert_eq!(code, Some(0), "{text}");
 
     // A listener on all addresses is reached on loopback.
@@ -80,7 +80,7 @@ fn health_is_1_for_a_server_that_never_answers_or_answers_with_an_error() {
         // The first connection is that of the client above.
         for stream in silent.incoming().take(2) {
             let mut stream = stream.expect("a connection");
-            // An unread request would reset the connection. The first client has left.
+            // An unread request would reset the connection. The first client has disconnected.
             let _read = stream.read(&mut [0; 4096]);
             let answer = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
             let _written = stream.write_all(answer);
@@ -179,7 +179,7 @@ fn a_server_may_have_the_name_of_a_sub_command() {
         let line = Program::start(command).line();
         assert!(line.contains(&format!("in front of `{name}`")), "{line}");
     }
-    std::fs::remove_dir_all(&folder).expect("it was there");
+    std::fs::remove_dir_all(&folder).expect("it has existed");
     // Only the first argument is a sub-command.
     let (code, text) = run(&["--upstream=http://127.0.0.1:1/", "health"]);
     assert_eq!(code, Some(2), "{text}");

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from matrix.process import ENVIRONMENT
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 POLL = 0.05
 STARTED = re.compile(r"started successfully on port (\d+)")
 # The browser resolves no names, and connects to no host but this one.
@@ -23,7 +23,7 @@ ARGUMENTS = ["--headless=new", "--window-size=1400,900", "--disable-gpu", "--dis
 ARGUMENTS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
-async def until(what, look, seconds=PATIENCE):
+async def until(what, look, seconds=TIMEOUT):
     """Returns the result of `look` as soon as it is true."""
     limit = time.monotonic() + seconds
     while not (found := look()):
@@ -56,7 +56,7 @@ class Browser:
         arguments = [*ARGUMENTS, f"--user-data-dir={self._folder / 'profile'}", *["--no-sandbox"] * (os.geteuid() == 0)]
         wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
         # A busy machine needs long to start it.
-        made = self._ask("POST", "", {"capabilities": {"alwaysMatch": wanted}}, 3 * PATIENCE)
+        made = self._ask("POST", "", {"capabilities": {"alwaysMatch": wanted}}, 3 * TIMEOUT)
         self._browser = made["capabilities"]["goog:processID"]
         self._session += f"/{made['sessionId']}"
 
@@ -104,11 +104,11 @@ class Browser:
             self._driver.kill()
             self._driver.wait()
 
-    def _ask(self, method, path, body=None, patience=PATIENCE):
+    def _ask(self, method, path, body=None, timeout=TIMEOUT):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._session + path, data, {"content-type": "application/json"}, method=method)
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=patience) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{method} {path}: {json.load(error)['value']['message']}") from None

@@ -19,9 +19,9 @@ fn answering(lines: &[&str]) -> String {
     script + "cat > /dev/null"
 }
 
-async fn ask(client: &Client, id: &str) -> Vec<String> {
+async fn request(client: &Client, id: &str) -> Vec<String> {
     let call = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
-    let mut events = client.ask(call).await;
+    let mut events = client.request(call).await;
     timeout(Duration::from_secs(10), events.rest())
         .await
         .expect("the call ends")
@@ -34,9 +34,9 @@ async fn an_answer_with_the_text_of_its_id_or_with_a_null_beside_it_reaches_its_
         r#"{"jsonrpc":"2.0","id":8,"result":{"a":1},"error":null}"#,
         r#"{"jsonrpc":"2.0","id":9,"result":null,"error":{"code":1,"message":"m"}}"#,
     ];
-    let client = Client::begin(&serve(shell(&answering(&lines))), OLD).await;
+    let client = Client::begin(&serve(shell(&answering(&lines))), WITHOUT_PRIMING).await;
     for (id, line) in ["7", "8", "9"].into_iter().zip(lines) {
-        assert_eq!(ask(&client, id).await, [line]);
+        assert_eq!(request(&client, id).await, [line]);
     }
 }
 
@@ -46,9 +46,9 @@ async fn an_answer_that_cannot_be_read_ends_its_call_with_an_error() {
         r#"{"jsonrpc":"2.0","id":7,"result":{"a":NaN}}"#,
         r#"{"jsonrpc":"2.0","id":8,"result":{"a":"\0377"}}"#,
     ];
-    let client = Client::begin(&serve(shell(&answering(&lines))), OLD).await;
+    let client = Client::begin(&serve(shell(&answering(&lines))), WITHOUT_PRIMING).await;
     for id in ["7", "8"] {
-        let rest = ask(&client, id).await;
+        let rest = request(&client, id).await;
         assert_eq!(rest.len(), 1, "{rest:?}");
         assert!(
             rest[0].contains(&format!(r#""id":{id},"error""#)),
@@ -67,17 +67,17 @@ async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_rea
     let mut options = shell(script);
     options.kill_after = Some(Duration::from_millis(300));
     let stdio = serve(options);
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let call = |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
-    let mut unread = client.ask(call(1)).await;
+    let mut unread = client.request(call(1)).await;
     // All requests of the server are queued in the stream and in the pipe.
     sleep(Duration::from_millis(500)).await;
-    let _cancelled = client.ask(call(2)).await;
+    let _cancelled = client.request(call(2)).await;
     assert_eq!(client.cancel("2").await, StatusCode::ACCEPTED);
     sleep(Duration::from_millis(1_500)).await;
     assert_eq!(
         client
-            .tell(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#)
+            .notify(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#)
             .await,
         StatusCode::ACCEPTED
     );
@@ -95,8 +95,10 @@ async fn a_process_that_ignores_a_cancel_is_killed_also_after_a_client_that_did_
     let mut options = shell(script);
     options.kill_after = Some(Duration::from_millis(300));
     let stdio = serve(options);
-    let client = Client::begin(&stdio, OLD).await;
-    let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
+    let mut call = client
+        .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+        .await;
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
     timeout(LIMIT, call.rest()).await.expect("it ends");
     until(|| stdio.stats().kills == 1).await;
@@ -105,7 +107,7 @@ async fn a_process_that_ignores_a_cancel_is_killed_also_after_a_client_that_did_
 #[tokio::test]
 async fn a_client_that_deletes_its_session_gets_the_outcome_of_its_calls() {
     for _ in 0..20 {
-        let client = Client::begin(&serve(scripted(&[])), NEW).await;
+        let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
         let mut open = client.call("1", "work", r#"{"seconds":60}"#).await;
         let mut answered = client.call("2", "work", r#"{"seconds":0}"#).await;
         // The answer has arrived, and the client has not read it.
@@ -123,7 +125,7 @@ async fn a_client_that_deletes_its_session_gets_the_outcome_of_its_calls() {
 #[tokio::test]
 async fn nothing_is_started_for_an_initialize_without_a_proper_id() {
     use std::os::unix::fs::PermissionsExt as _;
-    let path = notes();
+    let path = log_path();
     std::fs::write(&path, "#!/bin/sh\ncat\n").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = mcp_cancel_proxy::stdio::Program::new(&path, []);
@@ -132,11 +134,15 @@ async fn nothing_is_started_for_an_initialize_without_a_proper_id() {
     std::fs::remove_file(&path).unwrap();
     let long = format!("\"{}\"", "x".repeat(2_000));
     for id in ["null", "{}", &long] {
-        let body = initialize(NEW).replace(r#""id":0"#, &format!(r#""id":{id}"#));
+        let body = initialize(WITH_PRIMING).replace(r#""id":0"#, &format!(r#""id":{id}"#));
         let response = send(&stdio, post().body(body.into()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{id:.20}");
     }
-    let response = send(&stdio, post().body(initialize(NEW).into()).unwrap()).await;
+    let response = send(
+        &stdio,
+        post().body(initialize(WITH_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
 }
 
@@ -145,8 +151,10 @@ async fn after_its_process_exited_a_client_gets_the_remaining_events_and_otherwi
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line; read line
         echo '{"jsonrpc":"2.0","id":1,"result":{}}'; exit 3"#;
     let stdio = serve(shell(script));
-    let client = Client::begin(&stdio, NEW).await;
-    let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+    let client = Client::begin(&stdio, WITH_PRIMING).await;
+    let mut call = client
+        .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+        .await;
     let primed = call.next().await.unwrap().id.unwrap();
     let last = call.next().await.unwrap().id.unwrap();
     until(|| stdio.stats().sessions == 0).await;

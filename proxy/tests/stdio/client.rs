@@ -15,9 +15,9 @@ use tower::{Layer as _, Service as _, ServiceExt as _};
 use crate::server::LIMIT;
 
 /// A revision whose clients support priming events.
-pub const NEW: &str = "2025-11-25";
+pub const WITH_PRIMING: &str = "2025-11-25";
 /// A revision whose clients do not support priming events.
-pub const OLD: &str = "2025-06-18";
+pub const WITHOUT_PRIMING: &str = "2025-06-18";
 
 pub const NOTIFICATION: &str = r#"{"jsonrpc":"2.0","method":"x"}"#;
 
@@ -70,7 +70,7 @@ impl Client {
         assert!(answer["result"].is_object(), "{answer}");
         assert_eq!(
             client
-                .tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#)
+                .notify(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#)
                 .await,
             StatusCode::ACCEPTED
         );
@@ -117,7 +117,7 @@ impl Client {
         let (send_second, is_sent) = oneshot::channel();
         let second = async { is_sent.await.map(|()| second).map_err(io::Error::other) };
         let body = stream::iter([Ok(first)]).chain(stream::once(second));
-        tokio::join!(self.tell(Body::from_stream(body)), async {
+        tokio::join!(self.notify(Body::from_stream(body)), async {
             let result = meanwhile.await;
             send_second.send(()).unwrap();
             result
@@ -135,7 +135,7 @@ impl Client {
     }
 
     /// Sends a request.
-    pub async fn ask(&self, body: impl Into<Body>) -> Events {
+    pub async fn request(&self, body: impl Into<Body>) -> Events {
         let response = self.post(body).await;
         assert_eq!(response.status(), StatusCode::OK);
         Events::of(response)
@@ -143,7 +143,7 @@ impl Client {
 
     /// Calls a tool.
     pub async fn call(&self, id: &str, tool: &str, arguments: &str) -> Events {
-        self.ask(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
+        self.request(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
     }
 
     /// Calls a tool, and waits for its answer.
@@ -160,12 +160,12 @@ impl Client {
     }
 
     /// Sends a notification, or an answer.
-    pub async fn tell(&self, body: impl Into<Body>) -> StatusCode {
+    pub async fn notify(&self, body: impl Into<Body>) -> StatusCode {
         self.post(body).await.status()
     }
 
     pub async fn cancel(&self, id: &str) -> StatusCode {
-        self.tell(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
+        self.notify(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
     }
 
     /// Opens the standalone stream, or resumes after an event.

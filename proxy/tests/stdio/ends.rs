@@ -9,17 +9,17 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{client::*, server::*};
 
 /// Time for a call to end after its server has exited. Ample, because the machine may be busy.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let pid = client.pid().await;
     let mut one = client.call("1", "work", r#"{"seconds":60}"#).await;
     let mut other = client.call("2", "work", r#"{"seconds":60}"#).await;
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
     for events in [&mut one, &mut other, &mut crash] {
-        let error = timeout(TOLD_WITHIN, events.answer()).await.unwrap();
+        let error = timeout(END_TIMEOUT, events.answer()).await.unwrap();
         assert_eq!(error["error"]["code"], -32000);
         assert!(
             error["error"]["message"]
@@ -43,7 +43,7 @@ async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
 
 #[tokio::test]
 async fn an_exit_by_a_signal_is_reported_as_one() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let error = client.call("1", "abort", "{}").await.answer().await;
     assert!(
         error["error"]["message"]
@@ -56,7 +56,7 @@ async fn an_exit_by_a_signal_is_reported_as_one() {
 
 #[tokio::test]
 async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let mut events = client.call("1", "pid", "{}").await;
     let primed = events.next().await.unwrap();
     assert!(events.answer().await["result"].is_object());
@@ -77,11 +77,11 @@ async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
 
 #[tokio::test]
 async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let grandchild: i32 = client.text("fork", "{}").await.parse().unwrap();
     assert!(process_exists(grandchild));
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
-    let error = timeout(TOLD_WITHIN, crash.answer()).await.unwrap();
+    let error = timeout(END_TIMEOUT, crash.answer()).await.unwrap();
     assert_eq!(error["error"]["code"], -32000);
     until_exited(grandchild).await;
 }
@@ -89,7 +89,7 @@ async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
 #[tokio::test]
 async fn a_delete_ends_calls_the_process_and_its_children() {
     let stdio = serve(scripted(&[]));
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let (pid, grandchild) = (
         client.pid().await,
         client.text("fork", "{}").await.parse().unwrap(),
@@ -106,7 +106,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
     until_exited(pid).await;
     until_exited(grandchild).await;
     assert_eq!(
-        client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
+        client.notify(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
     );
     until(|| stdio.stats().children == 0).await;
@@ -116,7 +116,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
 #[tokio::test]
 async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     let stdio = serve(scripted(&["--stubborn"]));
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     let begun = Instant::now();
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
@@ -135,8 +135,8 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     options.lost_timeout = Some(Duration::from_millis(400));
     let address = serve(options);
     let (client, quiet) = (
-        Client::begin(&address, OLD).await,
-        Client::begin(&address, OLD).await,
+        Client::begin(&address, WITHOUT_PRIMING).await,
+        Client::begin(&address, WITHOUT_PRIMING).await,
     );
     let pid = client.pid().await;
     let listening = client.get(None).await;
@@ -157,10 +157,10 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
 
 /// For example, an agent that is stopped a moment after its start.
 #[tokio::test]
-async fn a_client_that_had_a_stream_for_a_moment_is_missed_as_well() {
+async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
     let mut options = scripted(&[]);
     options.lost_timeout = Some(Duration::from_millis(400));
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     drop(client.get(None).await);
     until_exited(pid).await;
@@ -171,7 +171,7 @@ async fn a_client_that_had_a_stream_for_a_moment_is_missed_as_well() {
 async fn the_cancel_of_a_call_does_not_count_as_a_request_of_its_client() {
     let mut options = scripted(&[]);
     options.lost_timeout = Some(Duration::from_millis(400));
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     let listening = client.get(None).await;
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work","arguments":{"seconds":60}}}"#;
@@ -184,7 +184,7 @@ async fn the_cancel_of_a_call_does_not_count_as_a_request_of_its_client() {
 async fn an_unused_session_ends() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     // A call in flight and an attached client count as use.
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
@@ -195,14 +195,14 @@ async fn an_unused_session_ends() {
     assert!(process_exists(pid));
     drop(listening);
     until_exited(pid).await;
-    assert_eq!(client.tell(NOTIFICATION).await, StatusCode::NOT_FOUND);
+    assert_eq!(client.notify(NOTIFICATION).await, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
 async fn a_session_whose_request_is_arriving_does_not_end() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let meanwhile = sleep(Duration::from_secs(1));
     let (status, ()) = client.post_slowly(NOTIFICATION, meanwhile).await;
     assert_eq!(status, StatusCode::ACCEPTED);
@@ -210,27 +210,27 @@ async fn a_session_whose_request_is_arriving_does_not_end() {
 
 /// The client may have sent a request meanwhile.
 #[tokio::test]
-async fn a_session_does_not_end_because_the_program_stood_still() {
+async fn a_session_does_not_end_because_the_program_stalled() {
     let timeout = Duration::from_millis(400);
     let (mut idle, mut lost) = (scripted(&[]), scripted(&[]));
     (idle.session_timeout, lost.lost_timeout) = (Some(timeout), Some(timeout));
     for options in [idle, lost] {
-        let client = Client::begin(&serve(options), OLD).await;
+        let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
         drop(client.get(None).await);
-        stand_still(2 * timeout);
+        stall(2 * timeout);
         sleep(timeout / 4).await;
-        assert_eq!(client.tell(NOTIFICATION).await, StatusCode::ACCEPTED);
+        assert_eq!(client.notify(NOTIFICATION).await, StatusCode::ACCEPTED);
     }
 }
 
 /// As if the program and the server were suspended.
 #[tokio::test]
-async fn a_server_is_not_killed_because_the_program_stood_still() {
+async fn a_server_is_not_killed_because_the_program_stalled() {
     let kill_after = Duration::from_secs(2);
     let mut options = scripted(&[]);
     options.kill_after = Some(kill_after);
     let stdio = serve(options);
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let server = Pid::from_raw(client.pid().await).unwrap();
     let working = client.call("1", "work", r#"{"seconds":1,"ignores_cancel":true}"#);
     let mut working = working.await;
@@ -239,7 +239,7 @@ async fn a_server_is_not_killed_because_the_program_stood_still() {
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
     // Lets the session begin to wait for the server.
     sleep(Duration::from_millis(50)).await;
-    stand_still(kill_after + kill_after / 2);
+    stall(kill_after + kill_after / 2);
     kill_process(server, Signal::CONT).unwrap();
     assert_eq!(client.pid().await, server.as_raw_pid());
     sleep(kill_after).await;
@@ -248,7 +248,7 @@ async fn a_server_is_not_killed_because_the_program_stood_still() {
 
 #[tokio::test]
 async fn the_processes_end_with_the_last_handle() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     drop(client);
     until_exited(pid).await;
@@ -258,7 +258,7 @@ async fn the_processes_end_with_the_last_handle() {
 fn the_processes_end_with_the_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (pid, grandchild) = runtime.block_on(async {
-        let client = Client::begin(&serve(scripted(&["--stubborn"])), OLD).await;
+        let client = Client::begin(&serve(scripted(&["--stubborn"])), WITHOUT_PRIMING).await;
         let pids = (
             client.pid().await,
             client.text("fork", "{}").await.parse().unwrap(),
@@ -278,13 +278,17 @@ async fn a_shutdown_ends_everything_in_time() {
     let stdio = serve(scripted(&["--stubborn"]));
     let mut pids = Vec::new();
     for _ in 0..5 {
-        pids.push(Client::begin(&stdio, OLD).await.pid().await);
+        pids.push(Client::begin(&stdio, WITHOUT_PRIMING).await.pid().await);
     }
     let (begun, within) = (Instant::now(), Duration::from_secs(3));
     stdio.shutdown(within).await;
     assert!(begun.elapsed() < within);
     assert!(!pids.into_iter().any(process_exists));
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -293,7 +297,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
     let mut options = scripted(&[]);
     options.kill_after = Some(Duration::from_millis(300));
     let stdio = serve(options);
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let pid = client.pid().await;
     let mut working = client
         .call("1", "work", r#"{"seconds":60,"ignores_cancel":true}"#)
@@ -317,7 +321,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
 async fn servers_that_crash_at_once_are_not_restarted_forever() {
     let stdio = serve(scripted(&["--crash"]));
     for _ in 0..3 {
-        let (_client, mut events) = Client::initialize(&stdio, OLD).await;
+        let (_client, mut events) = Client::initialize(&stdio, WITHOUT_PRIMING).await;
         let error = events.answer().await;
         assert!(
             error["error"]["message"]
@@ -328,7 +332,11 @@ async fn servers_that_crash_at_once_are_not_restarted_forever() {
         );
         until(|| stdio.stats().children == 0).await;
     }
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().contains_key("retry-after"));
 }
@@ -349,7 +357,11 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::BAD_GATEWAY);
     assert!(
         json(refused).await["error"]["message"]
@@ -375,15 +387,15 @@ async fn many_ends(times: u32) {
     // The shell answers the first line, and exits after two more.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
     let options = shell(script);
-    let mut impatient = options.clone();
-    impatient.session_timeout = Some(Duration::from_millis(50));
-    let impatient = serve(impatient);
+    let mut short_timeout = options.clone();
+    short_timeout.session_timeout = Some(Duration::from_millis(50));
+    let short_timeout = serve(short_timeout);
     let mut stdio = serve(options.clone());
     let mut slowest = Duration::ZERO;
     for time in 0..times {
         let idles = time % 4 == 2;
         let (client, mut events) =
-            Client::initialize(if idles { &impatient } else { &stdio }, OLD).await;
+            Client::initialize(if idles { &short_timeout } else { &stdio }, WITHOUT_PRIMING).await;
         let answer = events.answer().await;
         let pids = answer["result"]["pids"].as_array().unwrap().iter();
         let pids: Vec<i32> = pids
@@ -393,12 +405,14 @@ async fn many_ends(times: u32) {
         match time % 4 {
             0 => {
                 let notification = r#"{"jsonrpc":"2.0","method":"x"}"#;
-                assert_eq!(client.tell(notification).await, StatusCode::ACCEPTED);
-                let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+                assert_eq!(client.notify(notification).await, StatusCode::ACCEPTED);
+                let mut call = client
+                    .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+                    .await;
                 let error = call.answer().await;
                 let text = error["error"]["message"].as_str().unwrap();
                 assert!(text.contains("exit code 3"), "{error}");
-                assert!(begun.elapsed() < TOLD_WITHIN);
+                assert!(begun.elapsed() < END_TIMEOUT);
             }
             1 => assert_eq!(client.delete().await, StatusCode::NO_CONTENT),
             2 => {}

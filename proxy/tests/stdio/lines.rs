@@ -7,13 +7,13 @@ use crate::{client::*, server::*};
 
 #[tokio::test]
 async fn messages_before_initialize_are_accepted() {
-    let client = Client::begin(&serve(scripted(&["--chatter"])), OLD).await;
+    let client = Client::begin(&serve(scripted(&["--chatter"])), WITHOUT_PRIMING).await;
     assert!(client.pid().await > 0);
 }
 
 #[tokio::test]
 async fn lines_that_are_not_messages_have_no_effect() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     for text in [
         "hello",
         "[]",
@@ -33,7 +33,7 @@ async fn lines_that_are_not_messages_have_no_effect() {
 
 #[tokio::test]
 async fn a_line_of_a_hundred_megabytes_is_skipped() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     assert_eq!(client.text("say", r#"{"length":100000000}"#).await, "done");
     assert!(client.pid().await > 0);
 }
@@ -53,14 +53,14 @@ async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
         echo '{"jsonrpc":"2.0","id":9,"result":{}}'
         echo '{"jsonrpc":"2.0","id":6,"result":{}}'
         read line"#;
-    let client = Client::begin(&serve(shell(script)), NEW).await;
-    let ask = async |id: u32| {
+    let client = Client::begin(&serve(shell(script)), WITH_PRIMING).await;
+    let request = async |id: u32| {
         let call = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
-        client.ask(call).await
+        client.request(call).await
     };
-    let mut other = ask(6).await;
+    let mut other = request(6).await;
     for id in [7, 8] {
-        let mut events = ask(id).await;
+        let mut events = request(id).await;
         let primed = events.next().await.unwrap();
         let error = events.answer().await;
         assert_eq!(
@@ -73,14 +73,14 @@ async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
         let mut late = Events::of(client.get(primed.id.as_deref()).await);
         assert_eq!(late.answer().await, error);
     }
-    assert!(ask(9).await.answer().await["result"].is_object());
+    assert!(request(9).await.answer().await["result"].is_object());
     assert!(other.answer().await["result"].is_object());
 }
 
 #[tokio::test]
 async fn a_byte_order_mark_at_the_start_is_accepted() {
     let script = r#"read line; printf '\357\273\277{"jsonrpc":"2.0","id":0,"result":{}}\n'; cat"#;
-    Client::begin(&serve(shell(script)), NEW).await;
+    Client::begin(&serve(shell(script)), WITH_PRIMING).await;
 }
 
 /// Revision 2025-03-26 has batches, also for answers to calls that were not in a batch.
@@ -92,8 +92,12 @@ async fn the_messages_of_a_batch_reach_their_calls() {
         echo '[{"jsonrpc":"2.0","id":1.0,"result":{"a":1}}, 7 ,{"jsonrpc":"2.0","id":2,"result":{"b":2}}]'
         read line"#;
     let client = Client::begin(&serve(shell(script)), "2025-03-26").await;
-    let mut one = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
-    let mut other = client.ask(r#"{"jsonrpc":"2.0","id":2,"method":"x"}"#).await;
+    let mut one = client
+        .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+        .await;
+    let mut other = client
+        .request(r#"{"jsonrpc":"2.0","id":2,"method":"x"}"#)
+        .await;
     assert_eq!(
         one.rest().await,
         [r#"{"jsonrpc":"2.0","id":1.0,"result":{"a":1}}"#]
@@ -106,7 +110,7 @@ async fn the_messages_of_a_batch_reach_their_calls() {
 
 #[tokio::test]
 async fn answers_to_no_request_reach_no_client() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     for id in ["\\\"1\\\"", "1.5", "2", "null"] {
         let answer = format!(
@@ -124,7 +128,7 @@ async fn answers_to_no_request_reach_no_client() {
 
 #[tokio::test]
 async fn a_flood_of_stderr_does_not_block_the_process() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     assert_eq!(
         client
             .text("chat", r#"{"lines":20000,"length":1000}"#)
@@ -135,7 +139,7 @@ async fn a_flood_of_stderr_does_not_block_the_process() {
 
 #[tokio::test]
 async fn a_flood_of_notifications_does_not_evict_the_answer() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client.call("7", "notify", r#"{"lines":5000}"#).await;
     // No client reads before everything is written, so only the newest events and the answer are kept.
     let mut other = client.call("8", "pid", "{}").await;
@@ -145,7 +149,7 @@ async fn a_flood_of_notifications_does_not_evict_the_answer() {
 
 #[tokio::test]
 async fn simultaneous_calls_are_all_accepted() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let ids: Vec<_> = (1..=300).map(|id| id.to_string()).collect();
     let calls = ids.iter().map(|id| client.call(id, "pid", "{}"));
     for mut events in join_all(calls).await {
@@ -156,14 +160,14 @@ async fn simultaneous_calls_are_all_accepted() {
 #[tokio::test]
 async fn the_queue_of_a_server_that_never_reads_is_bounded() {
     let stdio = serve(scripted(&["--deaf"]));
-    let (client, _events) = Client::initialize(&stdio, OLD).await;
+    let (client, _events) = Client::initialize(&stdio, WITHOUT_PRIMING).await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","method":"x","params":{{"x":"{}"}}}}"#,
         "x".repeat(100_000)
     );
     let mut taken = 0;
     loop {
-        match client.tell(large.clone()).await {
+        match client.notify(large.clone()).await {
             StatusCode::ACCEPTED => taken += 1,
             status => break assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE),
         }
@@ -175,7 +179,7 @@ async fn the_queue_of_a_server_that_never_reads_is_bounded() {
         "there is room for cancels"
     );
     let other = serve(scripted(&[]));
-    drop(Client::begin(&other, OLD).await);
+    drop(Client::begin(&other, WITHOUT_PRIMING).await);
     stdio.shutdown(LIMIT).await;
     assert_eq!(stdio.stats().children, 0);
 }

@@ -7,7 +7,7 @@ use crate::{client::*, server::*};
 
 #[tokio::test]
 async fn a_call_is_answered_on_its_own_stream() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client
         .call("7", "work", r#"{"seconds":0.2,"label":"x"}"#)
         .await;
@@ -21,7 +21,7 @@ async fn a_call_is_answered_on_its_own_stream() {
 
 #[tokio::test]
 async fn messages_pass_byte_for_byte() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     for (id, arguments) in [
         (
             "1",
@@ -45,17 +45,17 @@ async fn messages_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn a_message_on_several_lines_is_one_line_for_the_server() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let body = "\r\n{\r\n\"jsonrpc\":\"2.0\",\n\"id\":3,\n\"method\":\"ping\"\n}\n";
     assert_eq!(
-        client.ask(body).await.rest().await,
+        client.request(body).await.rest().await,
         [r#"{"jsonrpc":"2.0","id":3,"result":{}}"#]
     );
 }
 
 #[tokio::test]
 async fn a_client_that_resumes_gets_the_answer_and_a_new_one_is_primed() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let mut events = client.call("7", "work", r#"{"seconds":0.3}"#).await;
     let primed = events.next().await.unwrap();
     assert_eq!(primed.data, "");
@@ -77,32 +77,38 @@ async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
         read line
         echo '{"jsonrpc":"2.0","id":1,"result":{}}'
         read line"#;
-    let go_on = r#"{"jsonrpc":"2.0","method":"x"}"#;
-    for (revision, listens_before) in [(NEW, true), (OLD, true), (OLD, false)] {
+    let proceed = r#"{"jsonrpc":"2.0","method":"x"}"#;
+    for (revision, listens_before) in [
+        (WITH_PRIMING, true),
+        (WITHOUT_PRIMING, true),
+        (WITHOUT_PRIMING, false),
+    ] {
         let client = Client::begin(&serve(shell(script)), revision).await;
         let mut session = None;
         if listens_before {
             session = Some(Events::of(client.get(None).await));
         }
-        let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
-        let first = if revision == NEW {
+        let mut call = client
+            .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+            .await;
+        let first = if revision == WITH_PRIMING {
             call.next().await.unwrap().id
         } else {
             None
         };
         drop(call);
-        assert_eq!(client.tell(go_on).await, StatusCode::ACCEPTED);
+        assert_eq!(client.notify(proceed).await, StatusCode::ACCEPTED);
         let mut session = match session {
             Some(session) => session,
             None => Events::of(client.get(None).await),
         };
         session.event_with("list_changed").await;
         session.event_with("elicitation/create").await;
-        assert_eq!(client.tell(go_on).await, StatusCode::ACCEPTED);
+        assert_eq!(client.notify(proceed).await, StatusCode::ACCEPTED);
         if first.is_some() {
-            let mut back = Events::of(client.get(first.as_deref()).await);
+            let mut resumed = Events::of(client.get(first.as_deref()).await);
             assert_eq!(
-                back.rest().await,
+                resumed.rest().await,
                 [r#"{"jsonrpc":"2.0","id":1,"result":{}}"#]
             );
         }
@@ -111,13 +117,13 @@ async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
 
 #[tokio::test]
 async fn a_client_with_an_empty_event_id_listens_to_its_session() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     assert_eq!(client.get(Some("")).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn an_older_client_is_not_primed() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client.call("7", "pid", "{}").await;
     assert!(events.next().await.unwrap().data.contains("result"));
 }
@@ -126,8 +132,8 @@ async fn an_older_client_is_not_primed() {
 async fn two_sessions_with_the_same_ids_are_two_processes() {
     let stdio = serve(scripted(&[]));
     let (one, other) = (
-        Client::begin(&stdio, OLD).await,
-        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
     );
     assert_ne!(one.pid().await, other.pid().await);
     let mut working = one
@@ -143,9 +149,9 @@ async fn two_sessions_with_the_same_ids_are_two_processes() {
 
 #[tokio::test]
 async fn a_cancel_reaches_the_tool_and_its_stream_ends() {
-    let notes = notes();
-    let stdio = serve(scripted(&["--notes", notes.to_str().unwrap()]));
-    let client = Client::begin(&stdio, OLD).await;
+    let log_path = log_path();
+    let stdio = serve(scripted(&["--notes", log_path.to_str().unwrap()]));
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let mut events = client
         .call("7", "work", r#"{"seconds":60,"label":"x"}"#)
         .await;
@@ -159,7 +165,7 @@ async fn a_cancel_reaches_the_tool_and_its_stream_ends() {
             .all(|message| !message.contains("result"))
     );
     until(|| {
-        std::fs::read_to_string(&notes)
+        std::fs::read_to_string(&log_path)
             .unwrap_or_default()
             .contains("cancelled x")
     })
@@ -172,12 +178,12 @@ async fn a_cancel_reaches_the_tool_and_its_stream_ends() {
             .status(),
         StatusCode::BAD_REQUEST
     );
-    std::fs::remove_file(notes).unwrap();
+    std::fs::remove_file(log_path).unwrap();
 }
 
 #[tokio::test]
 async fn an_id_in_use_is_refused_and_its_call_continues() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client.call("7", "work", r#"{"seconds":0.3}"#).await;
     for id in ["7", "7.0"] {
         let refused = client
@@ -197,7 +203,7 @@ async fn an_id_in_use_is_refused_and_its_call_continues() {
 
 #[tokio::test]
 async fn a_request_of_the_server_gets_its_answer() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut events = client
         .call("7", "ask", r#"{"text":"elicitation/create"}"#)
         .await;
@@ -207,16 +213,16 @@ async fn a_request_of_the_server_gets_its_answer() {
         r#"{{"jsonrpc":"2.0","id":{},"result":{{"action":"accept"}}}}"#,
         question["id"]
     );
-    assert_eq!(client.tell(answer.clone()).await, StatusCode::ACCEPTED);
-    let told = events.answer().await;
-    assert_eq!(told["result"]["content"][0]["text"], answer);
+    assert_eq!(client.notify(answer.clone()).await, StatusCode::ACCEPTED);
+    let received = events.answer().await;
+    assert_eq!(received["result"]["content"][0]["text"], answer);
 }
 
 #[tokio::test]
 async fn messages_of_no_call_wait_for_a_listener() {
-    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
-    let mut asking = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
+    let mut caller = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
     let mut listening = Events::of(client.get(None).await);
     let question = listening.answer().await;
     assert_eq!(question["method"], "roots/list");
@@ -224,16 +230,16 @@ async fn messages_of_no_call_wait_for_a_listener() {
         r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#,
         question["id"]
     );
-    assert_eq!(client.tell(answer).await, StatusCode::ACCEPTED);
-    assert!(asking.answer().await["result"].is_object());
+    assert_eq!(client.notify(answer).await, StatusCode::ACCEPTED);
+    assert!(caller.answer().await["result"].is_object());
     assert!(working.answer().await["result"].is_object());
 }
 
 #[tokio::test]
 async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
-    for revision in [OLD, NEW] {
+    for revision in [WITHOUT_PRIMING, WITH_PRIMING] {
         let client = Client::begin(&serve(scripted(&[])), revision).await;
-        // With two open calls it is unknown which one asks.
+        // With two open calls it is unknown which of them sends the request.
         let _working = client.call("1", "work", r#"{"seconds":60}"#).await;
         let _one = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
         let mut listening = Events::of(client.get(None).await);
@@ -241,14 +247,14 @@ async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
         drop(listening);
         let _other = client.call("3", "ask", r#"{"text":"roots/list"}"#).await;
         let mut again = Events::of(client.get(None).await);
-        if revision == NEW {
+        if revision == WITH_PRIMING {
             let primed = again.next().await.unwrap();
             assert_eq!((&*primed.data, &primed.id), ("", &first.id));
         }
         let second = again.next().await.unwrap();
         assert!(second.data.contains("asked for 3"), "{second:?}");
-        let mut back = Events::of(client.get(first.id.as_deref()).await);
-        assert_eq!(back.next().await.unwrap(), second);
+        let mut resumed = Events::of(client.get(first.id.as_deref()).await);
+        assert_eq!(resumed.next().await.unwrap(), second);
         assert_eq!(
             again.next().await,
             None,
@@ -259,7 +265,7 @@ async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
 
 #[tokio::test]
 async fn a_resume_to_a_command_needs_the_session_and_no_authorization() {
-    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let call = r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#;
     let request = post()
         .header("mcp-session-id", &client.session)
@@ -292,7 +298,7 @@ async fn a_revision_without_sessions_is_refused_so_that_clients_fall_back() {
         refused["error"]["data"]["supported"]
             .as_array()
             .unwrap()
-            .contains(&NEW.into())
+            .contains(&WITH_PRIMING.into())
     );
     assert_eq!(stdio.stats().children, 0);
 }
@@ -300,7 +306,7 @@ async fn a_revision_without_sessions_is_refused_so_that_clients_fall_back() {
 #[tokio::test]
 async fn bad_requests_are_refused_and_start_nothing() {
     let stdio = serve(scripted(&[]));
-    let good = initialize(OLD);
+    let good = initialize(WITHOUT_PRIMING);
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","x":"{}"}}"#,
         "x".repeat(4 << 20)
@@ -366,8 +372,8 @@ async fn bad_requests_are_refused_and_start_nothing() {
 async fn event_ids_of_other_sessions_and_unknown_ids_are_refused() {
     let stdio = serve(scripted(&[]));
     let (one, other) = (
-        Client::begin(&stdio, NEW).await,
-        Client::begin(&stdio, NEW).await,
+        Client::begin(&stdio, WITH_PRIMING).await,
+        Client::begin(&stdio, WITH_PRIMING).await,
     );
     let mut events = one.call("7", "pid", "{}").await;
     let id = events.next().await.unwrap().id.unwrap();
@@ -387,11 +393,15 @@ async fn the_number_of_sessions_is_limited() {
     let mut options = scripted(&[]);
     options.max_sessions = 1;
     let stdio = serve(options);
-    let client = Client::begin(&stdio, OLD).await;
-    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
+    let refused = send(
+        &stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().contains_key("retry-after"));
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
     until(|| stdio.stats().children == 0).await;
-    drop(Client::begin(&stdio, OLD).await);
+    drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
 }

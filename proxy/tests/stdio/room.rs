@@ -8,20 +8,24 @@ use mcp_cancel_proxy::stdio::{Options, Stdio};
 use tokio::time::sleep;
 
 use crate::{
-    client::{Client, NOTIFICATION, OLD, initialize, post, send},
+    client::{Client, NOTIFICATION, WITHOUT_PRIMING, initialize, post, send},
     server::{process_exists, scripted, serve, until_exited},
 };
 
-const UNUSED: Duration = Duration::from_millis(600);
+const SESSION_TIMEOUT: Duration = Duration::from_millis(600);
 
 fn limited(max_sessions: usize) -> Options {
     let mut options = scripted(&[]);
-    (options.max_sessions, options.make_room_after) = (max_sessions, UNUSED);
+    (options.max_sessions, options.make_room_after) = (max_sessions, SESSION_TIMEOUT);
     options
 }
 
 async fn begin(stdio: &Stdio) -> Response<Body> {
-    send(stdio, post().body(initialize(OLD).into()).unwrap()).await
+    send(
+        stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await
 }
 
 fn assert_refused(response: &Response<Body>) {
@@ -32,23 +36,23 @@ fn assert_refused(response: &Response<Body>) {
 #[tokio::test]
 async fn the_session_that_was_unused_for_longest_makes_room() {
     let stdio = serve(limited(3));
-    let listens = Client::begin(&stdio, OLD).await;
+    let listens = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let listening = listens.get(None).await;
     let (oldest, newer) = (
-        Client::begin(&stdio, OLD).await,
-        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
     );
     let (oldest_pid, newer_pid) = (oldest.pid().await, newer.pid().await);
-    sleep(2 * UNUSED).await;
+    sleep(2 * SESSION_TIMEOUT).await;
 
-    drop(Client::begin(&stdio, OLD).await);
+    drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
 
     until_exited(oldest_pid).await;
     assert!(stdio.ended_sessions().contains(&("made_room", 1)));
     assert!(process_exists(newer_pid));
-    assert_eq!(oldest.tell(NOTIFICATION).await, StatusCode::NOT_FOUND);
-    assert_eq!(newer.tell(NOTIFICATION).await, StatusCode::ACCEPTED);
-    assert_eq!(listens.tell(NOTIFICATION).await, StatusCode::ACCEPTED);
+    assert_eq!(oldest.notify(NOTIFICATION).await, StatusCode::NOT_FOUND);
+    assert_eq!(newer.notify(NOTIFICATION).await, StatusCode::ACCEPTED);
+    assert_eq!(listens.notify(NOTIFICATION).await, StatusCode::ACCEPTED);
     assert_eq!(stdio.stats().sessions, 3);
     drop(listening);
 }
@@ -57,12 +61,12 @@ async fn the_session_that_was_unused_for_longest_makes_room() {
 async fn a_session_in_use_makes_no_room() {
     let stdio = serve(limited(2));
     let (listens, works) = (
-        Client::begin(&stdio, OLD).await,
-        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
     );
     let listening = listens.get(None).await;
     let mut working = works.call("1", "work", r#"{"seconds":2}"#).await;
-    sleep(2 * UNUSED).await;
+    sleep(2 * SESSION_TIMEOUT).await;
 
     assert_refused(&begin(&stdio).await);
 
@@ -74,9 +78,9 @@ async fn a_session_in_use_makes_no_room() {
 #[tokio::test]
 async fn a_session_whose_request_is_arriving_makes_no_room() {
     let stdio = serve(limited(1));
-    let client = Client::begin(&stdio, OLD).await;
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let meanwhile = async {
-        sleep(2 * UNUSED).await;
+        sleep(2 * SESSION_TIMEOUT).await;
         begin(&stdio).await
     };
 
@@ -91,18 +95,18 @@ async fn a_session_whose_request_is_arriving_makes_no_room() {
 async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has_its_answer() {
     let stdio = serve(limited(2));
     let (listens, works) = (
-        Client::begin(&stdio, OLD).await,
-        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
     );
     let listening = listens.get(None).await;
     let mut working = works.call("1", "work", r#"{"seconds":1}"#).await;
-    sleep(UNUSED).await;
+    sleep(SESSION_TIMEOUT).await;
     assert!(working.answer().await["result"].is_object());
     drop((listening, working));
 
     assert_refused(&begin(&stdio).await);
 
-    sleep(2 * UNUSED).await;
+    sleep(2 * SESSION_TIMEOUT).await;
     assert_eq!(begin(&stdio).await.status(), StatusCode::OK);
 }
 
@@ -110,9 +114,9 @@ async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has
 async fn each_new_session_takes_the_place_of_one() {
     let stdio = serve(limited(3));
     for _ in 0..3 {
-        drop(Client::begin(&stdio, OLD).await);
+        drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
     }
-    sleep(2 * UNUSED).await;
+    sleep(2 * SESSION_TIMEOUT).await;
 
     let (first, second) = tokio::join!(begin(&stdio), begin(&stdio));
 
@@ -128,11 +132,11 @@ async fn each_new_session_takes_the_place_of_one() {
 async fn a_process_that_is_ending_makes_room_before_another_session() {
     let stdio = serve(limited(2));
     let (deleted, kept) = (
-        Client::begin(&stdio, OLD).await,
-        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
     );
     let pid = kept.pid().await;
-    sleep(2 * UNUSED).await;
+    sleep(2 * SESSION_TIMEOUT).await;
     assert_eq!(deleted.delete().await, StatusCode::NO_CONTENT);
 
     assert_eq!(begin(&stdio).await.status(), StatusCode::OK);

@@ -34,7 +34,7 @@ pub fn serve(options: Options) -> Stdio {
 }
 
 /// Returns a path that no other test uses.
-pub fn notes() -> PathBuf {
+pub fn log_path() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -43,12 +43,12 @@ pub fn notes() -> PathBuf {
     path
 }
 
-/// Lets the program stand still, as if it was suspended.
+/// Stalls the program, as if it was suspended.
 #[allow(
     clippy::disallowed_methods,
     reason = "it must block the only thread of the runtime"
 )]
-pub fn stand_still(time: Duration) {
+pub fn stall(time: Duration) {
     std::thread::sleep(time);
 }
 

@@ -14,14 +14,18 @@ const SESSION: usize = 1_024 + 2 * 32;
 #[tokio::test]
 async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
     let mut refused = 0;
-    // Room for the session's own stream, and for one more with something to spare.
-    for spare in (0..1_000).step_by(50) {
+    // Room for the session's own stream, and for one more stream with a few bytes left.
+    for extra in (0..1_000).step_by(50) {
         let limits = Limits {
-            bytes: SESSION + 2 * STREAM + spare,
+            bytes: SESSION + 2 * STREAM + extra,
             ..Limits::default()
         };
         let stdio = Stdio::new(scripted(&[]), EventStore::new(limits)).unwrap();
-        let begun = send(&stdio, post().body(initialize(NEW).into()).unwrap()).await;
+        let begun = send(
+            &stdio,
+            post().body(initialize(WITH_PRIMING).into()).unwrap(),
+        )
+        .await;
         if begun.status() == StatusCode::SERVICE_UNAVAILABLE {
             refused += 1;
             continue;
@@ -43,7 +47,7 @@ async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
             continue;
         }
         let answer = Events::of(response).answer().await;
-        assert!(answer["result"].is_object(), "{spare}: {answer}");
+        assert!(answer["result"].is_object(), "{extra}: {answer}");
     }
     assert!(0 < refused && refused < 20, "{refused}");
 }

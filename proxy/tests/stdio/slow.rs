@@ -12,7 +12,7 @@ const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"n
 
 /// Returns a server that fills the stream of a call with requests, so that its answer waits for the client. Then it runs
 /// `then`.
-fn curious(then: &str) -> Options {
+fn server_that_asks(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
         i=0; while [ $i -lt 256 ]; do echo '{{"jsonrpc":"2.0","id":"q'$i'","method":"roots/list"}}'; i=$((i+1)); done
@@ -22,7 +22,7 @@ fn curious(then: &str) -> Options {
 
 /// Returns what a client reads of a call if it begins to read after this time.
 async fn late(options: Options, after: Duration) -> String {
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let response = client.post(CALL).await;
     sleep(after).await;
     let read = timeout(LIMIT, response.into_body().collect()).await;
@@ -32,14 +32,14 @@ async fn late(options: Options, after: Duration) -> String {
 
 #[tokio::test]
 async fn a_client_with_an_unread_answer_gets_an_error_when_the_process_exits() {
-    let text = late(curious("exit 3"), Duration::from_secs(2)).await;
+    let text = late(server_that_asks("exit 3"), Duration::from_secs(2)).await;
     let (_, last) = text.trim_end().rsplit_once("\n\n").unwrap();
     assert!(last.contains(r#""id":1,"error""#), "{last}");
 }
 
 #[tokio::test]
 async fn a_session_is_not_idle_while_an_answer_waits_for_its_client() {
-    let mut options = curious("cat > /dev/null");
+    let mut options = server_that_asks("cat > /dev/null");
     options.session_timeout = Some(Duration::from_millis(300));
     let text = late(options, Duration::from_secs(2)).await;
     assert!(text.contains(r#""said":"all""#));
@@ -51,7 +51,7 @@ async fn the_stream_of_a_cancelled_call_ends_with_its_session() {
         r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; while read line; do :; done"#,
     );
     options.session_timeout = Some(Duration::from_millis(300));
-    let client = Client::begin(&serve(options), OLD).await;
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let response = client.post(CALL).await;
     client.cancel("1").await;
     let read = timeout(LIMIT, response.into_body().collect()).await;

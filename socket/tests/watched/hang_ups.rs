@@ -19,7 +19,7 @@ async fn a_fin_behind_unread_bytes_is_detected() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     drop(client);
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
     assert!(peer.is_closed());
 }
 
@@ -32,7 +32,7 @@ async fn a_reset_behind_unread_bytes_is_detected() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     reset(client);
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_half_close_counts_as_closed() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     client.shutdown().await.unwrap();
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
 }
 
 #[tokio::test]
@@ -86,8 +86,8 @@ async fn unread_data_wakes_no_task() {
         peer,
         mut client,
     } = unread().await;
-    let mut gone = Counted::new(peer);
-    assert!(gone.poll_once().is_pending());
+    let mut closed = Counted::new(peer);
+    assert!(closed.poll_once().is_pending());
 
     client.set_nodelay(true).unwrap();
     let mut seen = [0; SEGMENTS];
@@ -102,11 +102,11 @@ async fn unread_data_wakes_no_task() {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!(gone.wakes(), 0);
+    assert_eq!(closed.wakes(), 0);
 
     drop(client);
-    let wakes = gone.wakes.clone();
-    within("the peer to go", gone).await;
+    let wakes = closed.wakes.clone();
+    within("the peer to close", closed).await;
     assert_eq!(wakes.count.load(Ordering::SeqCst), 1);
 }
 
@@ -117,8 +117,8 @@ async fn an_idle_connection_is_not_closed() {
         peer,
         mut client,
     } = unread().await;
-    let mut gone = Counted::new(peer.clone());
-    assert!(gone.poll_once().is_pending());
+    let mut closed = Counted::new(peer.clone());
+    assert!(closed.poll_once().is_pending());
     for _ in 0..10 {
         client.write_all(b"ping").await.unwrap();
         let mut ping = [0; 4];
@@ -126,7 +126,7 @@ async fn an_idle_connection_is_not_closed() {
         stream.write_all(b"pong").await.unwrap();
         client.read_exact(&mut ping).await.unwrap();
     }
-    assert_eq!(gone.wakes(), 0);
+    assert_eq!(closed.wakes(), 0);
     assert!(!peer.is_closed());
 }
 
@@ -137,12 +137,12 @@ async fn urgent_data_does_not_count_as_a_disconnect() {
         peer,
         mut client,
     } = unread().await;
-    let mut gone = Counted::new(peer.clone());
-    assert!(gone.poll_once().is_pending());
+    let mut closed = Counted::new(peer.clone());
+    assert!(closed.poll_once().is_pending());
     SockRef::from(&client).send_out_of_band(b"!").unwrap();
     client.write_all(b"x").await.unwrap();
     stream.read_exact(&mut [0]).await.unwrap();
-    assert!(gone.poll_once().is_pending());
+    assert!(closed.poll_once().is_pending());
     assert!(!peer.is_closed());
 }
 
@@ -169,18 +169,18 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
         peer,
         mut client,
     } = unread().await;
-    let mut gone = Counted::new(peer.clone());
-    assert!(gone.poll_once().is_pending());
+    let mut closed = Counted::new(peer.clone());
+    assert!(closed.poll_once().is_pending());
     drop(stream);
-    within("a wake", gone.woken()).await;
+    within("a wake", closed.woken()).await;
     assert!(
-        gone.poll_once().is_pending(),
+        closed.poll_once().is_pending(),
         "this side closed the connection"
     );
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
 
     drop(client);
-    assert!(gone.poll_once().is_pending());
+    assert!(closed.poll_once().is_pending());
     assert!(!peer.is_closed());
 }
 
@@ -191,14 +191,14 @@ async fn a_shut_down_write_side_is_not_the_peer() {
         peer,
         mut client,
     } = unread().await;
-    let mut gone = Counted::new(peer);
-    assert!(gone.poll_once().is_pending());
+    let mut closed = Counted::new(peer);
+    assert!(closed.poll_once().is_pending());
     stream.shutdown().await.unwrap();
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
     client.write_all(b"x").await.unwrap();
     stream.read_exact(&mut [0]).await.unwrap();
-    assert!(gone.poll_once().is_pending());
+    assert!(closed.poll_once().is_pending());
 
     drop(client);
-    within("the peer to go", gone).await;
+    within("the peer to close", closed).await;
 }

@@ -16,13 +16,13 @@ async fn every_request_of_a_connection_finds_its_peer() {
         .fallback(async |ConnectInfo(peer): ConnectInfo<Peer>| peer.addr().to_string());
     let addr = serve(app).await;
     let mut connection = Connection::open(addr).await;
-    let mut told = Vec::new();
+    let mut replies = Vec::new();
     for _ in 0..2 {
         connection.send(&Request::new("GET", "/")).await;
-        told.push(connection.reply().await.text().to_owned());
+        replies.push(connection.reply().await.text().to_owned());
     }
-    assert!(told[0].starts_with("127.0.0.1:"));
-    assert_eq!(told[0], told[1]);
+    assert!(replies[0].starts_with("127.0.0.1:"));
+    assert_eq!(replies[0], replies[1]);
 }
 
 #[tokio::test]
@@ -36,12 +36,12 @@ async fn the_server_closes_a_connection_while_a_task_awaits_its_peer() {
     let request = Request::new("GET", "/").header("connection", "close");
     connection.send(&request).await;
     let peer = within("the handler", peers.recv()).await.unwrap();
-    let mut gone = Counted::new(peer);
+    let mut closed = Counted::new(peer);
     let watching = async {
         // Polled whenever it is woken, as a task would be.
         loop {
-            assert!(gone.poll_once().is_pending(), "the client stays");
-            gone.woken().await;
+            assert!(closed.poll_once().is_pending(), "the client stays");
+            closed.woken().await;
         }
     };
     tokio::select! {
@@ -57,13 +57,14 @@ async fn a_tapped_listener_hands_out_peers_and_streams_take_options() {
     let app = Router::new().fallback(async move |ConnectInfo(peer): ConnectInfo<Peer>| {
         hand_out.send(peer).unwrap();
     });
-    let (tell, mut limits) = mpsc::unbounded_channel();
+    let (sender, mut limits) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let listener = WatchedListener::new(listener).tap_io(move |stream| {
         let options = DeadPeer::new().user_timeout(Duration::from_secs(21));
         options.apply(stream).unwrap();
-        tell.send(SockRef::from(&*stream).tcp_user_timeout().unwrap())
+        sender
+            .send(SockRef::from(&*stream).tcp_user_timeout().unwrap())
             .unwrap();
     });
     let make = app.into_make_service_with_connect_info::<Peer>();

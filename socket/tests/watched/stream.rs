@@ -48,7 +48,7 @@ async fn more_slices_than_the_kernel_accepts_are_written_in_parts() {
             IoSlice::advance_slices(&mut slices, written);
         }
     };
-    within("the slices to go out", send).await;
+    within("the slices to be written", send).await;
     client.read_exact(&mut [0; SLICES]).await.unwrap();
 }
 
@@ -60,7 +60,7 @@ async fn a_reset_stream_fails_and_still_shuts_down() {
         client,
     } = unread().await;
     reset(client);
-    within("the peer to go", peer.closed()).await;
+    within("the peer to close", peer.closed()).await;
     let error = stream.read(&mut [0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     stream.shutdown().await.unwrap();

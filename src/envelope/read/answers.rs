@@ -12,8 +12,8 @@ pub(crate) enum Answers {
     One(RequestId),
     /// The message may be a response to an unknown request.
     ///
-    /// [`BadId`]: a response without a usable id. The id `null` stands for a request whose id the server could not read (JSON-RPC 2.0,
-    /// section 5). The other reasons are those of a POST body.
+    /// [`BadId`] means a response without a usable id. The id `null` stands for a request whose id the server could not read (JSON-RPC
+    /// 2.0, section 5). The other failures are those of a POST body.
     ///
     /// [`BadId`]: ParseFailure::BadId
     Ambiguous(ParseFailure),

@@ -38,8 +38,8 @@ fn digits(span: &[u8]) -> Option<i64> {
 /// Returns the integer value of a number, if it is unambiguous.
 ///
 /// An integer in float form counts only below 2^53: from there on several integers share one `f64`. One check goes beyond rmcp's.
-/// Unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one: 1.0.154 reads `9007199254740991.0` as the
-/// integer before it, and `950884728136105.9` as an integer. If `std` parses another number, so may the client.
+/// Unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one. Version 1.0.154 reads `9007199254740991.0` as
+/// the integer before it, and `950884728136105.9` as an integer. If `std` parses another number, the client may do so too.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {

@@ -744,7 +744,7 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The body with every string emptied, found by reading forward.
+/// Returns the body with every string emptied.
 fn without_text(body: &[u8]) -> Vec<u8> {
     let mut bare = Vec::new();
     let mut inside = false;
@@ -764,16 +764,16 @@ fn without_text(body: &[u8]) -> Vec<u8> {
     bare
 }
 
-// The reference: no spans, no cursor, and the id rule in the words of rmcp.
+// The reference, which uses neither spans nor a cursor. Its rule for ids is that of rmcp.
 
 fn reference(whole: &Value) -> Option<Message<'_>> {
-    let message = whole.as_object().filter(|it| in_plain_sight(it))?;
+    let message = whole.as_object().filter(|it| has_plain_keys(it))?;
     let params = message.get("params");
     let inner = params.and_then(Value::as_object);
     let meta = inner
         .and_then(|it| it.get("_meta"))
         .and_then(Value::as_object);
-    if !inner.is_none_or(in_plain_sight) || message.get("jsonrpc")? != "2.0" {
+    if !inner.is_none_or(has_plain_keys) || message.get("jsonrpc")? != "2.0" {
         return None;
     }
     let param = |key| inner.and_then(|it| it.get(key));
@@ -808,7 +808,7 @@ fn reference(whole: &Value) -> Option<Message<'_>> {
 }
 
 fn reference_answers(whole: &Value) -> Option<Answers> {
-    let message = whole.as_object().filter(|it| in_plain_sight(it))?;
+    let message = whole.as_object().filter(|it| has_plain_keys(it))?;
     let has = |key| message.contains_key(key);
     match (has("method"), has("result"), has("error")) {
         _ if message.get("jsonrpc")? != "2.0" => None,
@@ -820,7 +820,7 @@ fn reference_answers(whole: &Value) -> Option<Answers> {
     }
 }
 
-fn in_plain_sight(object: &Map<String, Value>) -> bool {
+fn has_plain_keys(object: &Map<String, Value>) -> bool {
     let escaped = |letter: char| letter < ' ' || letter == '"' || letter == '\\';
     !object.keys().any(|key| key.contains(escaped))
 }
@@ -923,7 +923,7 @@ fn params_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A value of the kind that belongs here, or now and then any other.
+/// Usually a value of the expected kind, and sometimes any other value.
 fn mostly<T: Into<Value>>(usual: impl Strategy<Value = T>) -> impl Strategy<Value = Value> {
     prop_oneof![9 => usual.prop_map(Into::into), 1 => json_value()]
 }
@@ -933,7 +933,7 @@ fn id_value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         any::<i32>().prop_map(|id| Value::from(f64::from(id))),
         any::<u64>().prop_map(Value::from),
-        // Not so large that `serde_json` could misread one of these as an integer.
+        // Small enough that `serde_json` does not misread one of these as an integer.
         (-1e6..1e6).prop_map(Value::from),
         ".{0,6}".prop_map(Value::from),
         "[0-9]{1,3}".prop_map(Value::from),

@@ -53,7 +53,7 @@ impl Canceller for Counts {
     }
 }
 
-/// What would cancel a call that no session manager binds. It counts.
+/// Counts the cancels of a call that no session manager binds.
 #[derive(Default)]
 struct Replays(AtomicUsize);
 
@@ -116,7 +116,7 @@ fn typed() -> CallInfo {
     call
 }
 
-/// How often the session manager gets a cancel that happens while it binds the call.
+/// Returns how many cancels the session manager gets if the call is cancelled while the manager binds it.
 fn cancelled_while_bound(spins: usize) -> usize {
     let registry = Arc::new(Registry::new());
     let exchange = parsed(&registry);
@@ -141,7 +141,8 @@ fn cancelled_while_bound(spins: usize) -> usize {
     manager.cancels.load(Ordering::Relaxed)
 }
 
-/// A call is parsed from its body, and a session manager binds it while another thread looks it up.
+/// Binds a call that was parsed from its body, while another thread looks it up. Returns `true` if every look-up
+/// succeeds.
 fn all_the_time_while_bound(is_seen: impl Fn(&Calls, CallId) -> bool + Sync) -> bool {
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
@@ -196,10 +197,10 @@ fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
             .with_session(|core| core.is_unaccepted(id))
             .unwrap()
     );
-    assert!(wait.now_or_never().is_some(), "it waits on");
+    assert!(wait.now_or_never().is_some(), "it still waits");
 }
 
-/// As two session managers do, one around the other.
+/// Binds the call twice, as two nested session managers do.
 #[test]
 fn a_call_that_two_session_managers_bind_ends() {
     for is_read_first in [false, true] {
@@ -258,7 +259,7 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_meanwhile() {
     }
 }
 
-/// The server gets its request after that, and nothing else notifies it that no client waits for the answer.
+/// The server gets the request after the cancel. Only the session manager can cancel the call there.
 #[test]
 fn a_call_that_is_cancelled_while_it_is_bound_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
@@ -267,7 +268,7 @@ fn a_call_that_is_cancelled_while_it_is_bound_is_cancelled_at_the_session_manage
     }
 }
 
-/// A session manager as the registry knows it: it has the session "s".
+/// A session manager that has the session "s".
 struct HasSession(u64);
 
 impl Manager for HasSession {
@@ -284,7 +285,7 @@ impl Manager for HasSession {
     }
 }
 
-/// A stream that records what is sent on it.
+/// A stream that counts the messages sent on it.
 #[derive(Default)]
 struct SentCount(AtomicUsize);
 
@@ -296,7 +297,7 @@ impl StreamHandle for SentCount {
     fn close(&self) {}
 }
 
-/// A call that no session manager binds, as the service and the response make it: accepted, with one event if `event`.
+/// Returns an accepted call that no session manager binds. It has one event if `event` is set.
 fn streamed(
     registry: &Arc<Registry>,
     event: bool,
@@ -352,7 +353,7 @@ fn a_delete_ends_the_calls_of_a_session_of_its_path() {
     assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
-/// A call that a session manager of this scope has bound, with an event of rmcp's.
+/// Returns a call that a session manager of this scope has bound, with an event of rmcp.
 fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     let exchange = unparsed(registry);
     let id = exchange.bind(typed(), Arc::new(Counts::of(scope)), || 0);
@@ -370,7 +371,8 @@ fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     (exchange, attachment)
 }
 
-/// As two services have them whose sessions are restored from one store, or whose managers share the one inside.
+/// Returns two managers that both have the session. So it is if two services restore from one store, or share an inner
+/// manager.
 fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     let registry = Arc::new(Registry::new());
     let managers = [first, 15 - first].map(|scope| Arc::new(HasSession(scope)));
@@ -381,7 +383,7 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     (registry, managers)
 }
 
-/// The call is the one of scope 8. Its client resumes while its grace lasts, and is answered a second after that.
+/// The call is in scope 8. Its client resumes within the grace, and the resume is answered a second later.
 async fn a_pending_resume_keeps_the_call(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (exchange, attachment) = bound(&registry, 8);
@@ -404,7 +406,7 @@ async fn a_pending_resume_keeps_the_call_of_the_second_of_two_managers() {
     a_pending_resume_keeps_the_call(7).await;
 }
 
-/// The stream resumes the call of scope 8, and that of scope 7 is cancelled.
+/// A stream resumes the call of scope 8, and the call of scope 7 is cancelled.
 fn a_resumed_stream_gets_the_error_of_its_own_call_only(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (victim, _stream) = bound(&registry, 8);
@@ -445,7 +447,7 @@ fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused()
     assert_eq!(calls.find("s", &request), Some(id), "in one session");
 }
 
-/// Whatever a session manager does with a call that is answered externally: it is not in flight and not cancelled.
+/// Asserts that a call that was answered externally is neither in flight nor cancelled.
 fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) {
     assert_eq!(registry.len(), 0);
     if let Some(call) = exchange.info() {

@@ -19,7 +19,7 @@ const PAGE: &str = include_str!("../defaults.md");
 const GRACE: &str = "grace of a call that its client can resume";
 const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace";
 
-/// Where the code has what no type shows: a row, and the constant that it is about.
+/// The rows whose value is a private constant, with the constant's file and name.
 const CONSTANTS: [(&str, &str, &str); 12] = [
     (
         "time for the network that a grace leaves after `retry`",
@@ -83,14 +83,14 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
     ),
 ];
 
-/// Each row's name and its value, as they are rendered.
+/// Returns the name and the value of each row, as they are rendered.
 fn rows() -> Vec<(&'static str, &'static str)> {
     let tables = tables(PAGE).into_iter();
     let rows = tables.flat_map(|table| table[2..].to_vec());
     rows.map(|row| (cells(row)[0], cells(row)[1])).collect()
 }
 
-fn said(name: &str) -> &'static str {
+fn value_on_page(name: &str) -> &'static str {
     let mut rows = rows().into_iter();
     let row = rows.find(|(row, _)| *row == name);
     row.unwrap_or_else(|| panic!("no row {name:?}")).1
@@ -113,7 +113,7 @@ fn limits() -> [(&'static str, Number); 5] {
     ]
 }
 
-/// What is behind features has rows whatever features are on.
+/// The rows of optional features. They exist whichever features are enabled.
 const OF_FEATURES: [&str; 5] = [
     "time after which an unused session is closed",
     "`DeadPeer`: silence before the first probe",
@@ -137,7 +137,11 @@ fn every_row_of_the_defaults_page_is_compared_with_the_code() {
 #[test]
 fn the_numbers_of_the_defaults_page_are_those_of_the_code() {
     for (name, expected) in limits() {
-        assert_eq!(Number::of_page(said(name)), Some(expected), "{name}");
+        assert_eq!(
+            Number::of_page(value_on_page(name)),
+            Some(expected),
+            "{name}"
+        );
     }
     for (name, file, constant) in CONSTANTS {
         let source = read(&root().join(file));
@@ -145,7 +149,7 @@ fn the_numbers_of_the_defaults_page_are_those_of_the_code() {
         let (_, value) = value.unwrap_or_else(|| panic!("no {constant} in {file}"));
         let value = Number::of_source(value);
         assert!(value.is_some(), "{constant} is no number");
-        assert_eq!(Number::of_page(said(name)), value, "{name}");
+        assert_eq!(Number::of_page(value_on_page(name)), value, "{name}");
     }
 }
 
@@ -154,20 +158,20 @@ fn the_grace_of_the_defaults_page_is_that_of_the_code() {
     let mut call = CallInfo::new(RequestId::Number(1), "tools/call");
     call.set_session(Some("s".into()));
     let grace = |retry| {
-        let going = StreamEnd {
+        let stream_end = StreamEnd {
             replayable: true,
             retry: Some(retry),
             by_server: false,
             stored: false,
         };
-        match Grace::Auto.on_disconnect(&call, going) {
+        match Grace::Auto.on_disconnect(&call, stream_end) {
             DisconnectAction::CancelAfter(grace) => grace,
             other => panic!("no grace: {other:?}"),
         }
     };
-    let page = ByRetry::of_page(said(GRACE)).expect("a time");
+    let page = ByRetry::of_page(value_on_page(GRACE)).expect("a time");
     assert_eq!(page.at(Duration::ZERO), MIN_GRACE);
-    let longest = Number::of_page(said(LONGEST_RETRY)).and_then(|longest| longest.time());
+    let longest = Number::of_page(value_on_page(LONGEST_RETRY)).and_then(|longest| longest.time());
     let longest = longest.expect("a time");
     for seconds in [0, 3, 10, 599] {
         let retry = Duration::from_secs(seconds);
@@ -175,7 +179,7 @@ fn the_grace_of_the_defaults_page_is_that_of_the_code() {
     }
     assert_eq!(grace(longest), page.at(longest));
     assert_eq!(grace(2 * longest), page.at(longest));
-    // What comes after that counts once.
+    // A longer `retry` counts once.
     assert_eq!(grace(9 * longest), 9 * longest + Duration::from_secs(5));
 }
 
@@ -185,7 +189,10 @@ fn the_idle_timeout_of_the_defaults_page_is_that_of_rmcp() {
     use rmcp::transport::streamable_http_server::session::local::SessionConfig;
 
     let timeout = SessionConfig::default().keep_alive.expect("a time");
-    assert_eq!(Number::of_page(said(OF_FEATURES[0])), Some(timeout.into()));
+    assert_eq!(
+        Number::of_page(value_on_page(OF_FEATURES[0])),
+        Some(timeout.into())
+    );
 }
 
 #[cfg(feature = "socket")]
@@ -199,7 +206,7 @@ fn the_socket_options_of_the_defaults_page_are_those_of_a_dead_peer() {
     {
         let (_, value) = shown.split_once(&format!("{field}: ")).expect("a field");
         let value = value.split([',', ' ']).next().expect("a value");
-        let said = said(name).replace(' ', "");
-        assert_eq!(said, value, "{name}");
+        let value_on_page = value_on_page(name).replace(' ', "");
+        assert_eq!(value_on_page, value, "{name}");
     }
 }

@@ -1,4 +1,4 @@
-//! The table of what a disconnect means is what [`Grace::on_disconnect`] says.
+//! The manual's table of what a disconnect means matches [`Grace::on_disconnect`].
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
 
 const PAGE: &str = include_str!("../disconnect.md");
 
-/// The name of a row, and the calls that it is about.
+/// The name of a row, and the calls to which it applies.
 type Row = (&'static str, fn(&CallInfo, StreamEnd) -> bool);
 
-/// The rows of the table in their order. The first that fits decides.
+/// The rows of the table in their order. The first row that matches decides.
 const ROWS: [Row; 8] = [
     (
         "a request with `params.task` (2025-11-25), layer alone",
@@ -43,7 +43,7 @@ const ROWS: [Row; 8] = [
     ("in a session, with event ids", |_, _| true),
 ];
 
-/// Everything that may matter, in every combination.
+/// Returns every combination of the properties that may matter.
 fn cases() -> impl Iterator<Item = (CallInfo, StreamEnd)> {
     let retries = [None, Some(0), Some(3), Some(10), Some(600)];
     (0..1 << 7).flat_map(move |bits: u32| {
@@ -65,7 +65,7 @@ fn cases() -> impl Iterator<Item = (CallInfo, StreamEnd)> {
     })
 }
 
-/// What a cell says.
+/// Returns the action that a cell describes.
 fn action(cell: &str, stream_end: StreamEnd) -> DisconnectAction {
     match cell {
         "lets it keep running" => DisconnectAction::KeepRunning,
@@ -87,8 +87,8 @@ fn the_table_of_what_a_disconnect_means_matches_the_code() {
     let table = tables.find(|table| cells(table[0]) == head);
     let table = table.expect("the table");
     let rows: Vec<_> = table[2..].iter().map(|row| cells(row)).collect();
-    let said: Vec<_> = rows.iter().map(|row| row[0]).collect();
-    assert_eq!(said, ROWS.map(|(name, _)| name));
+    let names: Vec<_> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(names, ROWS.map(|(name, _)| name));
 
     let mut decided = [0; ROWS.len()];
     for (call, stream_end) in cases() {

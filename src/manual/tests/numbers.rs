@@ -1,4 +1,4 @@
-//! Numbers, as the pages write them and as the source does.
+//! Numbers, in the notation of the pages and of the source.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ impl Number {
         })
     }
 
-    /// Of an expression, or of a field and its expression.
+    /// Parses an expression, or a field with its expression.
     pub(super) fn of_source(text: &str) -> Option<Self> {
         let text = text.rsplit(": ").next()?;
         if let Some(seconds) = argument(text, "Duration::from_secs(") {

@@ -1,4 +1,6 @@
-//! The future of a handler's method. It returns the handler's result, or an error if the handler was stopped.
+//! The future of a handler's method.
+//!
+//! It returns the handler's result, or an error if the handler was stopped or panicked.
 
 use std::{
     borrow::Cow,

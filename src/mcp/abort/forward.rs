@@ -1,12 +1,11 @@
 //! Forwards every method of [`ServerHandler`].
 //!
 //! If a method with a default body were missing here, the default would serve its requests, and the inner handler would never
-//! receive them.
-//! A test reads the list of methods from rmcp's source.
+//! receive them. A test reads the list of methods from rmcp's source.
 
 #![allow(
     deprecated,
-    reason = "what rmcp has deprecated but still serves must get to the handler as well"
+    reason = "the handler must also get the requests that rmcp has deprecated but still serves"
 )]
 
 use std::borrow::Cow;
@@ -29,8 +28,9 @@ use rmcp::{
 
 use super::{AbortOnCancel, abortable_future::RequestInfo};
 
-/// Requests, one per line: whether the handler is `abortable` or `protected`, the method with its parameters, its result, and its
-/// name in the protocol.
+/// Requests, one per line.
+///
+/// Each line has the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
         $(requests!(@ $mode $method($($params)?) -> $result = $name);)+

@@ -1,6 +1,6 @@
 //! A handler whose work is stopped when its call is cancelled.
 //!
-//! `forward` has the methods and defines which may be stopped. `abortable_future` stops them.
+//! `forward` has the methods, and defines which of them may be stopped. `abortable_future` stops them.
 
 use std::time::Duration;
 
@@ -14,7 +14,9 @@ use self::abortable_future::{AbortTimer, AbortableFuture, RequestInfo};
 mod abortable_future;
 mod forward;
 
-/// How long a cancelled handler may run before it is dropped: 1 s, enough to check its token and to clean up.
+/// How long a cancelled handler may run before it is dropped: 1 s.
+///
+/// That is enough to check its token and to clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// A [`ServerHandler`] whose work ends after a cancel, even if it ignores its token.
@@ -23,8 +25,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// `#[tool]` of another crate, or one that awaits a child process or another server.
 ///
 /// Inside `AbortOnCancel`, a cancelled handler has one second to end by itself. Then its future is dropped at its current
-/// await point, and its destructors run: those of a `Child` with `kill_on_drop`, a lock, a request to another server. A client
-/// that is still connected receives the error -32800. Each dropped handler is logged at level info.
+/// await point, and the destructors of everything that it owns run. That may be a `Child` with `kill_on_drop`, a lock, or a request
+/// to another server. A client that is still connected receives the error -32800. Each dropped handler is logged at level info.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
@@ -53,8 +55,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// # What it stops
 ///
 /// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. The
-/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, a cancel does
-/// not fire the `ct` of a call of 2026-07-28 whose events are stored, nor of a call into whose session it could not be injected.
+/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, two kinds of
+/// cancel do not fire `ct`: those of calls of 2026-07-28 whose events are stored, and those that could not be injected.
 ///
 /// | stopped | runs to its end |
 /// |---|---|
@@ -71,7 +73,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// # Panics in handlers
 ///
-/// With rmcp alone, a handler that panics sends no answer, and its client waits forever. Here the client receives the
+/// With rmcp alone, a handler that panics sends no answer, and its client waits until its own timeout. Here the client receives the
 /// error -32603. The panic hook runs as always, and the panic affects nothing else.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {

@@ -81,7 +81,7 @@ fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
     assert_eq!(last, serde_json::to_value(&message).unwrap());
 }
 
-/// Returns answers that have this text in each place where a text may be.
+/// Returns one answer for each place that may have a text, with this text there.
 fn places(text: &str) -> Vec<Value> {
     let with = |mut of: Value, key: &str, value: Value| {
         of[key] = value;
@@ -139,14 +139,14 @@ fn places(text: &str) -> Vec<Value> {
 
 #[test]
 fn the_size_of_an_answer_counts_all_its_parts() {
-    const MUCH: usize = 5_000_000;
+    const LARGE: usize = 5_000_000;
     let shown = places("…");
-    for (place, shown) in places(&"x".repeat(MUCH)).into_iter().zip(shown) {
+    for (place, shown) in places(&"x".repeat(LARGE)).into_iter().zip(shown) {
         let message = serde_json::from_value(place).unwrap();
         let event = ServerSseMessage::from_message(message);
         let (_, weight) = retain(&event, Some(&TextArena::default())).unwrap();
         assert!(
-            (MUCH..MUCH + 10_000).contains(&weight),
+            (LARGE..LARGE + 10_000).contains(&weight),
             "{weight} for {shown}"
         );
     }
@@ -162,7 +162,7 @@ fn annotations_of_a_text_are_weighed() {
 }
 
 #[test]
-fn blocks_without_text_are_no_free_gift() {
+fn blocks_without_text_count_towards_the_size() {
     let block = json!({ "type": "text", "text": "" });
     let message = answer(json!({ "content": vec![block; 10_000] }));
     let event = ServerSseMessage::from_message(message);

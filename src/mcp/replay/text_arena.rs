@@ -1,7 +1,7 @@
 //! An arena for the texts of a session's small answers.
 //!
 //! Otherwise each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
-//! would slow the allocator down by more than everything else in this crate costs.
+//! would slow the allocator down, at a higher cost than everything else in this crate.
 
 use std::sync::Mutex;
 

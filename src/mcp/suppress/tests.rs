@@ -51,7 +51,7 @@ fn ping_with(id: i64, origin: i64) -> ServerJsonRpcMessage {
 }
 
 #[test]
-fn nothing_of_a_cancelled_call_gets_out() {
+fn no_message_of_a_cancelled_call_is_sent() {
     let suppressed = Suppressed::default();
     suppressed.suppress(&call(7, Some(70)));
     assert_eq!(suppressed.decide(&answer(7)), SendDecision::Drop);
@@ -61,7 +61,7 @@ fn nothing_of_a_cancelled_call_gets_out() {
 }
 
 #[test]
-fn everything_of_another_call_gets_out() {
+fn messages_of_other_calls_are_sent() {
     let suppressed = Suppressed::default();
     suppressed.suppress(&call(7, None));
     for message in [answer(8), error(8), progress(7), ping(8)] {
@@ -146,7 +146,7 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
     JsonRpcMessage::response(nothing, NumberOrString::Number(id))
 }
 
-/// The ids of all answers that are waiting.
+/// Returns the ids of all waiting answers.
 fn answers(suppressed: &Suppressed) -> Vec<i64> {
     let answers = std::iter::from_fn(|| suppressed.error_reply());
     let ids = answers.map(|answer| match answer {
@@ -232,7 +232,7 @@ fn counting() -> (Waker, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn only_the_latest_are_remembered() {
+fn only_the_latest_cancelled_calls_are_retained() {
     let suppressed = Suppressed::default();
     for id in 0..=MAX_SUPPRESSED as i64 {
         suppressed.suppress(&call(id, None));

@@ -26,12 +26,12 @@ pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
 /// The state of a detached call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachedState {
-    /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
-    /// it resumes.
+    /// The call is cancelled at `deadline` if it is still detached then. `retry` is how long its client
+    /// waits before it resumes.
     GraceUntil { deadline: Instant, retry: Duration },
-    /// Keeps running. Its end will be observed. The answer is retained for the resume window.
+    /// The call keeps running, and its end will be observed. The answer is retained for the resume window.
     UntilComplete { resume_window: Duration },
-    /// Keeps running unobserved, and is removed at `until`.
+    /// The call keeps running unobserved, and is removed at `until`.
     ForgetAt {
         until: Instant,
         resume_window: Duration,
@@ -67,8 +67,7 @@ pub(super) struct CallTimers {
 pub(super) struct GraceTimer {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
-    /// How long its client may wait before it resumes: the grace of a call that has one. Longer if the client may have resumed
-    /// unobserved.
+    /// How long its client may take to resume: the grace of a call that has one. Longer if the client may have resumed unobserved.
     pub(super) resume_window: Duration,
     /// The grace was extended because of a stall.
     was_postponed: bool,
@@ -82,7 +81,7 @@ pub(super) struct GraceTimer {
     is_confirmed: bool,
     /// When the call is removed, because no task observes its end. `None` while its end is observed.
     unobserved_until: Option<Instant>,
-    /// When the last pending resume ended, but not later than [`MAX_RESUME_WAIT`] after the end of the grace.
+    /// When the last pending resume ended, but at most [`MAX_RESUME_WAIT`] after the grace.
     resumes_ended_at: Option<Instant>,
 }
 
@@ -310,8 +309,9 @@ impl CallTimers {
         }
     }
 
-    /// Decides what to do with a call whose deadline was `at`. `late` is how long after `at` the timer ran. `is_stalled`: a
-    /// runtime is known to have been stalled.
+    /// Decides what to do with a call whose deadline was `at`.
+    ///
+    /// `late` is how long after `at` the timer ran. `is_stalled`: a runtime is known to have been stalled.
     pub(super) fn check(
         &mut self,
         now: Instant,

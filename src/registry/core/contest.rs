@@ -1,4 +1,4 @@
-//! Requests that are not tracked and have the id of a call in flight.
+//! Requests that are not tracked, but have the id of a call in flight.
 
 use super::{SessionState, entry::CallKey};
 use crate::call::{CallId, RequestId, Scope};

@@ -1,4 +1,4 @@
-//! Calls with an expired deadline, and the answers to requests for confirmation.
+//! Calls with an expired deadline, and the decisions of confirmations.
 
 use std::mem;
 
@@ -105,7 +105,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Sets when a call is cancelled at the latest.
+    /// Sets the time at which a call is cancelled at the latest.
     pub(crate) fn set_deadline(&mut self, id: CallId, deadline: Instant) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.timers_mut().deadline = Some(deadline);

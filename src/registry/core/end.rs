@@ -63,7 +63,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.retained.retain(id, ended, &self.shared.totals)
     }
 
-    /// Takes the evicted answers whose clients may still resume to get them. Each is returned once.
+    /// Takes the evicted answers for which clients may still resume. Each is returned once.
     pub(crate) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
         self.retained.take_evicted()
     }
@@ -77,7 +77,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_due.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Ends a detached call without a pending resume, unless its client may have resumed on another server.
+    /// Ends a detached call, unless a resume is pending or the call is maybe resumed.
     pub(crate) fn finish_detached(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
         let timers = self.timers_of(id)?;
         let may_cancel = timers.grace_timer.is_some()

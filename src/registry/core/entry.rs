@@ -17,7 +17,7 @@ pub(crate) struct Entry<T> {
     pub(crate) call: T,
     pub(super) key: Option<CallKey>,
     pub(super) streams: Streams,
-    /// The generation of the stream that was accepted last.
+    /// The generation of the latest stream.
     newest_stream: Generation,
     /// Whether the stream of its POST is open.
     has_post_stream: bool,

@@ -1,10 +1,10 @@
 //! The hashes by which sessions, requests and event ids are looked up.
 //!
-//! The accepted requests of a session id are in one map from a keyed 64-bit hash to a `CallId`, session ids in another. A session state
-//! stores the hash of its id, which is mixed into the hashes of its requests. No client can choose keys that collide. A hit is only a
-//! hint: session ids and request ids are then compared, so a collision finds nothing, and never the wrong call.
+//! A map from keyed 64-bit hashes to `CallId`s has the accepted requests of a session id. Session ids are in another map. A session
+//! state stores the hash of its id, which is mixed into the hashes of its requests. No client can choose keys that collide. A
+//! hit is only a hint: session ids and request ids are then compared, so a collision finds nothing, and never the wrong call.
 //!
-//! Event ids are in no map, because a resume is rare: it compares its event id with those of its session's calls.
+//! Event ids are in no map, because resumes are rare: a resume compares its event id with those of its session's calls.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -52,7 +52,9 @@ pub(crate) struct KeyHasher {
     string_ids: u64,
 }
 
-/// The sessions with the id of a session state: one for each scope in which a call has had a key.
+/// The sessions that have the id of a session state.
+///
+/// There is one for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScopeSet {
     None,
@@ -67,9 +69,10 @@ impl KeyHash {
         self.0
     }
 
-    /// Returns the hash of a key in this session. A client chooses the key, and knows neither the session's hash nor the multiplier.
+    /// Returns the hash of a key in this session.
     ///
-    /// Keys that differ in few bits differ in some bits of the first product, and may differ in any bit of the second.
+    /// A client chooses the key, but knows neither the session's hash nor the multiplier. Keys that differ in few bits differ in some
+    /// bits of the first product, and may differ in any bit of the second.
     fn mix(self, key: u64, multiplier: u64) -> Self {
         let once = fold(self.0 ^ key, multiplier);
         Self(fold(once ^ self.0.rotate_left(32), multiplier))
@@ -217,7 +220,7 @@ mod tests {
         assert_eq!(numbers(b"0/99999999999999999999"), None);
     }
 
-    /// Ids that differ in one place, or by powers of two: what fills one bucket of a map whose hash is known.
+    /// Ids that differ in one place, or by powers of two. They fill one bucket of a map whose hash is known.
     #[test]
     fn chosen_ids_collide_no_more_than_random_ones() {
         let hasher = KeyHasher::default();

@@ -19,7 +19,9 @@ pub(crate) enum EventMatch<T, A> {
     Nothing,
     /// A stream of a call in flight.
     Call(CallId, T),
-    /// Possibly one of these calls: their known event ids are incomplete, or several calls have the event id.
+    /// One of these calls, or none of them.
+    ///
+    /// Their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
     /// A stream of a call that has ended.
     Ended(RetainedOutcome<A>),
@@ -53,7 +55,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         });
     }
 
-    /// Records that the known event ids of a call are incomplete, because its stream cannot be read.
+    /// Records that the known event ids of a call are incomplete: its stream cannot be read.
     pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.streams.mark_incomplete();
@@ -126,7 +128,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_match.then(|| (id, entry.call.clone()))
     }
 
-    /// Returns the call of a session with this JSON-RPC id, even if its request is not accepted yet.
+    /// Returns the call of a session with this JSON-RPC id, whether or not it is accepted.
     pub(crate) fn find_unaccepted_too(
         &self,
         scope: &Scope,
@@ -174,7 +176,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let has_event = |entry: &Entry<T>| entry.key.is_some() && entry.streams.contains(event);
         let matches = self.calls().filter(|(_, entry)| has_event(entry));
         let matched: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
-        // In a session where one call has the event id, no other call matches.
+        // If a call of a session has the event id, no call of that session without it matches.
         let may_have =
             |entry: &Entry<T>| entry.streams.is_incomplete() && !matched.contains(&entry.session());
         self.calls_where(|entry| has_event(entry) || may_have(entry))
@@ -253,7 +255,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.calls.get(id)?.grace_timer()?.resume_window)
     }
 
-    /// Returns the cause of the detach, if the call has no grace. Only a pending resume kept such a call running.
+    /// Returns the cause of the detach, if the call has no grace. Only a pending resume has kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let timer = self.calls.get(id)?.grace_timer()?;
         timer

@@ -137,10 +137,10 @@ enum Op {
     Answer(usize, Answering),
     /// Applies a cancel of a detached call.
     FinishDetached(Pick, Retaining),
-    /// Starts a call, detaches it if `away`, and finishes it.
+    /// Starts a call, detaches it if `is_detached`, and finishes it.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Whole {
-        away: bool,
+        is_detached: bool,
         completed: Retaining,
     },
     BeginClose {
@@ -151,10 +151,10 @@ enum Op {
     Expire {
         end: bool,
     },
-    /// Expires calls `looks` times, each time late.
+    /// Expires calls `checks` times, each time late.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Late {
-        looks: u32,
+        checks: u32,
         and_ms: u64,
     },
 }
@@ -170,7 +170,7 @@ struct Run {
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
     /// The requests for confirmation: the call, and its expiry in the session state and in the model.
-    asked: Vec<(CallId, ExpiryToken, usize)>,
+    question: Vec<(CallId, ExpiryToken, usize)>,
     answers: u32,
     witness: Witness,
 }
@@ -218,7 +218,7 @@ impl Run {
             calls: Vec::new(),
             generations: Vec::new(),
             streams: vec![Stream::Numbered(99), Stream::Opaque(99)],
-            asked: Vec::new(),
+            question: Vec::new(),
             answers: 0,
             witness: Witness::default(),
         }
@@ -281,22 +281,25 @@ impl Run {
             Op::Ask(call) => self.on(call, |run, id| {
                 let (due, expected) = (run.core.expiry(id), run.model.due(id));
                 assert_eq!(due.is_some(), expected.is_some());
-                run.asked
+                run.question
                     .extend(due.zip(expected).map(|(due, its)| (id, due, its)));
             }),
-            Op::Answer(asked, answer) => self.answer(asked, answer),
+            Op::Answer(question, answer) => self.answer(question, answer),
             Op::FinishDetached(call, completed) => self.on(call, |run, id| {
                 let may_cancel = run.model.may_cancel(id);
                 run.finish_if(id, may_cancel, completed, |core, ended| {
                     core.finish_detached(id, ended)
                 });
             }),
-            Op::Whole { away, completed } => self.whole(away, completed),
+            Op::Whole {
+                is_detached,
+                completed,
+            } => self.whole(is_detached, completed),
             Op::BeginClose { scope, end } => self.begin_close(scope, end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
-            Op::Late { looks, and_ms } => {
-                for _ in 0..looks {
+            Op::Late { checks, and_ms } => {
+                for _ in 0..checks {
                     self.pass(Pass::Deadline { and_ms });
                     self.expire(true);
                 }
@@ -507,11 +510,11 @@ impl Run {
         }
     }
 
-    fn answer(&mut self, asked: usize, answer: Answering) {
-        let Some(at) = asked.checked_rem(self.asked.len()) else {
+    fn answer(&mut self, question: usize, answer: Answering) {
+        let Some(at) = question.checked_rem(self.question.len()) else {
             return;
         };
-        let (id, due, its_due) = self.asked[at];
+        let (id, due, its_due) = self.question[at];
         let accepted = match answer {
             Answering::Cancel => self.core.confirm(id, due, self.now),
             Answering::Postpone { wait_ms } => {
@@ -522,13 +525,13 @@ impl Run {
         assert_eq!(accepted, self.model.answer(id, its_due, answer, self.now));
     }
 
-    fn whole(&mut self, away: bool, completed: Retaining) {
+    fn whole(&mut self, is_detached: bool, completed: Retaining) {
         self.start((SCOPES.start, REQUESTS.start), true, None);
         let Some(id) = self.calls.last().copied() else {
             return;
         };
         self.record_event_id(id, Name::Own);
-        if away {
+        if is_detached {
             self.detach(
                 id,
                 Generations::Newest,
@@ -625,7 +628,7 @@ impl Run {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(core.due.len() + core.retained.len(), model.appointments());
+        assert_eq!(core.due.len() + core.retained.len(), model.deadline_count());
         let detached = model
             .calls()
             .iter()

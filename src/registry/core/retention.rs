@@ -50,7 +50,7 @@ const MAX_DELIVERED: usize = 64;
 /// As measured, an entry of a long queue takes 230 bytes. By default a session retains at most 2,048 calls.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
-/// Approximate further cost of the first retained call of a session, in bytes: 832.
+/// Approximate additional cost of the first retained call of a session, in bytes: 832.
 ///
 /// It counts because the session's entry would be removed without that call. As measured, a session with nothing but one retained
 /// call takes about 1,400 bytes. By default there are at most about 12,000 such sessions.
@@ -74,8 +74,9 @@ struct RetainedQueue<A> {
 // === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Retains an ended call if it fits, and evicts older ones of the session id for it. Returns `true` if evictions are to be
-    /// reported.
+    /// Retains an ended call if it fits, and evicts older ones of the session id for it.
+    ///
+    /// Returns `true` if evictions are to be reported.
     pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
         let queue = self.0.get_or_insert_default();
         queue.retain(id, ended, totals);

@@ -1,4 +1,4 @@
-//! Release of capacity that a collection no longer needs after a peak.
+//! Releases capacity that a collection no longer needs after a peak.
 
 use std::{
     collections::{HashMap, VecDeque},

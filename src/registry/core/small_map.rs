@@ -1,7 +1,7 @@
-//! A map that is a list while it is small, as nearly every session's is: most have one call at a time.
+//! A map that is a list while it is small.
 //!
-//! A large one is a B-tree, which moves only a few entries at a time, even when it grows. A hash table would move all entries at
-//! once, and the session's other calls would wait.
+//! Most sessions have one call at a time, so nearly every map is small. A large map is a B-tree, which moves only a few entries at a
+//! time, even when it grows. A hash table would move all entries at once, and the session's other calls would wait.
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 

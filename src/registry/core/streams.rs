@@ -1,7 +1,7 @@
 //! The event ids of a call: what its client may resume with.
 //!
 //! rmcp writes `<index>/<stream>`, and any event of a stream names that stream. Ids of other servers may look the same and mean
-//! something else (`<stream>/<index>`, or a constant after the slash), so they name only the stream they were seen on
+//! something else: `<stream>/<index>`, or a constant after the slash. So they name only the stream on which they were seen
 //! ([`EventIdFormat`]).
 
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ pub(crate) const MAX_EVENT_IDS: usize = 256;
 /// The format of a server's event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventIdFormat {
-    /// That of rmcp: the number after the slash names the stream.
+    /// The format of rmcp: the number after the slash names the stream.
     Rmcp,
-    /// Any other: each event id names the stream that it was seen on.
+    /// Any other format: each event id names the stream on which it was seen.
     Any,
 }
 
 /// The known event ids of a call's streams.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// Nearly always the only one. It needs no allocation.
+    /// Nearly always the only id, which needs no allocation here.
     first: Option<StreamId>,
     overflow: Option<Box<OverflowIds>>,
 }

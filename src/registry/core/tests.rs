@@ -41,13 +41,13 @@ fn request(id: i64) -> Option<(Scope, RequestId)> {
     Some((here(), RequestId::Number(id)))
 }
 
-/// Starts and claims a call, as an accepted exchange does.
+/// Starts and accepts a call, as an exchange does.
 fn accepted(core: &mut TestCore, name: Option<(Scope, RequestId)>, call: &'static str) -> CallId {
-    lasting(core, name, call, None)
+    accepted_until(core, name, call, None)
 }
 
-/// The same with a time that it may last to.
-fn lasting(
+/// The same, with the deadline of the call.
+fn accepted_until(
     core: &mut TestCore,
     name: Option<(Scope, RequestId)>,
     call: &'static str,
@@ -94,10 +94,10 @@ fn answered(answer: &'static str, until: Instant) -> Option<Completion<&'static 
 fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
     let mut core = core();
     let victim = accepted(&mut core, request(7), "victim");
-    let stranger = CallId::next();
-    core.start(stranger, request(7), "stranger", None);
+    let other = CallId::next();
+    core.start(other, request(7), "other", None);
 
-    assert!(!core.finish(stranger, None).unwrap().may_cancel_server);
+    assert!(!core.finish(other, None).unwrap().may_cancel_server);
     assert_eq!(
         core.find(&here(), &RequestId::Number(7)),
         Some((victim, "victim"))
@@ -151,8 +151,8 @@ fn invariant_2_a_call_without_a_key_is_never_injected() {
 fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
     let (mut core, now) = (core(), Instant::now());
     let deadline = Some(now + SECOND);
-    let attached = lasting(&mut core, request(1), "attached", deadline);
-    let detached = lasting(&mut core, request(2), "detached", deadline);
+    let attached = accepted_until(&mut core, request(1), "attached", deadline);
+    let detached = accepted_until(&mut core, request(2), "detached", deadline);
     core.detach(
         detached,
         POST_GENERATION,
@@ -174,9 +174,9 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 }
 
 #[test]
-fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
+fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
     let (mut core, now) = (core(), Instant::now());
-    let id = lasting(&mut core, request(1), "call", Some(now + 9 * SECOND));
+    let id = accepted_until(&mut core, request(1), "call", Some(now + 9 * SECOND));
     core.detach(
         id,
         POST_GENERATION,
@@ -216,7 +216,7 @@ fn invariant_3_only_detached_calls_are_orphaned() {
 }
 
 #[test]
-fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
+fn invariant_3_a_resume_between_the_deadline_and_the_cancel_keeps_the_call() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -242,7 +242,7 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
 }
 
 #[test]
-fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
+fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -344,7 +344,7 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
     assert_eq!(core.expiry(id), None, "its grace has not expired");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
-    // Its client resumes and disconnects again, and that grace expires as well.
+    // The client resumes and disconnects again, and the new grace expires as well.
     let second = core.attach(id).unwrap();
     let later = now + 2 * SECOND;
     core.detach(id, second, until(later), false, detachment(now + SECOND));
@@ -360,11 +360,7 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, later + SECOND));
     let ended = answered("", now).unwrap();
-    assert_eq!(
-        core.finish_due(id, ended),
-        None,
-        "it is looked at once more"
-    );
+    assert_eq!(core.finish_due(id, ended), None, "it is checked once more");
     let recheck = later + SECOND + RECHECK_DELAY;
     assert_eq!(
         core.expire(recheck),
@@ -382,12 +378,12 @@ fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
-    // Its client's resume waits in the accept queue.
-    let awake = now + 60 * SECOND;
-    assert_eq!(core.expire(awake), []);
-    assert!(core.begin_resume(id, awake));
-    core.end_resume(id, awake);
-    let expired = core.expire(awake + 2 * RETRY);
+    // The resume of the client waits in the accept queue.
+    let resumed_at = now + 60 * SECOND;
+    assert_eq!(core.expire(resumed_at), []);
+    assert!(core.begin_resume(id, resumed_at));
+    core.end_resume(id, resumed_at);
+    let expired = core.expire(resumed_at + 2 * RETRY);
     assert_eq!(
         expired,
         [(id, "call", Expired::Grace)],
@@ -395,7 +391,7 @@ fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
     );
 }
 
-/// What was confirmed before a stall need not be true any more: for example, a lease may have expired.
+/// A confirmation from before a stall may be outdated: for example, a lease may have expired meanwhile.
 #[test]
 fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     let now = Instant::now();
@@ -405,9 +401,9 @@ fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
-    let awake = now + 60 * SECOND;
-    assert_eq!(core.expire(awake), []);
-    let expired = core.expire(awake + MAX_RESUME_WAIT.max(2 * RETRY));
+    let resumed_at = now + 60 * SECOND;
+    assert_eq!(core.expire(resumed_at), []);
+    let expired = core.expire(resumed_at + MAX_RESUME_WAIT.max(2 * RETRY));
     assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
@@ -593,10 +589,10 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + 12 * SECOND;
-    assert!(core.expire(noticed).is_empty());
-    assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    let recheck = noticed + 60 * SECOND;
+    let handled_at = now + SECOND + 12 * SECOND;
+    assert!(core.expire(handled_at).is_empty());
+    assert_eq!(core.next_deadline(), Some(handled_at + 2 * RETRY));
+    let recheck = handled_at + 60 * SECOND;
     assert!(core.expire(recheck).is_empty());
     assert_eq!(
         core.next_deadline(),
@@ -615,12 +611,12 @@ fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND;
+    let handled_at = now + SECOND;
     assert!(
-        core.expire_some(&LatenessTracker::new(noticed, Timeliness::Late), 9)
+        core.expire_some(&LatenessTracker::new(handled_at, Timeliness::Late), 9)
             .is_empty()
     );
-    let postponed = noticed + 2 * RETRY;
+    let postponed = handled_at + 2 * RETRY;
     assert_eq!(core.next_deadline(), Some(postponed));
     assert!(
         core.expire_some(&LatenessTracker::new(postponed, Timeliness::Late), 9)
@@ -738,9 +734,9 @@ fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
-        let noticed = now + SECOND + late;
-        assert!(core.expire(noticed).is_empty(), "{late:?}");
-        let recheck = Some(noticed + RECHECK_DELAY);
+        let handled_at = now + SECOND + late;
+        assert!(core.expire(handled_at).is_empty(), "{late:?}");
+        let recheck = Some(handled_at + RECHECK_DELAY);
         assert_eq!(core.next_deadline(), recheck);
         let (_, entry) = core.calls().next().unwrap();
         assert_eq!(entry.grace_deadline(), recheck, "which is what is reported");
@@ -757,13 +753,13 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + 3 * SECOND / 10;
-    assert!(core.expire(noticed).is_empty());
+    let handled_at = now + SECOND + 3 * SECOND / 10;
+    assert!(core.expire(handled_at).is_empty());
 
-    let received = noticed + RECHECK_DELAY / 2;
+    let received = handled_at + RECHECK_DELAY / 2;
     assert!(core.begin_resume(id, received));
     assert!(
-        core.expire(noticed + RECHECK_DELAY).is_empty(),
+        core.expire(handled_at + RECHECK_DELAY).is_empty(),
         "a resume is pending"
     );
     core.attach(id).unwrap();
@@ -775,19 +771,19 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
 #[test]
 fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
-    let noticed = now + SECOND + 3 * SECOND / 10;
-    let refused = noticed + RECHECK_DELAY / 2;
-    for who_notices in ["the timer", "the resume"] {
+    let handled_at = now + SECOND + 3 * SECOND / 10;
+    let refused = handled_at + RECHECK_DELAY / 2;
+    for handled_by in ["the timer", "the resume"] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
-        if who_notices == "the timer" {
-            assert!(core.expire(noticed).is_empty());
+        if handled_by == "the timer" {
+            assert!(core.expire(handled_at).is_empty());
         }
-        core.begin_resume(id, noticed);
+        core.begin_resume(id, handled_at);
         core.end_resume(id, refused);
         let next = core.next_deadline();
-        assert_eq!(next, Some(noticed + RECHECK_DELAY), "{who_notices}");
+        assert_eq!(next, Some(handled_at + RECHECK_DELAY), "{handled_by}");
         assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
     }
 }
@@ -799,9 +795,9 @@ fn invariant_7_a_pending_resume_that_expires_late_gets_no_more_time() {
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.begin_resume(id, now);
-    let noticed = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
-    assert!(core.expire(noticed).is_empty());
-    assert_eq!(core.next_deadline(), Some(noticed + RECHECK_DELAY));
+    let handled_at = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
+    assert!(core.expire(handled_at).is_empty());
+    assert_eq!(core.next_deadline(), Some(handled_at + RECHECK_DELAY));
     assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
 }
 
@@ -839,11 +835,11 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
-    assert!(core.begin_resume(id, noticed));
-    assert!(core.expire(noticed).is_empty());
-    core.end_resume(id, noticed);
-    assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
+    let handled_at = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
+    assert!(core.begin_resume(id, handled_at));
+    assert!(core.expire(handled_at).is_empty());
+    core.end_resume(id, handled_at);
+    assert_eq!(core.next_deadline(), Some(handled_at + 2 * RETRY));
     assert_eq!(expire_next(&mut core, Duration::ZERO).len(), 1, "once");
 }
 
@@ -851,7 +847,7 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
 fn invariant_8_ids_in_the_format_of_rmcp_are_not_taken_for_those_of_rmcp_if_any_server_may_have_issued_them()
  {
     for ids in [
-        // A counter and a constant, a stream and its counter, counters that go on from call to call.
+        // A counter and a constant, a stream and its counter, and counters that continue from call to call.
         [["1/7", "2/7"], ["3/7", "4/7"]],
         [["1/0", "1/1"], ["2/0", "2/1"]],
         [["0/0", "1/0"], ["2/1", "3/1"]],
@@ -894,8 +890,8 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
         );
     }
     for n in [1, 2 * MAX_EVENT_IDS - 1] {
-        let forgotten = core.match_event(&here(), &event(n));
-        assert_eq!(forgotten, EventMatch::Ambiguous(vec![(id, "call")]));
+        let removed = core.match_event(&here(), &event(n));
+        assert_eq!(removed, EventMatch::Ambiguous(vec![(id, "call")]));
     }
     core.finish(id, None);
     assert_empty(&core);
@@ -979,7 +975,7 @@ fn invariant_11_a_call_without_an_event_id_is_not_retained() {
     assert_empty(&core);
 }
 
-/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
+/// Simulates two keys with the same 64-bit hash, which no client can cause.
 #[test]
 fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     let now = Instant::now();
@@ -996,14 +992,14 @@ fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     let request = request(9);
     assert!(core.find(&here(), &RequestId::Number(9)).is_none());
     let call = CallId::next();
-    core.start(call, request, "stranger", None);
+    core.start(call, request, "other", None);
     assert!(core.accept(call).is_none(), "the victim is still tracked");
     core.record_event_id(call, b"0/5", EventIdFormat::Rmcp);
     assert!(core.finish(call, None).unwrap().may_cancel_server);
     assert_untouched(&core, victim);
 }
 
-/// It is found as before, and its client may still resume.
+/// Asserts that the call is found, and that its client can resume.
 fn assert_untouched(core: &TestCore, victim: CallId) {
     assert_eq!(
         core.match_event(&here(), b"0/0"),
@@ -1040,17 +1036,23 @@ fn invariant_11_the_oldest_answers_are_evicted_first() {
     for stream in 0..4 {
         end_with(&mut core, now, stream, false, 2);
     }
-    let kept = [0, 1, 2, 3].map(|stream| keeps(&core, stream));
+    let kept = [0, 1, 2, 3].map(|stream| is_retained(&core, stream));
     assert_eq!(kept, [false, false, true, true]);
     core.expire(now + SECOND);
     assert_empty(&core);
 }
 
 /// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
-fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: usize) -> CallId {
+fn end_with(
+    core: &mut TestCore,
+    now: Instant,
+    stream: i64,
+    is_detached: bool,
+    weight: usize,
+) -> CallId {
     let id = accepted(core, request(stream), "call");
     core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
-    if away {
+    if is_detached {
         detach(core, id, now);
     }
     let ended = Completion {
@@ -1061,7 +1063,7 @@ fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: 
     id
 }
 
-fn keeps(core: &TestCore, stream: i64) -> bool {
+fn is_retained(core: &TestCore, stream: i64) -> bool {
     core.match_event(&here(), format!("0/{stream}").as_bytes()) != EventMatch::Nothing
 }
 
@@ -1071,17 +1073,17 @@ fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
     let mut core = core();
     end_with(&mut core, now, 1, true, 2);
     end_with(&mut core, now, 2, false, 2);
-    for away in [false, true] {
-        let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
-        assert!(!keeps(&core, 3));
+    for is_detached in [false, true] {
+        let large = end_with(&mut core, now, 3, is_detached, usize::MAX / 2);
+        assert!(!is_retained(&core, 3));
         let evicted: Vec<_> = core
             .take_evicted()
             .iter()
             .map(|evicted| evicted.call)
             .collect();
-        assert_eq!(evicted.contains(&large), away);
+        assert_eq!(evicted.contains(&large), is_detached);
     }
-    assert!(keeps(&core, 1) && keeps(&core, 2));
+    assert!(is_retained(&core, 1) && is_retained(&core, 2));
     core.expire(now + SECOND);
     assert_empty(&core);
 }
@@ -1094,11 +1096,17 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
     for stream in 1..9 {
         end_with(&mut core, now, stream, false, 488);
     }
-    assert!(keeps(&core, 0), "the oldest of its session");
-    assert_eq!([7, 8].map(|stream| keeps(&core, stream)), [true, true]);
+    assert!(is_retained(&core, 0), "the oldest of its session");
+    assert_eq!(
+        [7, 8].map(|stream| is_retained(&core, stream)),
+        [true, true]
+    );
     end_with(&mut core, now, 9, false, 2_600);
-    assert!(!keeps(&core, 9), "it would not fit beside undelivered ones");
-    assert!(keeps(&core, 8), "so nothing was evicted for it");
+    assert!(
+        !is_retained(&core, 9),
+        "it would not fit beside undelivered ones"
+    );
+    assert!(is_retained(&core, 8), "so nothing was evicted for it");
     assert!(
         core.take_evicted().is_empty(),
         "of these nothing is reported"
@@ -1115,7 +1123,7 @@ fn invariant_11_of_the_delivered_answers_the_latest_64_are_retained() {
     for stream in 0..66 {
         end_with(&mut core, now, stream, false, 2);
     }
-    let kept = [0, 1, 2, 65, 100].map(|stream| keeps(&core, stream));
+    let kept = [0, 1, 2, 65, 100].map(|stream| is_retained(&core, stream));
     assert_eq!(kept, [false, false, true, true, true]);
     assert!(core.take_evicted().is_empty());
     core.expire(now + SECOND);
@@ -1135,7 +1143,7 @@ fn invariant_11_delivered_answers_of_all_sessions_deny_retention_to_no_undeliver
     for core in &mut cores[1..] {
         end_with(core, now, 0, false, 488);
     }
-    assert!(!keeps(&cores[39], 0), "they have reached their limit");
+    assert!(!is_retained(&cores[39], 0), "they have reached their limit");
     let totals = &cores[0].shared.totals;
     let delivered = totals.bytes_of(DeliveryState::Delivered);
     assert!((5_000..=10_000).contains(&delivered), "{delivered}");
@@ -1143,12 +1151,12 @@ fn invariant_11_delivered_answers_of_all_sessions_deny_retention_to_no_undeliver
     for stream in 0..8 {
         end_with(&mut cores[0], now, stream, true, 488);
     }
-    assert!((0..8).all(|stream| keeps(&cores[0], stream)));
+    assert!((0..8).all(|stream| is_retained(&cores[0], stream)));
     assert!(cores[0].take_evicted().is_empty());
 }
 
 #[test]
-fn invariant_11_a_session_retains_no_more_than_it_leaves_for_all_others() {
+fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
     let now = Instant::now();
     let [mut greedy, mut modest] = sessions(40_000);
     for stream in 0..30 {
@@ -1156,13 +1164,16 @@ fn invariant_11_a_session_retains_no_more_than_it_leaves_for_all_others() {
     }
     let bytes = greedy.shared.totals.bytes_of(DeliveryState::Undelivered);
     assert!((12_000..=15_000).contains(&bytes), "{bytes}");
-    assert!(keeps(&greedy, 29), "the latest");
-    assert!(!keeps(&greedy, 0) && !greedy.take_evicted().is_empty());
+    assert!(is_retained(&greedy, 29), "the latest");
+    assert!(!is_retained(&greedy, 0) && !greedy.take_evicted().is_empty());
 
     end_with(&mut modest, now, 0, true, 4_000);
-    assert!(keeps(&modest, 0));
+    assert!(is_retained(&modest, 0));
     end_with(&mut modest, now, 1, true, 8_000);
-    assert!(!keeps(&modest, 1) && keeps(&modest, 0), "it evicts none");
+    assert!(
+        !is_retained(&modest, 1) && is_retained(&modest, 0),
+        "it evicts none"
+    );
     assert_eq!(modest.take_evicted().len(), 1);
 }
 
@@ -1206,10 +1217,10 @@ fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
     let now = Instant::now();
     for [first, second] in [[true, false], [false, true]] {
         let mut core = core();
-        for (away, answer) in [(first, "first"), (second, "second")] {
+        for (is_detached, answer) in [(first, "first"), (second, "second")] {
             let id = accepted(&mut core, request(0), "call");
             core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
-            if away {
+            if is_detached {
                 detach(&mut core, id, now);
             }
             core.finish(id, answered(answer, now + SECOND));
@@ -1250,13 +1261,13 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     assert_empty(&core);
 }
 
-/// It was unobserved since then, and that is reported once.
+/// Asserts that the call was removed as unobserved since `since`, and that this is reported once.
 fn assert_forgotten(core: &mut TestCore, id: CallId, since: Instant) {
     let expired = core.expire(since + UNOBSERVED_TTL);
-    let [(forgotten, _, Expired::Forgotten(finished))] = &*expired else {
+    let [(removed, _, Expired::Forgotten(finished))] = &*expired else {
         panic!("{expired:?}");
     };
-    assert_eq!(*forgotten, id);
+    assert_eq!(*removed, id);
     assert_eq!(finished.detachment, Some(detachment(since)));
     assert!(core.finish(id, None).is_none());
     assert_empty(core);
@@ -1515,7 +1526,7 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     assert_empty(&core);
 }
 
-/// As servers have them that number the events of each response anew.
+/// The event ids of servers that number the events of each response from the start.
 #[test]
 fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
     for ids in [["7", "7"], ["0/7", "0/7"], ["7/0", "7/0"]] {
@@ -1536,7 +1547,7 @@ fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
     }
 }
 
-/// Two calls have an event, one of them ends, and a third one gets the same event.
+/// Two calls have an event id. One of them ends, and a third call gets the same id.
 #[test]
 fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() {
     let (mut core, now) = (core(), Instant::now());
@@ -1551,7 +1562,7 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     detach(&mut core, first, now);
     let mut matched = core.match_event(&here(), b"x").in_flight();
     matched.sort_unstable();
-    // What a resume does: the clocks of all that may be meant stop.
+    // A resume stops the timers of all calls that its event id may match.
     for (id, _) in &matched {
         core.begin_resume(*id, now);
     }
@@ -1594,7 +1605,7 @@ fn an_event_of_two_calls_still_matches_the_first_when_the_second_has_ended() {
     assert_empty(&core);
 }
 
-/// Its client has resumed elsewhere, and it is not known in which of the two sessions.
+/// The client has resumed elsewhere. It is unknown in which of the two sessions.
 #[test]
 fn an_event_that_a_call_with_incomplete_ids_of_another_scope_may_have_matches_that_call_too() {
     let mut core = core();

@@ -94,8 +94,8 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
 /// Two timer tasks may run at once, and one of them sleeps without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
-    struct Looking(Arc<Timer>, OnceLock<TimerHandle>);
-    impl OnDeadline for Looking {
+    struct RunsOthers(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for RunsOthers {
         fn on_deadline(
             &self,
             lateness: &LatenessTracker,
@@ -111,20 +111,20 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     }
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let looking = Arc::new(Looking(timer.clone(), OnceLock::new()));
-    let weak: Weak<Looking> = Arc::downgrade(&looking);
-    assert!(looking.1.set(timer.set(now, weak)).is_ok());
+    let target = Arc::new(RunsOthers(timer.clone(), OnceLock::new()));
+    let weak: Weak<RunsOthers> = Arc::downgrade(&target);
+    assert!(target.1.set(timer.set(now, weak)).is_ok());
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(timer.entries().next_wake, Some(now + MINUTE));
-    drop(looking);
+    drop(target);
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A callback that does not return delays no other entry: the others are not taken out yet.
+/// A callback that does not return delays no other entry, because the other entries are still queued.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
-    struct Lasts(Arc<Timer>, OnceLock<TimerHandle>);
-    impl OnDeadline for Lasts {
+    struct SlowCallback(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for SlowCallback {
         fn on_deadline(
             &self,
             lateness: &LatenessTracker,
@@ -140,8 +140,8 @@ fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     }
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let lasts = Arc::new(Lasts(timer.clone(), OnceLock::new()));
-    let weak: Weak<Lasts> = Arc::downgrade(&lasts);
+    let lasts = Arc::new(SlowCallback(timer.clone(), OnceLock::new()));
+    let weak: Weak<SlowCallback> = Arc::downgrade(&lasts);
     assert!(lasts.1.set(timer.set(now, weak)).is_ok());
     let _behind = Stream::timed(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
@@ -174,14 +174,14 @@ fn a_callback_that_panics_affects_no_other_entry() {
 #[test]
 fn the_count_of_rechecks_restarts_after_a_use() {
     #[derive(Default)]
-    struct Used(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
-    impl OnDeadline for Used {
+    struct RearmedTarget(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
+    impl OnDeadline for RearmedTarget {
         fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
             let now = lateness.now();
-            let (used, looks) = &mut *self.0.lock().expect("no panic");
-            looks.push(timeliness);
+            let (is_used, callbacks) = &mut *self.0.lock().expect("no panic");
+            callbacks.push(timeliness);
             match timeliness {
-                _ if *used => Some(Rearm::At(now + MINUTE)),
+                _ if *is_used => Some(Rearm::At(now + MINUTE)),
                 Timeliness::OnTime => None,
                 Timeliness::Late | Timeliness::Delayed => Some(Rearm::Soon),
             }
@@ -189,35 +189,35 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     }
     let timer = Arc::new(Timer::new());
     let mut now = Instant::now();
-    let stream = Arc::new(Used::default());
-    let weak: Weak<Used> = Arc::downgrade(&stream);
+    let stream = Arc::new(RearmedTarget::default());
+    let weak: Weak<RearmedTarget> = Arc::downgrade(&stream);
     assert!(stream.1.set(timer.set(now, weak)).is_ok());
     let uses = [(5, false), (20, true), (MAX_RECHECKS + 1, false)];
-    for (looks, used) in uses {
-        for _ in 0..looks {
-            stream.0.lock().expect("no panic").0 = used;
+    for (callbacks, is_used) in uses {
+        for _ in 0..callbacks {
+            stream.0.lock().expect("no panic").0 = is_used;
             now = next(&timer).expect("not over") + 2 * RECHECK_TOLERANCE;
             timer.run_expired_now(now);
         }
     }
     assert_eq!(next(&timer), None);
-    let looks = &stream.0.lock().expect("no panic").1;
-    let delayed = looks
+    let callbacks = &stream.0.lock().expect("no panic").1;
+    let delayed = callbacks
         .iter()
-        .take_while(|look| **look == Timeliness::Delayed);
+        .take_while(|callback| **callback == Timeliness::Delayed);
     assert_eq!(delayed.count(), 5 + 20 + usize::from(MAX_RECHECKS));
-    assert_eq!(looks.last(), Some(&Timeliness::OnTime));
+    assert_eq!(callbacks.last(), Some(&Timeliness::OnTime));
 }
 
 /// Has several deadlines of its own, as a registry has.
-struct Several {
+struct SeveralDeadlines {
     handle: OnceLock<TimerHandle>,
     observed: Mutex<Vec<(Instant, Timeliness)>>,
     /// The deadlines that the next callback sets, and the one that it returns.
     next: Mutex<(Vec<Instant>, Option<Rearm>)>,
 }
 
-impl Several {
+impl SeveralDeadlines {
     fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let several = Arc::new(Self {
             handle: OnceLock::new(),
@@ -233,17 +233,17 @@ impl Several {
         self.handle.get().expect("a handle").reset_earlier(at);
     }
 
-    fn looks(&self) -> Vec<Instant> {
+    fn callbacks(&self) -> Vec<Instant> {
         let observed = self.observed.lock().expect("no panic");
         observed.iter().map(|(at, _)| *at).collect()
     }
 
-    fn say(&self, within: &[Instant], next: Option<Instant>) {
+    fn set_next(&self, within: &[Instant], next: Option<Instant>) {
         *self.next.lock().expect("no panic") = (within.to_vec(), next.map(Rearm::At));
     }
 }
 
-impl OnDeadline for Several {
+impl OnDeadline for SeveralDeadlines {
     fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
         let now = lateness.now();
         self.observed
@@ -263,29 +263,29 @@ async fn the_earlier_deadline_counts() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let [early, late] = [start + MINUTE, start + 2 * MINUTE];
-    let several = Several::timed(&timer, late);
+    let several = SeveralDeadlines::timed(&timer, late);
     sleep(MINUTE / 2).await;
     several.by(early);
     several.by(late);
     several.by(early);
     assert_eq!(counts(&timer), (1, 1));
     sleep(10 * MINUTE).await;
-    assert_eq!(several.looks(), [early]);
+    assert_eq!(several.callbacks(), [early]);
     // The entry is disarmed until it is reset.
     let requeue = Instant::now() + MINUTE;
     several.by(requeue);
     sleep(10 * MINUTE).await;
-    assert_eq!(several.looks(), [early, requeue]);
+    assert_eq!(several.callbacks(), [early, requeue]);
     several.by(Instant::now());
     sleep(MINUTE).await;
-    assert_eq!(several.looks().len(), 3);
+    assert_eq!(several.callbacks().len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     let timer = Arc::new(Timer::new());
     // In minutes: the deadlines set in the first callback, the one that it returns, and the times of all callbacks.
-    for (within, says, looks) in [
+    for (within, says, callbacks) in [
         (&[2][..], None, &[1, 2][..]),
         (&[2], Some(3), &[1, 2]),
         (&[3, 2], None, &[1, 2]),
@@ -296,12 +296,12 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     ] {
         let start = Instant::now();
         let at = |minutes: &u32| start + *minutes * MINUTE;
-        let several = Several::timed(&timer, at(&1));
+        let several = SeveralDeadlines::timed(&timer, at(&1));
         let within: Vec<_> = within.iter().map(at).collect();
-        several.say(&within, says.as_ref().map(at));
+        several.set_next(&within, says.as_ref().map(at));
         sleep(10 * MINUTE).await;
-        let looks: Vec<_> = looks.iter().map(at).collect();
-        assert_eq!(several.looks(), looks);
+        let callbacks: Vec<_> = callbacks.iter().map(at).collect();
+        assert_eq!(several.callbacks(), callbacks);
     }
     assert_eq!(counts(&timer), (0, 0));
 }
@@ -311,12 +311,12 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
 fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let several = Several::timed(&timer, now);
+    let several = SeveralDeadlines::timed(&timer, now);
     let (id, due) = timer.take_expired(now).expect("due");
     several.by(now + MINUTE);
     let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
-    assert_eq!((several.looks(), other), (vec![now + MINUTE], None));
-    several.say(&[], Some(now + 2 * MINUTE));
+    assert_eq!((several.callbacks(), other), (vec![now + MINUTE], None));
+    several.set_next(&[], Some(now + 2 * MINUTE));
     let requeue = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
     timer.update(|entries| entries.requeue(id, &requeue));
     assert_eq!(timer.entries().next_wake, Some(now + 2 * MINUTE));
@@ -337,7 +337,7 @@ fn the_callback_gets_the_timeliness() {
         (Duration::ZERO, Timeliness::Late, Timeliness::Late),
     ] {
         let timer = Arc::new(Timer::new());
-        let several = Several::timed(&timer, now);
+        let several = SeveralDeadlines::timed(&timer, now);
         timer.run_all_expired(&LatenessTracker::new(now + late, tracked));
         let observed = several.observed.lock().expect("no panic");
         assert_eq!(*observed, [(now + late, passed)]);
@@ -350,9 +350,9 @@ fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let all: Vec<_> = (0..3 * MAX_PER_POLL)
-        .map(|_| Several::timed(&timer, now))
+        .map(|_| SeveralDeadlines::timed(&timer, now))
         .collect();
-    let handled = || all.iter().filter(|it| !it.looks().is_empty()).count();
+    let handled = || all.iter().filter(|it| !it.callbacks().is_empty()).count();
     let watch = LatenessTracker::new(now + MINUTE, Timeliness::OnTime);
     let mut turns = 0;
     while timer.run_expired(&watch).is_some() {

@@ -21,7 +21,7 @@ const { Client, StreamableHTTPClientTransport } =
 // For each cell: the client, its transport, and the controller that cancels its call.
 const opened = new Map();
 
-function tell(event, more) {
+function emit(event, more) {
     process.stdout.write(JSON.stringify({ event, at: Date.now() / 1000, ...more }) + '\n');
 }
 
@@ -41,21 +41,21 @@ async function open({ open: cell, url, arguments: its, timeout }) {
         const result = sdk === 'sdk'
             ? await client.callTool(call, undefined, options)
             : await client.callTool(call, options);
-        tell('outcome', { cell, text: result.content[0].text, progress });
+        emit('outcome', { cell, text: result.content[0].text, progress });
     } catch (error) {
-        tell('outcome', { cell, error: `${error}` });
+        emit('outcome', { cell, error: `${error}` });
     }
 }
 
 async function close({ close: cell }) {
     await opened.get(cell)?.client.close();
-    tell('closed', { cell });
+    emit('closed', { cell });
 }
 
 // An unhandled rejection of one cell must not end the others.
 process.on('unhandledRejection', error => process.stderr.write(`unhandled: ${error}\n`));
 
-tell('ready', {});
+emit('ready', {});
 for await (const line of createInterface({ input: process.stdin })) {
     const order = JSON.parse(line);
     if ('open' in order) open(order);

@@ -33,7 +33,7 @@ CALL = 1
 clients = {}
 
 
-def tell(event, **more):
+def emit(event, **more):
     print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
 
@@ -63,17 +63,17 @@ async def serve(order):
             clients[cell] = client
             try:
                 result = await client.call_tool("work", order["arguments"], progress_callback=seen)
-                tell("outcome", cell=cell, text=result.content[0].text, progress=progress)
+                emit("outcome", cell=cell, text=result.content[0].text, progress=progress)
             except Exception as error:
-                tell("outcome", cell=cell, error=repr(error))
+                emit("outcome", cell=cell, error=repr(error))
             answered = True
             await asyncio.Event().wait()
     except BaseException as error:
         # The connection has failed, and with it the task that waited for the answer.
         print(f"{cell}: {error!r}", file=sys.stderr)
         if not answered:
-            tell("outcome", cell=cell, error=repr(error))
-    tell("closed", cell=cell)
+            emit("outcome", cell=cell, error=repr(error))
+    emit("closed", cell=cell)
 
 
 async def cancel(cell):
@@ -87,7 +87,7 @@ async def main():
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     cells = {}
     cancels = []
-    tell("ready")
+    emit("ready")
     while line := await stdin.readline():
         order = json.loads(line)
         if "open" in order:

@@ -15,7 +15,7 @@ ACCEPT = "accept: application/json, text/event-stream"
 REVISION = "2025-06-18"
 
 
-def tell(event, **more):
+def emit(event, **more):
     print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
 
@@ -88,23 +88,23 @@ async def serve(order):
         await caller.connect()
         answer = await asyncio.wait_for(caller.call(order["arguments"]), order["timeout"])
         if "error" in answer:
-            tell("outcome", cell=cell, error=json.dumps(answer["error"]))
+            emit("outcome", cell=cell, error=json.dumps(answer["error"]))
         else:
-            tell("outcome", cell=cell, text=answer["result"]["content"][0]["text"], progress=caller.progress)
+            emit("outcome", cell=cell, text=answer["result"]["content"][0]["text"], progress=caller.progress)
         await asyncio.Event().wait()
     except Exception as error:
-        tell("outcome", cell=cell, error=repr(error))
+        emit("outcome", cell=cell, error=repr(error))
         await asyncio.Event().wait()
     finally:
         caller.kill()
-        tell("closed", cell=cell)
+        emit("closed", cell=cell)
 
 
 async def main():
     stdin = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     tasks = {}
-    tell("ready")
+    emit("ready")
     while line := await stdin.readline():
         order = json.loads(line)
         if "open" in order:

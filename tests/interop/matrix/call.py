@@ -6,7 +6,7 @@ from .proxy import Proxy
 
 # Tolerance for late cancels, and for all other delays of a busy machine.
 TOLERANCE = 1.0
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Call:
@@ -17,7 +17,7 @@ class Call:
         self.server = None
         self.program = None
         # The client no longer exists and cannot receive an answer.
-        self.gone = False
+        self.has_disconnected = False
         self.notes = []
         self._told = {}
         self._waiting = []
@@ -25,12 +25,12 @@ class Call:
 
     # === what it is told ===
 
-    def heard(self, event):
+    def on_event(self, event):
         """Receives an event of its server or of its client."""
         self._told.setdefault(event["event"], event)
         self._changed()
 
-    def told(self, event):
+    def find_event(self, event):
         return self._told.get(event)
 
     # === what a scenario does ===
@@ -39,9 +39,9 @@ class Call:
         """Returns when the handler works, and when the client has everything that it needs to resume."""
         def begun():
             call = self.proxy.of_call()
-            return self.told("started") and call and (call[0].event_ids or not self.client.sessions)
+            return self.find_event("started") and call and (call[0].event_ids or not self.client.sessions)
 
-        await self.until(lambda: begun() or self.told("outcome"), PATIENCE)
+        await self.until(lambda: begun() or self.find_event("outcome"), TIMEOUT)
         if not begun():
             self.notes.append("the call never began")
         await asyncio.sleep(0.1)
@@ -65,7 +65,7 @@ class Call:
 
     def kill(self):
         """Kills the client's process."""
-        self.gone = self.proxy.leaving = True
+        self.has_disconnected = self.proxy.leaving = True
         self.program.kill()
 
     def refuse(self):
@@ -73,22 +73,22 @@ class Call:
         self.proxy.refusing = True
         self.cut()
 
-    def let_back(self):
+    def accept_again(self):
         self.proxy.refusing = False
 
     async def leave(self, how):
         """Has the client end its call properly: by a `cancel`, a `delete` of its session, or a `close` of itself."""
-        self.gone = how != "cancel"
+        self.has_disconnected = how != "cancel"
         self.proxy.leaving = True
         self.program.order(**{how: self.name})
-        await self.until(lambda: not self.proxy.leaving, PATIENCE, "it does not end")
+        await self.until(lambda: not self.proxy.leaving, TIMEOUT, "it does not end")
 
     async def seen(self, events):
         """Returns when this many different events were sent to the client, including the first one, which is empty."""
         def passed():
             return len(set().union(*(stream.event_ids for stream in self.proxy.of_call()))) >= events
 
-        await self.until(passed, PATIENCE, f"the client did not see {events} events")
+        await self.until(passed, TIMEOUT, f"the client did not see {events} events")
         await asyncio.sleep(0.1)
 
     def finish(self):
@@ -97,7 +97,7 @@ class Call:
         self.server.order(finish=self.name)
 
     def over(self):
-        return self.told("finished") or self.told("cancelled")
+        return self.find_event("finished") or self.find_event("cancelled")
 
     # === its life ===
 
@@ -111,7 +111,7 @@ class Call:
 
     async def close(self):
         self.program.order(close=self.name)
-        await self.until(lambda: self.told("closed") or not self.program.runs, 2.0)
+        await self.until(lambda: self.find_event("closed") or not self.program.runs, 2.0)
         self.proxy.stop()
 
     async def until(self, condition, seconds, complaint=None):

@@ -5,7 +5,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from .call import PATIENCE, Call
+from .call import TIMEOUT, Call
 
 # Time for which a client is observed after its call has ended. It is longer than any reconnect delay.
 WATCHED = 4.0
@@ -43,15 +43,15 @@ class Cell(Call):
         self.tier = tier
         self._progress = 0
 
-    def heard(self, event):
+    def on_event(self, event):
         self._progress += event["event"] == "progressed"
-        super().heard(event)
+        super().on_event(event)
 
     async def progress(self):
         """Has the handler report progress."""
         steps = self._progress + 1
         self.server.order(progress=self.name)
-        await self.until(lambda: self._progress == steps, PATIENCE, "no progress")
+        await self.until(lambda: self._progress == steps, TIMEOUT, "no progress")
 
     async def run(self, server, program):
         begun = time.time()
@@ -61,19 +61,19 @@ class Cell(Call):
             ran_on = not self._finished and not self.over()
             if ran_on:
                 self.finish()
-            gone = self.gone or self.proxy.refusing
-            await self.until(lambda: self.over() and (gone or self.told("outcome")), PATIENCE, "no end")
+            has_disconnected = self.has_disconnected or self.proxy.refusing
+            await self.until(lambda: self.over() and (has_disconnected or self.find_event("outcome")), TIMEOUT, "no end")
             ended_at = time.time()
             # A client that the scenario has removed cannot poll.
-            await asyncio.sleep(0 if gone else WATCHED)
+            await asyncio.sleep(0 if has_disconnected else WATCHED)
             return self._report(begun, ended_at, ran_on)
         finally:
             await self.close()
 
     def _report(self, begun, ended_at, ran_on):
-        outcome = self.told("outcome") or {}
+        outcome = self.find_event("outcome") or {}
         cut_at = self.proxy.cut_at or begun
-        cancelled = self.told("cancelled")
+        cancelled = self.find_event("cancelled")
         result = outcome.get("text")
         if result is not None:
             what, after = "result", outcome["at"] - cut_at
@@ -116,7 +116,7 @@ async def paced(run, cells):
             print(f"{cell.name} broke: {error!r}", file=sys.stderr)
 
     async def until_started(cell, task):
-        started = asyncio.create_task(cell.until(lambda: cell.told("started"), PATIENCE))
+        started = asyncio.create_task(cell.until(lambda: cell.find_event("started"), TIMEOUT))
         await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
         opening.release()

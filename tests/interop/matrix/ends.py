@@ -14,11 +14,11 @@ class Server:
         self.tier = tier
         self.name = f"{tier}, retry {setup['retry']} ms, grace {self.grace} s"
         self.port = None
-        self.told = None
+        self.counts = None
         self.cancelled = 0
         flags = ["--tier", tier, "--retry-ms", setup["retry"], "--grace", setup["grace"] or "auto"]
         log = logs / f"server-{tier}-{setup['retry']}"
-        self._program = Program([binary, *flags], log, self._heard, **environment)
+        self._program = Program([binary, *flags], log, self._on_event, **environment)
 
     async def start(self):
         self.port = (await self._program.start("listening"))["port"]
@@ -29,12 +29,12 @@ class Server:
     async def end(self):
         await self._program.end()
 
-    def _heard(self, event):
+    def _on_event(self, event):
         self.cancelled += event["event"] == "cancelled"
         if event["event"] == "end":
-            self.told = event
+            self.counts = event
         else:
-            self.cells[event["cell"]].heard(event)
+            self.cells[event["cell"]].on_event(event)
 
 
 class ClientProgram(Program):
@@ -42,7 +42,7 @@ class ClientProgram(Program):
 
     def __init__(self, client, cells, log, environment):
         self._cells = {cell.name: cell for cell in cells}
-        super().__init__(client.command, log, self._heard, **environment)
+        super().__init__(client.command, log, self._on_event, **environment)
 
-    def _heard(self, event):
-        self._cells[event["cell"]].heard(event)
+    def _on_event(self, event):
+        self._cells[event["cell"]].on_event(event)

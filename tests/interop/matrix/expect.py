@@ -7,8 +7,8 @@ from .call import TOLERANCE
 # Maximum number of requests in one cell. After every cut a client opens its streams again, and some try several times.
 REQUESTS = 14
 
-BACK_IN_TIME = {"no-cut", "one-cut", "two-cuts", "progress", "get-cut", "one-cut-defaults"}
-NEVER_BACK = {"killed", "refused", "refused-defaults"}
+RESUMES_IN_TIME = {"no-cut", "one-cut", "two-cuts", "progress", "get-cut", "one-cut-defaults"}
+NEVER_RESUMES = {"killed", "refused", "refused-defaults"}
 LATE = {"late-answer", "late-and-cut", "on-its-way"}
 
 # Both give up after two failed resumes.
@@ -60,7 +60,7 @@ def expected(cell):
     if not cell.client.sessions:
         # 2026-07-28: the end of the stream is the cancel, and an answer is sent only once.
         return {"no-cut": result, "on-its-way": lost}.get(scenario, at_once)()
-    if scenario in BACK_IN_TIME:
+    if scenario in RESUMES_IN_TIME:
         return result()
     if scenario in LATE:
         return result() if cell.tier == "wrapped" else lost()
@@ -73,7 +73,7 @@ def expected(cell):
         if cell.tier == "wrapped":
             return at_once("session closed", BY_ITS_CLIENT)
         return Expectation("cancelled", latest=DRAIN + TOLERANCE)
-    assert scenario in NEVER_BACK | {"three-cuts", "closed"}
+    assert scenario in NEVER_RESUMES | {"three-cuts", "closed"}
     return ran_on() if bare else orphan(cell)
 
 
@@ -98,11 +98,11 @@ def failures(cell, report, expectation):
 
 def server_failures(server, reports):
     """The violated expectations of a whole server, whose cells have these reports."""
-    told = server.told
-    if told["in flight"]:
-        yield f"{told['in flight']} calls are still in flight"
-    cancelled = told["cancelled"] + told["cancelled by the client"]
+    counts = server.counts
+    if counts["in flight"]:
+        yield f"{counts['in flight']} calls are still in flight"
+    cancelled = counts["cancelled"] + counts["cancelled by the client"]
     # The layer alone cannot notice that a handler has finished for a client that does not resume.
-    unseen = sum(report.what == "lost" for report in reports) if server.tier == "layer" else 0
-    if server.tier != "bare" and not 0 <= cancelled - server.cancelled <= unseen:
+    unobserved = sum(report.what == "lost" for report in reports) if server.tier == "layer" else 0
+    if server.tier != "bare" and not 0 <= cancelled - server.cancelled <= unobserved:
         yield f"the layer saw {cancelled} cancels, the handlers saw {server.cancelled}"

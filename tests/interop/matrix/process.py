@@ -8,17 +8,17 @@ from contextlib import suppress
 
 # The answer of a cell is one line.
 LINE = 1 << 24
-PATIENCE = 30
+TIMEOUT = 30
 # Without variables of proxies, because all traffic is on 127.0.0.1.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
 
 
 class Program:
-    def __init__(self, command, log, heard, **environment):
+    def __init__(self, command, log, on_event, **environment):
         """Writes stderr to the file `log`, and calls `heard` with every event."""
         self._command = [str(word) for word in command]
         self._log = log
-        self._heard = heard
+        self._on_event = on_event
         self._environment = {**ENVIRONMENT, **environment}
         self._process = None
         self._reading = None
@@ -36,7 +36,7 @@ class Program:
                 # So that its children can be ended with it.
                 start_new_session=True,
             )
-        line = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE)
+        line = await asyncio.wait_for(self._process.stdout.readline(), TIMEOUT)
         if not line:
             raise RuntimeError(f"{self._command} did not start, see {self._log}")
         event = json.loads(line)
@@ -53,7 +53,7 @@ class Program:
             return
         self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), PATIENCE)
+            await asyncio.wait_for(self._process.wait(), TIMEOUT)
         except asyncio.TimeoutError:
             self.kill()
             await self._process.wait()
@@ -75,4 +75,4 @@ class Program:
 
     async def _read(self):
         while line := await self._process.stdout.readline():
-            self._heard(json.loads(line))
+            self._on_event(json.loads(line))

@@ -86,7 +86,7 @@ async def late(cell):
     await asyncio.sleep(0.1)
     cell.finish()
     await cell.until(cell.over, 5.0, "the handler did not finish")
-    cell.let_back()
+    cell.accept_again()
 
 
 async def late_and_cut(cell):
@@ -95,7 +95,7 @@ async def late_and_cut(cell):
     cell.proxy.limit = 20_000
 
 
-async def on_its_way(cell):
+async def in_transit(cell):
     cell.proxy.limit = 20_000
     await cell.streaming()
     cell.finish()
@@ -107,7 +107,7 @@ async def progress(cell):
     await cell.seen(2)
     cell.refuse()
     await cell.progress()
-    cell.let_back()
+    cell.accept_again()
     await cell.back()
     await cell.progress()
     cell.finish()
@@ -128,7 +128,7 @@ async def short_grace(cell):
     cell.refuse()
     # Longer than the grace, and shorter than the reconnect delay.
     await asyncio.sleep(1.5)
-    cell.let_back()
+    cell.accept_again()
     await cell.back()
     cell.finish()
 
@@ -146,7 +146,7 @@ SCENARIOS = [
     Scenario("refused", "cut, never let back", refused, QUICK, stateless=True),
     Scenario("late-answer", "cut, handler done before it is back", late, QUICK),
     Scenario("late-and-cut", "the same, cut again inside the answer", late_and_cut, QUICK, answer=300_000),
-    Scenario("on-its-way", "cut inside the answer", on_its_way, QUICK, answer=300_000, stateless=True),
+    Scenario("on-its-way", "cut inside the answer", in_transit, QUICK, answer=300_000, stateless=True),
     Scenario("progress", "progress before, in and after a cut", progress, QUICK, progress=REPEATED),
     Scenario("get-cut", "only the standalone GET is cut", listening, QUICK),
     Scenario("short-grace", "cut, back after a retry that is longer than the grace", short_grace, STRICT),

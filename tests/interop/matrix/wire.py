@@ -6,7 +6,7 @@ import re
 EVENT_ID = re.compile(rb"^id: ?(.*?)\r?$", re.MULTILINE)
 HEAD_END = b"\r\n\r\n"
 # Enough for the head of a response and its first event.
-KEPT = 4096
+MAX_KEPT = 4096
 
 
 class Exchange:
@@ -25,7 +25,7 @@ class Exchange:
 
     def saw(self, data):
         self.received += len(data)
-        if len(self._start) >= KEPT:
+        if len(self._start) >= MAX_KEPT:
             return
         self._start += data
         head, found, body = self._start.partition(HEAD_END)

@@ -10,7 +10,7 @@ use crate::{
     support::*,
 };
 
-/// The side of the layer on which the stranger is refused.
+/// The side of the layer on which the attacker is refused.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     Inside,
@@ -41,37 +41,37 @@ async fn what_is_refused_outside_keeps_no_call(server: Server) {
 }
 
 async fn ends_no_call(server: Server, side: Side) {
-    let (setup, victim, stranger) = guarded(server, side).await;
+    let (setup, victim, attacker) = guarded(server, side).await;
     let call = setup.start_call(&victim, ID, "hold", "victim").await;
 
-    be_refused_everything(&stranger).await;
+    assert_all_are_refused(&attacker).await;
 
     assert_answered(&setup, &victim, call).await;
 }
 
 async fn keeps_no_call(server: Server, side: Side) {
     let clock = StoppedClock::stop();
-    let (setup, victim, stranger) = guarded(server, side).await;
+    let (setup, victim, attacker) = guarded(server, side).await;
     lost(&setup, &victim).await;
 
-    be_refused_everything(&stranger).await;
+    assert_all_are_refused(&attacker).await;
 
     assert_orphaned_on_time(&setup, &victim, &clock).await;
 }
 
 /// Sends requests with the victim's session and the ids of its call and its events. Each must be refused.
-async fn be_refused_everything(stranger: &Mcp) {
-    let mut call = stranger.call(ID, "hold", label()).await;
+async fn assert_all_are_refused(attacker: &Mcp) {
+    let mut call = attacker.call(ID, "hold", label()).await;
     assert_eq!(call.head().await.status, 401);
-    assert_eq!(stranger.cancel(ID).await, 401);
+    assert_eq!(attacker.cancel(ID).await, 401);
     for id in ["0/0", "1/0"] {
-        assert_eq!(stranger.resume(id).await.head().await.status, 401);
+        assert_eq!(attacker.resume(id).await.head().await.status, 401);
     }
-    assert_eq!(stranger.listen().await.head().await.status, 401);
-    assert_eq!(stranger.delete().await, 401);
+    assert_eq!(attacker.listen().await.head().await.status, 401);
+    assert_eq!(attacker.delete().await, 401);
 }
 
-/// Returns a server with two clients: a victim that is let in, and a stranger with the victim's session that is not.
+/// Returns a server with two clients: a victim that is let in, and an attacker with the victim's session that is not.
 async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
     let plan: Plan = with_grace(server);
     let plan = match side {
@@ -82,8 +82,8 @@ async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
     let victim = Mcp::stateless(setup.served.addr, PATH).header("authorization", "Bearer owner");
     let victim = victim.connect().await;
     let session = victim.session_id().expect("a session");
-    let stranger = Mcp::stateless(setup.served.addr, PATH).in_session(session);
-    (setup, victim, stranger)
+    let attacker = Mcp::stateless(setup.served.addr, PATH).in_session(session);
+    (setup, victim, attacker)
 }
 
 #[allow(clippy::result_large_err, reason = "the signature is tower-http's")]

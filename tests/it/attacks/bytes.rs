@@ -29,8 +29,8 @@ async fn a_body_that_never_ends_is_no_call(server: Server) {
     let mut open = Vec::new();
     for nth in 0..20 {
         let name = format!("half {nth}");
-        let stranger = victim.clone().header(EXCHANGE, &name);
-        let mut request = stranger.call_request(ID, "hold", json!({ "label": "half" }));
+        let attacker = victim.clone().header(EXCHANGE, &name);
+        let mut request = attacker.call_request(ID, "hold", json!({ "label": "half" }));
         request.body.truncate(request.body.len() * nth / 20);
         let mut connection = Connection::open(setup.served.addr).await;
         connection.send_cut(&request, ANNOUNCED).await;

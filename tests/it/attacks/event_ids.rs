@@ -20,27 +20,27 @@ async fn a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_i
 ) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
-    let (victim, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     lost(&setup, &victim).await;
 
     for id in ["0/0", "1/0"] {
-        let seen = resumed(&stranger, id).await.expect("a stream");
+        let seen = resumed(&attacker, id).await.expect("a stream");
         assert_eq!(seen, "", "{id}");
     }
 
     assert_orphaned_on_time(&setup, &victim, &clock).await;
-    let seen = resumed(&stranger, "0/0").await.expect("a stream");
+    let seen = resumed(&attacker, "0/0").await.expect("a stream");
     assert!(!seen.contains("-32800"), "that it was cancelled: {seen}");
 }
 
 async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
-    let (victim, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     lost(&setup, &victim).await;
 
     let numbers = (0..6).flat_map(|index| (0..6).map(move |stream| format!("{index}/{stream}")));
-    // A plain number names the stranger's own standalone stream.
+    // A plain number names the attacker's own standalone stream.
     let odd = [
         "0/00",
         "00/0",
@@ -53,7 +53,7 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
     let session = victim.session_id().expect("a session");
     let joined = [format!("{session}/0"), format!("{session}:0/0")];
     for id in numbers.chain(odd.map(str::to_owned)).chain(joined) {
-        let seen = resumed(&stranger, &id).await.unwrap_or_default();
+        let seen = resumed(&attacker, &id).await.unwrap_or_default();
         assert!(!seen.contains("victim"), "{id}: {seen}");
         assert!(!seen.contains("progress"), "{id}: {seen}");
     }
@@ -63,16 +63,16 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
 
 async fn guessed_request_ids_end_no_call_of_another_session(server: Server) {
     let setup = with_grace(server).start().await;
-    let (victim, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     let call = setup.start_call(&victim, ID, "hold", "victim").await;
 
     for id in 0..20 {
-        assert_eq!(stranger.cancel(id).await, 202);
-        assert_eq!(stranger.cancel(id.to_string()).await, 202);
+        assert_eq!(attacker.cancel(id).await, 202);
+        assert_eq!(attacker.cancel(id.to_string()).await, 202);
     }
-    let same = setup.start_call(&stranger, ID, "hold", "stranger").await;
+    let same = setup.start_call(&attacker, ID, "hold", "attacker").await;
     same.rst();
-    assert_eq!(stranger.delete().await, 202);
+    assert_eq!(attacker.delete().await, 202);
 
     assert_answered(&setup, &victim, call).await;
 }
@@ -93,15 +93,15 @@ async fn a_session_id_on_another_path_is_another_session(server: Server) {
     // The exchange of the call above is over when this request arrives.
     assert_eq!(elsewhere.cancel(ID).await, 200);
 
-    // The stranger's call has the same session id and request id, but another path.
+    // The attacker's call has the same session id and request id, but another path.
     let detached = setup.calls.detached();
     assert_eq!(detached, 1);
     clock.advance(std::time::Duration::ZERO).await;
     assert!(setup.witness.is_running("victim"));
-    let mut back = victim.resume("0/0").await;
-    assert_eq!(back.head().await.status, 200);
+    let mut resumed = victim.resume("0/0").await;
+    assert_eq!(resumed.head().await.status, 200);
     setup.events.resumed(&victim, ID, 1).await;
-    setup.assert_completes("victim", &mut back).await;
+    setup.assert_completes("victim", &mut resumed).await;
 }
 
 fn beside(router: Router) -> Router {

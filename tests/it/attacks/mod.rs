@@ -79,5 +79,5 @@ async fn resumed(mcp: &Mcp, last_event_id: &str) -> Option<String> {
 }
 
 fn label() -> serde_json::Value {
-    json!({ "label": "stranger" })
+    json!({ "label": "attacker" })
 }

@@ -7,7 +7,7 @@ use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use serde_json::json;
 use tower_http::compression::CompressionLayer;
 
-use crate::stack::{Bench, Way};
+use crate::stack::{Bench, SessionMode};
 
 type Build = fn(Router, CancelOnDisconnectLayer) -> Router;
 
@@ -32,28 +32,28 @@ const ORDERS: [(&str, Build); 5] = [
 #[tokio::test]
 async fn no_order_of_layers_lets_a_client_cancel_the_call_of_another() {
     for (order, build) in ORDERS {
-        for way in Way::ALL {
-            let bench = Bench::new(way, build).await;
+        for mode in SessionMode::ALL {
+            let bench = Bench::new(mode, build).await;
             let accepts = [("accept-encoding", "gzip")];
-            let (victim, stranger) = (bench.client(&accepts).await, bench.client(&accepts).await);
+            let (victim, attacker) = (bench.client(&accepts).await, bench.client(&accepts).await);
             let mut call = victim.call(7, "hold", json!({ "label": "victim" })).await;
             bench.witness.started("victim").await;
 
-            let same = stranger.call(7, "hold", json!({ "label": "same" })).await;
+            let same = attacker.call(7, "hold", json!({ "label": "same" })).await;
             bench.witness.started("same").await;
             same.fin();
-            stranger.cancel(7).await;
-            stranger.resume("0/0").await.rst();
-            stranger.delete().await;
+            attacker.cancel(7).await;
+            attacker.resume("0/0").await.rst();
+            attacker.delete().await;
             let mut echo = victim.call("echo", "echo", json!({ "text": "hi" })).await;
             echo.reply().await;
 
-            assert!(bench.witness.is_running("victim"), "{order}, {way:?}");
+            assert!(bench.witness.is_running("victim"), "{order}, {mode:?}");
             bench.witness.release("victim");
             let reply = call.reply().await;
-            assert_eq!(reply.status, 200, "{order}, {way:?}");
+            assert_eq!(reply.status, 200, "{order}, {mode:?}");
             let ended = bench.witness.ended("victim").await;
-            assert!(ended.is_completed(), "{order}, {way:?}");
+            assert!(ended.is_completed(), "{order}, {mode:?}");
         }
     }
 }

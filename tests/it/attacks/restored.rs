@@ -53,11 +53,11 @@ async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
 #[tokio::test]
 async fn a_retained_answer_reaches_no_restored_session_of_another_client() {
     let setup = saved().await;
-    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (mcp, attacker) = (setup.mcp().await, setup.mcp().await);
     answered(&setup, &mcp).await;
-    forget(&setup, &stranger).await;
+    forget(&setup, &attacker).await;
 
-    let kept = resumed(&stranger, FIRST_EVENT).await.expect("a stream");
+    let kept = resumed(&attacker, FIRST_EVENT).await.expect("a stream");
 
     assert_eq!(kept, "");
     let kept = resumed(&mcp, FIRST_EVENT).await.expect("a stream");
@@ -132,7 +132,7 @@ async fn saved_by(server: Server) -> Setup {
     plan.start().await
 }
 
-/// Has a call complete while its client is away.
+/// Has a call complete while its client is disconnected.
 async fn answered(setup: &Setup, mcp: &Mcp) {
     lost(setup, mcp).await;
     setup.witness.release("victim");

@@ -18,12 +18,12 @@ const PROGRESS: &str = "notifications/progress";
 #[tokio::test]
 async fn a_stored_event_of_another_session_is_not_replayed() {
     let (setup, victim) = stored(Server::Wrapped).await;
-    let stranger = setup.mcp().await;
+    let attacker = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
 
     // Repeated after the call has completed, when the answer is in the store.
     for brought in [PROGRESS, "done:victim"] {
-        assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
+        assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
         let own = resumed(&victim, &first).await.expect("a stream");
         assert!(own.contains(brought), "its own session gets it: {own}");
         setup.witness.release("victim");
@@ -36,19 +36,19 @@ async fn a_stored_event_of_another_session_is_not_replayed() {
 async fn a_stored_event_of_a_session_is_not_replayed_to_a_client_without_one() {
     let (setup, victim) = stored(Server::Wrapped).await;
     let first = first_event(&setup, &victim).await;
-    let stranger = Mcp::sessionless(setup.served.addr, PATH);
+    let attacker = Mcp::sessionless(setup.served.addr, PATH);
 
-    assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
+    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
 }
 
 /// The control: without the manager, rmcp delivers the event that the tests above suppress.
 #[tokio::test]
 async fn without_the_manager_rmcp_replays_stored_events_to_any_client() {
     let (setup, victim) = stored(Server::LayerOnly).await;
-    let stranger = setup.mcp().await;
+    let attacker = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
 
-    let seen = resumed(&stranger, &first).await.expect("a stream");
+    let seen = resumed(&attacker, &first).await.expect("a stream");
     assert!(seen.contains(PROGRESS), "{seen}");
 }
 
@@ -80,9 +80,9 @@ async fn a_stored_event_is_not_replayed_by_another_manager_of_its_store() {
     let victim = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
 
-    let stranger = other.mcp().await;
+    let attacker = other.mcp().await;
 
-    assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
+    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
     let sessionless = Mcp::sessionless(other.served.addr, PATH);
     assert_eq!(resumed(&sessionless, &first).await.as_deref(), Some(""));
     let own = resumed(&victim, &first).await.expect("a stream");
@@ -111,8 +111,8 @@ async fn a_stored_event_of_a_process_with_the_same_key_is_replayed_to_its_sessio
     let own = resumed(&same, &first).await.expect("a stream");
     assert!(own.contains(PROGRESS), "{own}");
 
-    let stranger = after.mcp().await;
-    assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
+    let attacker = after.mcp().await;
+    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
 }
 
 /// By default the other process would have a random key.
@@ -165,17 +165,17 @@ async fn before_restart(before: &Setup) -> (Mcp, String) {
     (victim, first)
 }
 
-/// Asserts that a stranger gets none of a victim's events, and that the victim gets them.
+/// Asserts that an attacker gets none of a victim's events, and that the victim gets them.
 async fn assert_keeps_its_events(plan: Plan) {
     let setup = plan.start().await;
-    let (victim, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     let mut call = setup.start_call(&victim, ID, "chatty", "victim").await;
     call.head().await;
     let first = call.event().await.expect("the priming event");
     let first = first.id.expect("an id");
     call.event().await.expect("the progress");
 
-    assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
+    assert_eq!(resumed(&attacker, &first).await.as_deref(), Some(""));
     let own = resumed(&victim, &first).await.expect("a stream");
     assert!(own.contains(PROGRESS), "{own}");
 }

@@ -51,10 +51,10 @@ use crate::{
 const SAMPLE: usize = 240;
 
 /// Number of cells that run at the same time.
-const AT_A_TIME: usize = 8;
+const CONCURRENCY: usize = 8;
 
 /// Longer than any cell.
-const LONG: Duration = Duration::from_secs(3_600);
+const LONG_GRACE: Duration = Duration::from_secs(3_600);
 
 /// Shorter than the time that any client needs to resume.
 const SHORT: Duration = Duration::from_millis(30);
@@ -68,7 +68,7 @@ struct Cell {
     side: Side,
     server: Server,
     http: Http,
-    deed: Deed,
+    scenario: Scenario,
 }
 
 struct Middleware {
@@ -77,7 +77,7 @@ struct Middleware {
     trait_of: Trait,
 }
 
-/// What is special about a middleware.
+/// A property of a middleware that changes what is expected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trait {
     None,
@@ -103,11 +103,11 @@ enum Http {
     Two,
 }
 
-/// What happens to the call.
+/// The scenario of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum Scenario {
     Completes,
-    HangsUp,
+    Disconnects,
     ResumesInTime,
     ResumesLate,
     Cancels,
@@ -115,7 +115,7 @@ enum Deed {
     Drains,
 }
 
-use Deed::{Cancels, Completes, Deletes, Drains, HangsUp, ResumesInTime, ResumesLate};
+use Scenario::{Cancels, Completes, Deletes, Disconnects, Drains, ResumesInTime, ResumesLate};
 
 /// One request, on a connection of its own.
 enum Exchange {
@@ -139,8 +139,8 @@ macro_rules! middlewares {
 
 middlewares! {
     nothing: |app| app;
-    timeout: |app| app.layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LONG));
-    body_timeout: |app| app.layer(ResponseBodyTimeoutLayer::new(LONG));
+    timeout: |app| app.layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LONG_GRACE));
+    body_timeout: |app| app.layer(ResponseBodyTimeoutLayer::new(LONG_GRACE));
     retry: |app| app.layer(RetryLayer::new(Once));
     buffer: |app| app.layer(fallible(BufferLayer::new(8)));
     load_shed: |app| app.layer(fallible(LoadShedLayer::new()));
@@ -191,9 +191,9 @@ const SERVERS: [Server; 4] = [
     Server::StatelessJson,
 ];
 
-const DEEDS: [Deed; 7] = [
+const SCENARIOS: [Scenario; 7] = [
     Completes,
-    HangsUp,
+    Disconnects,
     ResumesInTime,
     ResumesLate,
     Cancels,
@@ -207,12 +207,12 @@ fn table() -> Vec<Cell> {
         for side in [Side::Inside, Side::Outside] {
             for server in SERVERS {
                 for http in [Http::One, Http::Two] {
-                    cells.extend(DEEDS.map(|deed| Cell {
+                    cells.extend(SCENARIOS.map(|scenario| Cell {
                         middleware,
                         side,
                         server,
                         http,
-                        deed,
+                        scenario,
                     }));
                 }
             }
@@ -226,31 +226,36 @@ fn table() -> Vec<Cell> {
 impl Cell {
     /// Returns why nothing is expected of the cell. Either the combination is meaningless, or it is not supported and
     /// the manual contains these words.
-    fn excuse(self) -> Option<&'static str> {
+    fn unsupported_reason(self) -> Option<&'static str> {
         let without_session = !self.server.has_sessions();
-        if without_session && matches!(self.deed, ResumesInTime | ResumesLate | Cancels | Deletes) {
+        if without_session
+            && matches!(
+                self.scenario,
+                ResumesInTime | ResumesLate | Cancels | Deletes
+            )
+        {
             return Some("there is no session");
         }
-        let is_away = matches!(self.deed, HangsUp | ResumesInTime | ResumesLate);
+        let is_away = matches!(self.scenario, Disconnects | ResumesInTime | ResumesLate);
         match self.middleware.trait_of {
             Trait::Compresses
                 if self.side == Side::Inside && self.server != Server::Wrapped && is_away =>
             {
                 Some("compression of event streams, without the session manager")
             }
-            Trait::HoldsResponses if matches!(self.deed, ResumesInTime | ResumesLate) => {
+            Trait::HoldsResponses if matches!(self.scenario, ResumesInTime | ResumesLate) => {
                 Some("something that holds back a whole response")
             }
             // With an immediate grace, the first attempt is cancelled before the second one arrives.
-            Trait::Repeats if self.deed == Completes && without_session => None,
+            Trait::Repeats if self.scenario == Completes && without_session => None,
             Trait::Repeats
                 if self.server != Server::Wrapped
                     || self.side == Side::Outside
-                    || self.deed == HangsUp =>
+                    || self.scenario == Disconnects =>
             {
                 Some("something that sends a request twice")
             }
-            Trait::Answers if self.deed != Completes => Some("the call is over at once"),
+            Trait::Answers if self.scenario != Completes => Some("the call is over at once"),
             _ => None,
         }
     }
@@ -263,10 +268,10 @@ impl Cell {
     async fn start(self) -> Setup {
         let wrap = self.middleware.wrap;
         let is_repeated = self.middleware.trait_of == Trait::Repeats;
-        let grace = match self.deed {
-            ResumesInTime => Grace::After(LONG),
+        let grace = match self.scenario {
+            ResumesInTime => Grace::After(LONG_GRACE),
             ResumesLate => Grace::After(SHORT),
-            _ if is_repeated && self.server == Server::Wrapped => Grace::After(LONG),
+            _ if is_repeated && self.server == Server::Wrapped => Grace::After(LONG_GRACE),
             _ => Grace::Immediate,
         };
         let plan = Plan::of(self.server).grace(grace);
@@ -311,14 +316,14 @@ impl Cell {
             call.head().await;
         }
         setup.events.started(&mcp, 1).await;
-        match self.deed {
+        match self.scenario {
             Completes => {
                 self.assert_answered(&setup, call).await;
                 let ended = setup.events.ended(&mcp, 1).await;
                 let is_clear = self.is_clear();
                 assert!(ended == Outcome::Completed || (!is_clear && ended == Outcome::Unknown));
             }
-            HangsUp => {
+            Disconnects => {
                 call.hang_up();
                 let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
                 assert_eq!(setup.events.ended(&mcp, 1).await, disconnected);
@@ -340,8 +345,8 @@ impl Cell {
                 assert_eq!(setup.events.ended(&mcp, 1).await, orphaned);
                 assert!(setup.witness.ended("a").await.is_cancelled());
                 let mut late = self.send(&setup, &mcp.resume_request(&id)).await;
-                let told = late.answer().await.expect("an error");
-                assert_eq!(told["error"]["code"], -32800, "{told}");
+                let received = late.answer().await.expect("an error");
+                assert_eq!(received["error"]["code"], -32800, "{received}");
             }
             Cancels => {
                 assert_eq!(mcp.cancel(1).await, 202);
@@ -358,7 +363,7 @@ impl Cell {
                 }
             }
             Drains => {
-                let mut drain = Box::pin(setup.calls.drain(LONG));
+                let mut drain = Box::pin(setup.calls.drain(LONG_GRACE));
                 assert!(futures_util::poll!(&mut drain).is_pending());
                 let (report, ()) = tokio::join!(drain, self.assert_answered(&setup, call));
                 assert_eq!((report.ended, report.cancelled), (1, 0));
@@ -403,10 +408,10 @@ impl fmt::Display for Cell {
             side,
             server,
             http,
-            deed,
+            scenario,
         } = self;
         let name = middleware.name;
-        write!(f, "{name} {side:?} {server:?} HTTP/{http:?} {deed:?}")
+        write!(f, "{name} {side:?} {server:?} HTTP/{http:?} {scenario:?}")
     }
 }
 
@@ -556,7 +561,7 @@ async fn answer_call(request: Asked, next: Next) -> Response {
 async fn a_call_ends_as_its_client_wants_in_any_composition_of_the_layer() {
     let chosen = env::var("COMBINATIONS").unwrap_or_default();
     let mut cells = table();
-    cells.retain(|cell| cell.excuse().is_none());
+    cells.retain(|cell| cell.unsupported_reason().is_none());
     let mut dice = Dice::new();
     match &*chosen {
         "" => {
@@ -572,7 +577,7 @@ async fn a_call_ends_as_its_client_wants_in_any_composition_of_the_layer() {
         let ended = AssertUnwindSafe(cell.run()).catch_unwind().await;
         ended.is_err().then(|| cell.to_string())
     });
-    let failed = played.buffer_unordered(AT_A_TIME);
+    let failed = played.buffer_unordered(CONCURRENCY);
     let failed: Vec<String> = failed.filter_map(future::ready).collect().await;
     assert!(
         failed.is_empty(),
@@ -584,8 +589,13 @@ async fn a_call_ends_as_its_client_wants_in_any_composition_of_the_layer() {
 #[test]
 fn the_manual_names_what_is_not_supported() {
     let meaningless = ["there is no session", "the call is over at once"];
-    let excuses = table().into_iter().filter_map(Cell::excuse);
-    for excuse in excuses.filter(|excuse| !meaningless.contains(excuse)) {
-        assert!(MANUAL.contains(excuse), "{excuse:?}");
+    let excuses = table().into_iter().filter_map(Cell::unsupported_reason);
+    for unsupported_reason in
+        excuses.filter(|unsupported_reason| !meaningless.contains(unsupported_reason))
+    {
+        assert!(
+            MANUAL.contains(unsupported_reason),
+            "{unsupported_reason:?}"
+        );
     }
 }

@@ -49,7 +49,7 @@ const SAMPLE: usize = 300;
 const THREADS: usize = 2;
 
 /// A cell that takes longer than this in real time has a busy loop.
-const REAL_LIMIT: Duration = Duration::from_secs(60);
+const CELL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a call works while its client reads.
 const WORK: Duration = Duration::from_millis(100);
@@ -57,8 +57,8 @@ const WORK: Duration = Duration::from_millis(100);
 /// Work of a call whose client disconnects and returns.
 const LONG_WORK: Duration = Duration::from_secs(10);
 
-/// How long that client is connected, and then away. Less than the reconnect delay of rmcp (3 s).
-const AWAY: Duration = Duration::from_secs(1);
+/// How long that client is connected, and then disconnected. Less than the reconnect delay of rmcp (3 s).
+const ABSENCE: Duration = Duration::from_secs(1);
 
 /// Work of a call whose client disconnects for good.
 const ABANDONED_WORK: Duration = Duration::from_secs(3_600);
@@ -67,10 +67,10 @@ const ABANDONED_WORK: Duration = Duration::from_secs(3_600);
 const VERY_LONG: Duration = Duration::from_secs(24 * 3_600);
 
 /// Maximum number of polls of a call's body while the call works for [`WORK`]. An interval of 1 ms needs 100 polls.
-const MOST_POLLS: usize = 300;
+const MAX_POLLS: usize = 300;
 
 /// Maximum number of times the cancel of an orphan is postponed.
-const MOST_QUESTIONS: usize = 100;
+const MAX_POSTPONES: usize = 100;
 
 const TIMED_OUT: i64 = -32001;
 
@@ -106,7 +106,7 @@ struct Options {
 
 /// A public option with a number.
 #[derive(Clone, Copy)]
-struct Knob {
+struct NumericOption {
     /// Its path in `tests/public_api/mcp-cancel-on-disconnect.txt`.
     path: &'static str,
     set: fn(Options, Extreme) -> Options,
@@ -115,8 +115,8 @@ struct Knob {
 #[derive(Clone, Copy)]
 struct Cell {
     server: Server,
-    first: (&'static Knob, Extreme),
-    second: Option<(&'static Knob, Extreme)>,
+    first: (&'static NumericOption, Extreme),
+    second: Option<(&'static NumericOption, Extreme)>,
 }
 
 struct World {
@@ -134,52 +134,52 @@ struct Reading {
 
 // === The list ===
 
-static KNOBS: &[Knob] = &[
-    Knob {
+static NUMERIC_OPTIONS: &[NumericOption] = &[
+    NumericOption {
         path: "AbortOnCancel::after",
         set: |options, extreme| Options {
             window: Some(extreme.duration()),
             ..options
         },
     },
-    Knob {
+    NumericOption {
         path: "CancelOnDisconnectLayer::call_timeout",
         set: |options, extreme| options.layer(|layer| layer.call_timeout(extreme.duration())),
     },
-    Knob {
+    NumericOption {
         path: "CancelOnDisconnectLayer::commit_after",
         set: |options, extreme| options.layer(|layer| layer.commit_after(extreme.duration())),
     },
-    Knob {
+    NumericOption {
         path: "CancelOnDisconnectLayer::keep_alive",
         set: |options, extreme| options.layer(|layer| layer.keep_alive(extreme.duration())),
     },
-    Knob {
+    NumericOption {
         path: "CancelOnDisconnectLayer::stall_timeout",
         set: |options, extreme| options.layer(|layer| layer.stall_timeout(extreme.duration())),
     },
-    Knob {
+    NumericOption {
         path: "CancellableSessionManager::idle_timeout",
         set: |options, extreme| Options {
             idle_timeout: Some(extreme.duration()),
             ..options
         },
     },
-    Knob {
+    NumericOption {
         path: "CancellableSessionManager::lost_timeout",
         set: |options, extreme| Options {
             lost_timeout: Some(extreme.duration()),
             ..options
         },
     },
-    Knob {
+    NumericOption {
         path: "Confirmation::Postpone",
         set: |options, extreme| {
             let questions = options.questions.clone();
             options.layer(|layer| {
                 layer.confirm(move |_| {
                     let former = questions.fetch_add(1, Ordering::Relaxed);
-                    std::future::ready(if former < MOST_QUESTIONS {
+                    std::future::ready(if former < MAX_POSTPONES {
                         Confirmation::Postpone(extreme.duration())
                     } else {
                         Confirmation::Cancel
@@ -188,43 +188,43 @@ static KNOBS: &[Knob] = &[
             })
         },
     },
-    Knob {
+    NumericOption {
         path: "Grace::After",
         set: |options, extreme| {
             options.layer(|layer| layer.grace(Grace::After(extreme.duration())))
         },
     },
-    Knob {
+    NumericOption {
         path: "Grace::AutoAfter",
         set: |options, extreme| {
             options.layer(|layer| layer.grace(Grace::AutoAfter(extreme.duration())))
         },
     },
-    Knob {
+    NumericOption {
         path: "Limits::calls",
         set: |options, extreme| options.limits(|limits| limits.calls(extreme.number())),
     },
-    Knob {
+    NumericOption {
         path: "Limits::detached",
         set: |options, extreme| options.limits(|limits| limits.detached(extreme.number())),
     },
-    Knob {
+    NumericOption {
         path: "Limits::detached_of_session",
         set: |options, extreme| {
             options.limits(|limits| limits.detached_of_session(extreme.number()))
         },
     },
-    Knob {
+    NumericOption {
         path: "Limits::retained",
         set: |options, extreme| options.limits(|limits| limits.retained(extreme.number())),
     },
-    Knob {
+    NumericOption {
         path: "Limits::retained_of_session",
         set: |options, extreme| {
             options.limits(|limits| limits.retained_of_session(extreme.number()))
         },
     },
-    Knob {
+    NumericOption {
         path: "Policy::call_timeout",
         set: |options, extreme| {
             let policy = options.policy.call_timeout(extreme.duration());
@@ -233,8 +233,8 @@ static KNOBS: &[Knob] = &[
     },
 ];
 
-/// What has a number but is not in [`KNOBS`], and why.
-const OTHERS: &[(&str, &str)] = &[
+/// What has a number but is not in [`NUMERIC_OPTIONS`], and why.
+const EXCLUDED: &[(&str, &str)] = &[
     ("Calls::drain", "a_drain_with_an_extreme_limit_returns"),
     ("CallState::Detached", "reported, not set"),
     ("Event::AnswerEvicted", "reported, not set"),
@@ -296,7 +296,7 @@ impl Options {
 // === impl Cell ===
 
 impl Cell {
-    fn settings(self) -> impl Iterator<Item = (&'static Knob, Extreme)> {
+    fn settings(self) -> impl Iterator<Item = (&'static NumericOption, Extreme)> {
         [self.first].into_iter().chain(self.second)
     }
 
@@ -367,8 +367,8 @@ impl Cell {
             return;
         };
         self.check(&stream.read_to_end().await);
-        assert!(stream.polls <= MOST_POLLS, "{} polls", stream.polls);
-        sleep(AWAY).await;
+        assert!(stream.polls <= MAX_POLLS, "{} polls", stream.polls);
+        sleep(ABSENCE).await;
         assert_eq!(world.calls.len(), 0);
     }
 
@@ -380,10 +380,10 @@ impl Cell {
             assert!(self.loses_sessions(), "the call was refused");
             return;
         };
-        assert!(timeout(AWAY, stream.read_to_end()).await.is_err());
+        assert!(timeout(ABSENCE, stream.read_to_end()).await.is_err());
         let id = stream.last_event_id().expect("an event").to_owned();
         drop(stream);
-        sleep(AWAY).await;
+        sleep(ABSENCE).await;
         let last = [("last-event-id", id.as_str())];
         let resumed = world.send("GET", &last, String::new()).await;
         if self.forgets_detached_calls()
@@ -403,9 +403,9 @@ impl Cell {
         {
             // The head may arrive only with the answer.
             let call = pin!(world.call(1, ABANDONED_WORK));
-            match timeout(AWAY, call).await {
+            match timeout(ABSENCE, call).await {
                 Ok(Some(mut stream)) => {
-                    let _left_or_timed_out = timeout(AWAY, stream.read_to_end()).await;
+                    let _left_or_timed_out = timeout(ABSENCE, stream.read_to_end()).await;
                 }
                 Ok(None) => assert!(self.loses_sessions(), "the call was refused"),
                 Err(_) => {}
@@ -491,7 +491,7 @@ impl World {
         };
         if cell.server.has_sessions() {
             let is_there = world.connect().await;
-            assert!(is_there || cell.loses_sessions(), "its session is over");
+            assert!(is_there || cell.loses_sessions(), "its session has ended");
             return is_there.then_some(world);
         }
         Some(world)
@@ -616,8 +616,8 @@ fn pairs() -> Vec<Cell> {
     pairs.collect()
 }
 
-fn settings() -> impl Iterator<Item = (&'static Knob, Extreme)> {
-    KNOBS
+fn settings() -> impl Iterator<Item = (&'static NumericOption, Extreme)> {
+    NUMERIC_OPTIONS
         .iter()
         .flat_map(|knob| EXTREMES.into_iter().map(move |extreme| (knob, extreme)))
 }
@@ -656,7 +656,7 @@ fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
     let mut failed = Vec::new();
     let mut done = [0; THREADS];
     for _ in 0..count {
-        let Ok((nth, failure)) = results.recv_timeout(REAL_LIMIT) else {
+        let Ok((nth, failure)) = results.recv_timeout(CELL_TIMEOUT) else {
             let stuck = running
                 .iter()
                 .zip(done)
@@ -689,8 +689,8 @@ fn the_list_is_complete() {
             found.push(format!("{}::{}", path[1], path[0]));
         }
     }
-    let mut listed: Vec<&str> = KNOBS.iter().map(|knob| knob.path).collect();
-    listed.extend(OTHERS.iter().map(|(path, _)| *path));
+    let mut listed: Vec<&str> = NUMERIC_OPTIONS.iter().map(|knob| knob.path).collect();
+    listed.extend(EXCLUDED.iter().map(|(path, _)| *path));
     listed.sort_unstable();
     found.sort_unstable();
     assert_eq!(listed, found);
@@ -700,7 +700,7 @@ fn the_list_is_complete() {
 async fn a_drain_with_an_extreme_limit_returns() {
     for server in SERVERS {
         for extreme in EXTREMES {
-            let knob = KNOBS.last().expect("an option");
+            let knob = NUMERIC_OPTIONS.last().expect("an option");
             let cell = Cell {
                 server,
                 first: (knob, Extreme::Most),

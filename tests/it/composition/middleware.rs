@@ -1,7 +1,7 @@
 //! The layer among other middleware. Whatever is around or inside the layer, a call whose client disconnects is
 //! cancelled, and other calls pass.
 //!
-//! Every stack is served on a real socket, in each [`Way`]. Stacks are written as in axum: the last layer is the
+//! Every stack is served on a real socket, in each [`SessionMode`]. Stacks are written as in axum: the last layer is the
 //! outermost.
 
 #![allow(
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     log::number,
-    stack::{Bench, Way},
+    stack::{Bench, SessionMode},
     support::*,
 };
 
@@ -34,37 +34,37 @@ const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer sesame");
 
 /// Checks a stack in each way.
 async fn check(build: fn(Router, CancelOnDisconnectLayer) -> Router) {
-    for way in Way::ALL {
-        check_bench(&Bench::new(way, build).await).await;
+    for mode in SessionMode::ALL {
+        check_bench(&Bench::new(mode, build).await).await;
     }
 }
 
 /// Disconnects the client of one of two calls. The other call and a third one must complete.
 async fn check_bench(bench: &Bench) {
     let Bench {
-        way, witness, log, ..
+        mode, witness, log, ..
     } = bench;
     let mcp = bench.client(&[AUTHORIZATION]).await;
-    let mut gone = mcp.call(1, "hold", json!({ "label": "gone" })).await;
+    let mut cancelled = mcp.call(1, "hold", json!({ "label": "gone" })).await;
     let mut stays = mcp.call(2, "hold", json!({ "label": "stays" })).await;
     witness.started("gone").await;
     witness.started("stays").await;
-    assert_eq!(gone.head().await.status, 200, "{way:?}");
-    assert_eq!(bench.layer.calls().len(), 2, "{way:?}");
-    gone.fin();
-    assert!(witness.ended("gone").await.is_cancelled(), "{way:?}");
+    assert_eq!(cancelled.head().await.status, 200, "{mode:?}");
+    assert_eq!(bench.layer.calls().len(), 2, "{mode:?}");
+    cancelled.fin();
+    assert!(witness.ended("gone").await.is_cancelled(), "{mode:?}");
     // Bare rmcp cancels stateless calls itself, so the layer's log must show that the layer did.
     let cancelled = Outcome::Cancelled(ClientDisconnected);
-    assert_eq!(log.ends(&number(1)), [cancelled], "{way:?}");
-    assert!(witness.is_running("stays"), "{way:?}");
+    assert_eq!(log.ends(&number(1)), [cancelled], "{mode:?}");
+    assert!(witness.is_running("stays"), "{mode:?}");
     witness.release("stays");
     let answer = whole_answer(&mut stays).await;
-    assert_eq!(answer["id"], 2, "{way:?}");
-    assert_eq!(text(&answer), "done:stays", "{way:?}");
+    assert_eq!(answer["id"], 2, "{mode:?}");
+    assert_eq!(text(&answer), "done:stays", "{mode:?}");
     let mut echo = mcp.call("3", "echo", json!({ "text": "again" })).await;
-    assert_eq!(text(&whole_answer(&mut echo).await), "again", "{way:?}");
-    assert!(bench.layer.calls().is_empty(), "{way:?}");
-    assert_eq!(log.cancelled().len(), 1, "{way:?}");
+    assert_eq!(text(&whole_answer(&mut echo).await), "again", "{mode:?}");
+    assert!(bench.layer.calls().is_empty(), "{mode:?}");
+    assert_eq!(log.cancelled().len(), 1, "{mode:?}");
     assert_eq!(witness.starts("gone") + witness.starts("stays"), 2);
 }
 

@@ -53,13 +53,15 @@ macro_rules! for_servers {
 }
 
 for_servers! {
-    a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes,
+    a_call_is_cancelled_at_a_disconnect_while_the_thread_of_the_first_runtime_computes,
     a_grace_ends_while_the_thread_of_the_first_runtime_computes,
     a_client_that_waits_on_a_runtime_that_computes_keeps_its_call,
     when_a_runtime_ends_another_one_sends_its_cancels,
 }
 
-fn a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes(server: Server) {
+fn a_call_is_cancelled_at_a_disconnect_while_the_thread_of_the_first_runtime_computes(
+    server: Server,
+) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::Immediate).await;
         let mcp = Mcp::session(cores.second.addr(), PATH).await;
@@ -101,7 +103,7 @@ fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server)
         let computing = cores.first.compute();
         let mut resumed = through_first.resume("0/0").await;
 
-        within("the deadline to be put off", cores.is_put_off()).await;
+        within("the deadline to be put off", cores.until_postponed()).await;
         drop(computing);
 
         assert_eq!(resumed.head().await.status, 200);
@@ -245,7 +247,7 @@ impl Cores {
     }
 
     /// Waits until the only call has more time left than its grace.
-    async fn is_put_off(&self) {
+    async fn until_postponed(&self) {
         let has_time = |call: &CallSnapshot| match call.state() {
             CallState::Detached { grace_left, .. } => grace_left.is_some_and(|left| left > SOON),
             _ => false,
@@ -269,9 +271,9 @@ impl Core {
         let mut builder = Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let (tell, served) = mpsc::channel();
+        let (sender, served) = mpsc::channel();
         runtime.spawn(async move {
-            tell.send(serve(router).await).expect("the test listens");
+            sender.send(serve(router).await).expect("the test listens");
         });
         Self {
             runtime,

@@ -126,13 +126,13 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
                 calls.push(Some(mcp.call(round, "hold", arguments(label)).await));
                 witness.started(label).await;
             }
-            for leaving in [managed, plain] {
-                calls[leaving].take().expect("it is there").fin();
-                let label = &labels[leaving];
+            for disconnected_call in [managed, plain] {
+                calls[disconnected_call].take().expect("it is there").fin();
+                let label = &labels[disconnected_call];
                 assert!(witness.ended(label).await.is_cancelled(), "{label}");
-                let end = events.ended(&clients[leaving], round).await;
+                let end = events.ended(&clients[disconnected_call], round).await;
                 assert_eq!(end, DISCONNECTED);
-                if leaving == managed {
+                if disconnected_call == managed {
                     assert!(witness.is_running(&labels[plain]), "{label}");
                 }
             }
@@ -209,27 +209,29 @@ async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_th
             } else {
                 (plain.addr, managed.addr)
             };
-            let leaver = Mcp::session(from, PATH).await;
-            let stayer = leaver.at(to);
-            let leaving = leaver.call(7, "hold", arguments("leaving")).await;
+            let first_client = Mcp::session(from, PATH).await;
+            let second_client = first_client.at(to);
+            let disconnected_call = first_client.call(7, "hold", arguments("leaving")).await;
             witness.started("leaving").await;
-            let mut staying = stayer.call(7, "hold", arguments("staying")).await;
+            let mut connected_call = second_client.call(7, "hold", arguments("staying")).await;
             witness.started("staying").await;
 
             match how {
-                "hangs up" => leaving.fin(),
-                "cancels" => assert_eq!(leaver.cancel(7).await, 202),
-                _ => assert!((200..300).contains(&leaver.delete().await)),
+                "hangs up" => disconnected_call.fin(),
+                "cancels" => assert_eq!(first_client.cancel(7).await, 202),
+                _ => assert!((200..300).contains(&first_client.delete().await)),
             }
 
             let case = format!("the managed one ends: {managed_leaves}, {how}");
             let left = witness.ended("leaving").await;
             assert!(left.is_cancelled() || how == "deletes", "{case}: {left:?}");
-            let mut echo = stayer.call("echo", "echo", json!({ "text": "hi" })).await;
+            let mut echo = second_client
+                .call("echo", "echo", json!({ "text": "hi" }))
+                .await;
             assert!(echo.answer().await.is_some(), "{case}");
             assert!(witness.is_running("staying"), "{case}");
             witness.release("staying");
-            let answer = staying.answer().await.expect("an answer");
+            let answer = connected_call.answer().await.expect("an answer");
             assert_eq!(answer["result"]["content"][0]["text"], "done:staying");
         }
     }

@@ -177,7 +177,7 @@ async fn cut_after_first(setup: &Setup, mcp: &Mcp) -> String {
     call.head().await;
     let first = call.event().await.expect("an event");
     call.fin();
-    let gone = |what| matches!(what, What::Detached(_) | What::Ended(_));
-    setup.events.count(mcp, 1, 1, gone).await;
+    let is_disconnect = |what| matches!(what, What::Detached(_) | What::Ended(_));
+    setup.events.count(mcp, 1, 1, is_disconnect).await;
     first.id.expect("an id")
 }

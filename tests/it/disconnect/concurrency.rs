@@ -21,7 +21,7 @@ const IN_FLIGHT: usize = 25;
 const ROUNDS: usize = 5;
 
 /// Number of clients that do not wait until their call has started.
-const HASTY: u64 = 300;
+const EARLY_DISCONNECTS: u64 = 300;
 
 /// Maximum number of runtime steps before they disconnect. A call has long started after all of them.
 const STEPS: u64 = 40;
@@ -34,13 +34,13 @@ struct Call {
 }
 
 for_servers!([wrapped = Wrapped] (flavor = "multi_thread", worker_threads = 2) {
-    of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
+    of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect,
     no_call_outlives_its_client_whenever_it_disconnects,
     a_disconnect_after_the_answer_cancels_nothing,
 });
 
 for_servers!([layer_only = LayerOnly] (flavor = "multi_thread", worker_threads = 2) {
-    of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
+    of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect,
     no_call_outlives_its_client_whenever_it_disconnects,
     a_disconnect_after_the_answer_cancels_nothing,
 });
@@ -55,7 +55,7 @@ for_servers!([stateless_json = StatelessJson] (flavor = "multi_thread", worker_t
     a_disconnect_after_the_answer_cancels_nothing,
 });
 
-async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Server) {
+async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnect(server: Server) {
     let mut dice = Dice::new();
     let setup = server.start().await;
     let mut sessions = Vec::new();
@@ -64,24 +64,24 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Se
     }
     let (mut left, mut stayed) = (0, 0);
     for round in 0..ROUNDS {
-        let mut staying = start(&setup, &sessions, round, &mut dice).await;
-        let leaving = staying.split_off(staying.len() / 2);
-        left += leaving.len();
-        stayed += staying.len();
+        let mut connected = start(&setup, &sessions, round, &mut dice).await;
+        let disconnecting = connected.split_off(connected.len() / 2);
+        left += disconnecting.len();
+        stayed += connected.len();
 
-        let gone: Vec<_> = leaving
+        let disconnected: Vec<_> = disconnecting
             .into_iter()
-            .map(|call| call.leave(&mut dice))
+            .map(|call| call.disconnect(&mut dice))
             .collect();
 
-        for (mcp, id, label) in gone {
+        for (mcp, id, label) in disconnected {
             assert!(setup.witness.ended(&label).await.is_cancelled(), "{label}");
             let outcome = setup.events.ended(&mcp, id).await;
             assert_eq!(outcome, DISCONNECTED, "{label}");
         }
-        assert_eq!(setup.witness.running(), staying.len());
-        assert_eq!(setup.calls.len(), staying.len());
-        for call in &mut staying {
+        assert_eq!(setup.witness.running(), connected.len());
+        assert_eq!(setup.calls.len(), connected.len());
+        for call in &mut connected {
             setup
                 .assert_completes(&call.label, &mut call.connection)
                 .await;
@@ -111,7 +111,7 @@ async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
     let mut dice = Dice::new();
     let setup = server.start().await;
     let mcp = setup.mcp().await;
-    for id in 0..HASTY {
+    for id in 0..EARLY_DISCONNECTS {
         let marked = mcp.clone().header(EXCHANGE, &format!("call {id}"));
         let call = marked
             .call(id, "hold", arguments(&format!("call {id}")))
@@ -139,7 +139,7 @@ async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
 async fn a_disconnect_after_the_answer_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
-    for id in 0..HASTY {
+    for id in 0..EARLY_DISCONNECTS {
         let label = format!("call {id}");
         let marked = mcp.clone().header(EXCHANGE, &label);
         let mut call = marked.call(id, "echo", json!({ "text": "hi" })).await;
@@ -184,7 +184,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
 
 impl Call {
     /// Disconnects with a FIN or a RST, at random.
-    fn leave(self, dice: &mut Dice) -> (Mcp, usize, String) {
+    fn disconnect(self, dice: &mut Dice) -> (Mcp, usize, String) {
         if dice.coin() {
             self.connection.fin()
         } else {

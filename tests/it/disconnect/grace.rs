@@ -73,10 +73,10 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
 
 async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
-    let (cancels, mut told) = mpsc::unbounded_channel();
+    let (cancels, mut received) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
         context.ct.cancelled().await;
-        Ok("nobody reads this".to_owned())
+        Ok("unread".to_owned())
     });
     let handler = handler.on_cancelled(cancels);
     let setup = with_grace(server).start_scripted(handler).await;
@@ -85,7 +85,7 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
 
     clock.advance(GRACE + TICK).await;
 
-    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = within("notifications/cancelled", received.recv()).await;
     let reason = cancelled.expect("the server exists").reason;
     let words = "client disconnected and did not resume within its grace";
     assert_eq!(reason.as_deref(), Some(words));
@@ -151,14 +151,14 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;
     detached_call(&setup, &mcp).await;
-    let stranger = setup.mcp().await;
+    let other_client = setup.mcp().await;
     setup
-        .start_call(&stranger, 1, "hold", "strange")
+        .start_call(&other_client, 1, "hold", "other")
         .await
         .fin();
     clock.advance(GRACE / 2).await;
 
-    let mut resumed = stranger.resume(FIRST_EVENT).await;
+    let mut resumed = other_client.resume(FIRST_EVENT).await;
 
     assert_eq!(resumed.head().await.status, 200);
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{EXCHANGE, Plan, Server, Setup, What, arguments, asking_first},
+    setup::{EXCHANGE, Plan, Server, Setup, What, arguments, slow_auth},
     support::*,
 };
 
@@ -24,15 +24,15 @@ const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnecte
 /// A service inside the layer that serves each request in a task of its own. A disconnect drops no such task.
 struct Spawning {
     asked: mpsc::UnboundedReceiver<()>,
-    go_on: Arc<Notify>,
+    proceed: Arc<Notify>,
 }
 
 impl Spawning {
     /// Calls wait until the test lets them pass, before or after their body is read.
     fn plan(reads_first: bool) -> (Plan, Self) {
-        let go_on = Arc::new(Notify::new());
+        let proceed = Arc::new(Notify::new());
         let (ask, asked) = mpsc::unbounded_channel();
-        let waits = go_on.clone();
+        let waits = proceed.clone();
         let spawning = move |router: Router| {
             router.layer(from_fn(move |request: Request, next: Next| {
                 let (waits, ask) = (waits.clone(), ask.clone());
@@ -57,7 +57,7 @@ impl Spawning {
             }))
         };
         let plan = Plan::of(Server::Wrapped).inside(spawning);
-        (plan, Self { asked, go_on })
+        (plan, Self { asked, proceed })
     }
 }
 
@@ -78,7 +78,7 @@ async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cance
         call.fin();
         setup.exchanges.over_for("a").await;
 
-        spawning.go_on.notify_one();
+        spawning.proceed.notify_one();
 
         setup.witness.started("a").await;
         assert!(
@@ -105,7 +105,7 @@ async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in
     let id = setup.calls.snapshot()[0].info().id();
 
     assert!(setup.calls.cancel(id, CancelReason::Requested));
-    spawning.go_on.notify_one();
+    spawning.proceed.notify_one();
 
     let messages = call.messages().await;
     assert_eq!(messages[0]["error"]["code"], -32800);
@@ -172,7 +172,7 @@ async fn a_notification_passes_a_service_that_spawns() {
         marked.notify("notifications/roots/list_changed", json!({})),
         async {
             within("the notification", spawning.asked.recv()).await;
-            spawning.go_on.notify_one();
+            spawning.proceed.notify_one();
         }
     );
     assert_eq!(status, 202);
@@ -183,7 +183,7 @@ async fn a_notification_passes_a_service_that_spawns() {
 async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read_before() {
     for plan in [
         Plan::of(Server::Wrapped),
-        Plan::of(Server::Wrapped).inside(asking_first),
+        Plan::of(Server::Wrapped).inside(slow_auth),
     ] {
         let setup = plan.start().await;
         let mcp = setup.mcp().await;
@@ -202,7 +202,7 @@ async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read
 
 #[tokio::test]
 async fn a_request_with_a_task_times_out_though_its_body_was_read_before() {
-    let plan = Plan::of(Server::Wrapped).inside(asking_first);
+    let plan = Plan::of(Server::Wrapped).inside(slow_auth);
     let plan = plan.layer(|layer| layer.call_timeout(Duration::from_millis(200)));
     let setup = plan.start().await;
     let mcp = setup.mcp().await;

@@ -56,9 +56,9 @@ for_servers!([
     a_reset_after_an_event_cancels_the_call,
     a_half_close_after_an_event_cancels_the_call,
     a_disconnect_within_the_request_body_starts_no_call,
-    a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings,
-    a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings,
-    a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings,
+    a_stream_reset_before_the_head_is_produced_cancels_its_call_and_no_other,
+    a_stream_reset_before_anything_is_read_cancels_its_call_and_no_other,
+    a_stream_reset_after_an_event_cancels_its_call_and_no_other,
     losing_an_h2_connection_cancels_all_its_calls,
     a_completed_call_ends_once_and_never_fires_its_token,
     a_handler_can_read_why_its_call_is_cancelled,
@@ -67,7 +67,7 @@ for_servers!([
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     the_server_receives_one_cancel_with_the_id_and_the_reason,
-    hanging_up_the_standalone_stream_cancels_nothing,
+    a_disconnect_from_the_standalone_stream_cancels_nothing,
 });
 
 async fn a_fin_before_the_head_is_produced_cancels_the_call(server: Server) {
@@ -123,19 +123,15 @@ async fn a_disconnect_within_the_request_body_starts_no_call(server: Server) {
     setup.assert_usable(&mcp).await;
 }
 
-async fn a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings(
-    server: Server,
-) {
+async fn a_stream_reset_before_the_head_is_produced_cancels_its_call_and_no_other(server: Server) {
     reset(server, When::HeadHeld).await;
 }
 
-async fn a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings(
-    server: Server,
-) {
+async fn a_stream_reset_before_anything_is_read_cancels_its_call_and_no_other(server: Server) {
     reset(server, When::NothingRead).await;
 }
 
-async fn a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings(server: Server) {
+async fn a_stream_reset_after_an_event_cancels_its_call_and_no_other(server: Server) {
     reset(server, When::EventRead).await;
 }
 
@@ -187,7 +183,7 @@ async fn a_handler_can_read_why_its_call_is_cancelled(server: Server) {
             reasons
                 .send((before, token.reason()))
                 .expect("the test waits for it");
-            Ok("nobody reads this".to_owned())
+            Ok("unread".to_owned())
         }
     });
     let setup = Plan::of(server).start_scripted(handler).await;
@@ -213,7 +209,7 @@ async fn the_id_of_a_cancelled_call_can_be_used_again(server: Server) {
 }
 
 async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Server) {
-    let (cancels, mut told) = mpsc::unbounded_channel();
+    let (cancels, mut received) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
         if context.id.to_string() != "echo" {
             context.ct.cancelled().await;
@@ -226,17 +222,17 @@ async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Serve
 
     setup.start_call(&mcp, "x-7", "any", "a").await.fin();
 
-    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = within("notifications/cancelled", received.recv()).await;
     let cancelled = cancelled.expect("the server exists");
     let request = NumberOrString::String("x-7".into());
     assert_eq!(cancelled.request_id, Some(request));
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));
     let mut echo = mcp.call("echo", "any", json!({ "label": "echo" })).await;
     assert!(echo.answer().await.is_some());
-    assert!(told.try_recv().is_err(), "cancelled twice");
+    assert!(received.try_recv().is_err(), "cancelled twice");
 }
 
-async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {
+async fn a_disconnect_from_the_standalone_stream_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;

@@ -41,9 +41,9 @@ async fn a_call_that_may_run_on_ends_by_itself_and_never_fires_its_token(server:
 }
 
 async fn a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session(server: Server) {
-    let gone = Arc::new(Notify::new());
+    let cue = Arc::new(Notify::new());
     let setup = Plan::of(server).grace(Grace::Never);
-    let setup = setup.start_scripted(chattering_after(gone.clone())).await;
+    let setup = setup.start_scripted(chattering_after(cue.clone())).await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "any", "a").await;
     call.head().await;
@@ -51,13 +51,13 @@ async fn a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session(se
     setup.events.detached(&mcp, 1).await;
     setup.exchanges.over_for("a").await;
 
-    gone.notify_one();
+    cue.notify_one();
 
     assert!(setup.witness.ended("a").await.is_completed());
     assert_ended(&setup, &mcp).await;
     // Every later call of the session passes through the same session worker.
     let mut next = setup.start_call(&mcp, 2, "any", "b").await;
-    gone.notify_one();
+    cue.notify_one();
     assert!(next.answer().await.is_some());
 }
 
@@ -88,7 +88,7 @@ fn chattering_after(cue: Arc<Notify>) -> Scripted {
             cue.notified().await;
             for event in 1..=MANY {
                 let sent = progress(&context, event).await;
-                sent.expect("the session takes it");
+                sent.expect("the session accepts it");
             }
             Ok("done".to_owned())
         }

@@ -26,26 +26,29 @@ fn the_first_program_of_the_readme_is_the_example_quick_start() {
 async fn the_first_program_of_the_readme_stops_its_tool_when_the_grace_of_its_client_ends() {
     let mut server = Example::start("quick_start").await;
     let mcp = Mcp::session(server.addr, PATH).await;
-    let mut leaves = mcp.call(1, "long_sleep", json!({})).await;
-    let mut stays = mcp.call(2, "long_sleep", json!({})).await;
-    for call in [&mut leaves, &mut stays] {
+    let mut disconnecting = mcp.call(1, "long_sleep", json!({})).await;
+    let mut connected = mcp.call(2, "long_sleep", json!({})).await;
+    for call in [&mut disconnecting, &mut connected] {
         assert_eq!(call.head().await.status, 200);
         call.event().await.expect("the priming event");
         assert_eq!(server.next_line().await, "long_sleep begins");
     }
 
-    leaves.fin();
+    disconnecting.fin();
 
     assert_eq!(server.next_line().await, "long_sleep is cancelled");
-    let told = timeout(Duration::from_millis(100), stays.event()).await;
-    assert!(told.is_err(), "the other client still waits: {told:?}");
+    let received = timeout(Duration::from_millis(100), connected.event()).await;
+    assert!(
+        received.is_err(),
+        "the other client still waits: {received:?}"
+    );
 }
 
 // === impl Example ===
 
 impl Example {
     async fn next_line(&mut self) -> String {
-        let line = timeout(MIN_GRACE + MARGIN, self.said.next_line()).await;
+        let line = timeout(MIN_GRACE + MARGIN, self.stdout.next_line()).await;
         let line = line.expect("a line in time").expect("readable");
         line.expect("the process still runs")
     }

@@ -52,9 +52,9 @@ async fn each_tenant_has_its_own_grace_and_its_name_in_the_events() {
         let setup = plan.start().await;
         let batch = setup.mcp().await.header("x-tenant", "batch");
         let other = setup.mcp().await.header("x-tenant", "web");
-        let nobody = setup.mcp().await;
+        let anonymous = setup.mcp().await;
 
-        for (label, mcp) in [("batch", &batch), ("other", &other), ("nobody", &nobody)] {
+        for (label, mcp) in [("batch", &batch), ("other", &other), ("nobody", &anonymous)] {
             let mut call = setup.start_call(mcp, 1, "hold", label).await;
             call.head().await;
             call.fin();
@@ -62,7 +62,7 @@ async fn each_tenant_has_its_own_grace_and_its_name_in_the_events() {
 
         assert_eq!(setup.events.detached(&batch, 1).await.0, Some(BATCH_GRACE));
         setup.events.ended(&other, 1).await;
-        setup.events.ended(&nobody, 1).await;
+        setup.events.ended(&anonymous, 1).await;
         assert!(setup.witness.is_running("batch"));
         let tenants = started.lock().unwrap();
         assert_eq!(tenants.len(), 3);

@@ -27,7 +27,7 @@ for_servers!([
     a_call_that_answers_in_time_is_not_affected,
     what_a_handler_answers_too_late_is_dropped,
     a_policy_sets_the_time_of_each_call,
-    a_client_that_has_disconnected_meanwhile_changes_nothing,
+    a_disconnect_before_the_timeout_changes_nothing,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
@@ -113,7 +113,7 @@ async fn a_policy_sets_the_time_of_each_call(server: Server) {
     setup.assert_completes("free", &mut free).await;
 }
 
-async fn a_client_that_has_disconnected_meanwhile_changes_nothing(server: Server) {
+async fn a_disconnect_before_the_timeout_changes_nothing(server: Server) {
     let clock = StoppedClock::stop();
     let plan = limited(server).grace(Grace::After(2 * TIMEOUT));
     let setup = plan.start().await;

@@ -1,4 +1,4 @@
-//! A callback is asked before an orphan is cancelled.
+//! A callback must confirm the cancel of an orphan.
 //!
 //! The clock is stopped and moves only when a test advances it.
 
@@ -21,11 +21,11 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(1);
 
-/// Maximum time for the callback's answer.
+/// Maximum time for the callback's decision.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the clock is watched after a cancel was confirmed.
-const GLANCE: Duration = Duration::from_millis(100);
+/// Time after a confirmed cancel in which the layer checks whether its runtime stalled.
+const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
@@ -44,24 +44,24 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is_refused,
 });
 
-// The layer alone does not see the answer of a call whose client is away.
+// The layer alone cannot observe the answer of a call whose client is disconnected.
 for_servers!([wrapped_session = Wrapped] {
     an_answer_of_the_call_ends_the_confirmation,
 });
 
-/// Receives the callback's questions, which the test answers at any time.
-struct Askings(mpsc::UnboundedReceiver<Asking>);
+/// Receives the pending confirmations, which the test answers at any time.
+struct Confirmations(mpsc::UnboundedReceiver<PendingConfirmation>);
 
-struct Asking {
+struct PendingConfirmation {
     lasted: Duration,
     grace: Duration,
     answer: oneshot::Sender<Confirmation>,
 }
 
-impl Askings {
-    async fn next(&mut self) -> Asking {
-        let asking = self.0.recv().await;
-        asking.expect("the layer exists")
+impl Confirmations {
+    async fn next(&mut self) -> PendingConfirmation {
+        let pending = self.0.recv().await;
+        pending.expect("the layer exists")
     }
 
     fn is_empty(&mut self) -> bool {
@@ -69,7 +69,7 @@ impl Askings {
     }
 }
 
-impl Asking {
+impl PendingConfirmation {
     fn answer(self, answer: Confirmation) {
         self.answer.send(answer).expect("the layer listens");
     }
@@ -77,32 +77,32 @@ impl Asking {
 
 async fn confirm_is_not_called_before_the_grace_ends(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE - TICK).await;
     setup.assert_usable(&mcp).await;
-    assert!(askings.is_empty());
+    assert!(confirmations.is_empty());
 
     clock.advance(2 * TICK).await;
 
-    let asking = askings.next().await;
-    assert_eq!(asking.grace, GRACE);
-    assert!((GRACE..GRACE + GLANCE).contains(&asking.lasted));
+    let pending = confirmations.next().await;
+    assert_eq!(pending.grace, GRACE);
+    assert!((GRACE..GRACE + RECHECK_DELAY).contains(&pending.lasted));
     assert!(setup.witness.is_running("a"));
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
 async fn a_confirmed_orphan_is_cancelled(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
 
-    askings.next().await.answer(Confirmation::Cancel);
+    confirmations.next().await.answer(Confirmation::Cancel);
     setup.assert_usable(&mcp).await;
-    clock.advance(GLANCE + TICK).await;
+    clock.advance(RECHECK_DELAY + TICK).await;
 
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
     assert!(setup.witness.ended("a").await.is_cancelled());
@@ -112,42 +112,42 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
         What::Ended(ORPHANED),
     ];
     assert_eq!(setup.events.of(&mcp, 1), events);
-    assert!(askings.is_empty(), "it is asked once");
+    assert!(confirmations.is_empty(), "one confirmation is requested");
 }
 
 async fn a_postponed_call_waits_and_is_confirmed_again(server: Server) {
     const WAIT: Duration = Duration::from_secs(3);
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
     for _ in 0..3 {
-        let asking = askings.next().await;
-        asking.answer(Confirmation::Postpone(WAIT));
+        let pending = confirmations.next().await;
+        pending.answer(Confirmation::Postpone(WAIT));
         setup.assert_usable(&mcp).await;
         clock.advance(WAIT - TICK).await;
         setup.assert_usable(&mcp).await;
-        assert!(askings.is_empty());
+        assert!(confirmations.is_empty());
         assert!(!setup.tokens.of("a").is_cancelled());
         clock.advance(2 * TICK).await;
     }
-    let asking = askings.next().await;
-    assert!(asking.lasted >= GRACE + 3 * WAIT, "{:?}", asking.lasted);
-    assert_eq!(asking.grace, GRACE);
-    asking.answer(Confirmation::Cancel);
+    let pending = confirmations.next().await;
+    assert!(pending.lasted >= GRACE + 3 * WAIT, "{:?}", pending.lasted);
+    assert_eq!(pending.grace, GRACE);
+    pending.answer(Confirmation::Cancel);
     setup.assert_usable(&mcp).await;
-    clock.advance(GLANCE + TICK).await;
+    clock.advance(RECHECK_DELAY + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
 async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
-    askings
+    confirmations
         .next()
         .await
         .answer(Confirmation::Postpone(Duration::MAX));
@@ -156,18 +156,21 @@ async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server)
         clock.advance(10 * GRACE).await;
         setup.assert_usable(&mcp).await;
     }
-    assert!(askings.is_empty(), "put off forever");
+    assert!(confirmations.is_empty(), "put off forever");
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
 async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
 
-    askings.next().await.answer(Confirmation::SessionClosed);
+    confirmations
+        .next()
+        .await
+        .answer(Confirmation::SessionClosed);
 
     let closed = Outcome::Cancelled(CancelReason::SessionClosed);
     assert_eq!(setup.events.ended(&mcp, 1).await, closed);
@@ -176,56 +179,56 @@ async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Se
 
 async fn a_client_that_resumes_during_the_confirmation_keeps_its_call(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
-    let asking = askings.next().await;
+    let pending = confirmations.next().await;
     let mut resumed = resume(&setup, &mcp, 1).await;
 
-    asking.answer(Confirmation::Cancel);
+    pending.answer(Confirmation::Cancel);
 
     setup.assert_usable(&mcp).await;
     clock.advance(3 * GRACE).await;
     setup.assert_completes("a", &mut resumed).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    assert!(askings.is_empty());
+    assert!(confirmations.is_empty());
 }
 
 async fn a_decision_about_an_earlier_grace_has_no_effect(server: Server) {
     let clock = StoppedClock::stop();
     let short = Duration::from_secs(2);
-    let (setup, mut askings) = asking_after(server, short).await;
+    let (setup, mut confirmations) = with_confirm_after(server, short).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(short + TICK).await;
-    let first = askings.next().await;
+    let first = confirmations.next().await;
     let resumed = resume(&setup, &mcp, 1).await;
     resumed.fin();
     setup.events.detached_again(&mcp, 1, 2).await;
     clock.advance(short + TICK).await;
-    let second = askings.next().await;
+    let second = confirmations.next().await;
 
     first.answer(Confirmation::Cancel);
 
     setup.assert_usable(&mcp).await;
-    clock.advance(2 * GLANCE).await;
+    clock.advance(2 * RECHECK_DELAY).await;
     setup.assert_usable(&mcp).await;
     assert!(!setup.tokens.of("a").is_cancelled());
     assert!(setup.witness.is_running("a"));
     second.answer(Confirmation::Cancel);
     setup.assert_usable(&mcp).await;
-    clock.advance(GLANCE + TICK).await;
+    clock.advance(RECHECK_DELAY + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
 async fn no_decision_in_time_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
-    let unanswered = askings.next().await;
+    let unanswered = confirmations.next().await;
     setup.assert_usable(&mcp).await;
     clock.advance(LIMIT + TICK).await;
     setup.assert_usable(&mcp).await;
@@ -234,9 +237,9 @@ async fn no_decision_in_time_postpones_the_call(server: Server) {
 
     clock.advance(GRACE + TICK).await;
 
-    askings.next().await.answer(Confirmation::Cancel);
+    confirmations.next().await.answer(Confirmation::Cancel);
     setup.assert_usable(&mcp).await;
-    clock.advance(GLANCE + TICK).await;
+    clock.advance(RECHECK_DELAY + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
@@ -264,31 +267,31 @@ async fn a_panic_postpones_the_call(server: Server) {
 
 async fn a_panic_during_the_confirmation_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
     // Dropping the sender makes the callback's future panic.
-    drop(askings.next().await.answer);
+    drop(confirmations.next().await.answer);
     setup.assert_usable(&mcp).await;
     clock.advance(GRACE + TICK).await;
-    drop(askings.next().await);
+    drop(confirmations.next().await);
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
 async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
-    let asking = askings.next().await;
+    let pending = confirmations.next().await;
     setup.witness.release("a");
     let _end = setup.witness.ended("a").await;
     setup.calls_reach(0).await;
     let before = setup.events.of(&mcp, 1);
 
-    asking.answer(Confirmation::Cancel);
+    pending.answer(Confirmation::Cancel);
 
     setup.assert_usable(&mcp).await;
     clock.advance(GRACE).await;
@@ -297,21 +300,21 @@ async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
 
 async fn other_cancels_need_no_confirmation(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, mut askings) = asking(server).await;
+    let (setup, mut confirmations) = with_confirm(server).await;
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
-    let asking = askings.next().await;
+    let pending = confirmations.next().await;
     let [call] = &*setup.calls.snapshot() else {
         panic!("one call");
     };
     assert!(setup.calls.cancel(call.id(), CancelReason::Requested));
     let requested = Outcome::Cancelled(CancelReason::Requested);
     assert_eq!(setup.events.ended(&mcp, 1).await, requested);
-    asking.answer(Confirmation::Postpone(GRACE));
+    pending.answer(Confirmation::Postpone(GRACE));
     setup.assert_usable(&mcp).await;
     assert!(setup.calls.is_empty());
-    assert!(askings.is_empty());
+    assert!(confirmations.is_empty());
 }
 
 async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is_refused(
@@ -334,7 +337,7 @@ async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is
                 }
             }))
         });
-    let (setup, mut askings) = asking_in(plan).await;
+    let (setup, mut confirmations) = start_with_confirm(plan).await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
@@ -349,33 +352,33 @@ async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is
     assert_eq!(refused.head().await.status, 401);
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(setup.events.ended(&mcp, 1).await, disconnected);
-    assert!(askings.is_empty());
+    assert!(confirmations.is_empty());
 }
 
-async fn asking(server: Server) -> (Setup, Askings) {
-    asking_after(server, GRACE).await
+async fn with_confirm(server: Server) -> (Setup, Confirmations) {
+    with_confirm_after(server, GRACE).await
 }
 
-async fn asking_after(server: Server, grace: Duration) -> (Setup, Askings) {
-    asking_in(Plan::of(server).grace(Grace::After(grace))).await
+async fn with_confirm_after(server: Server, grace: Duration) -> (Setup, Confirmations) {
+    start_with_confirm(Plan::of(server).grace(Grace::After(grace))).await
 }
 
-async fn asking_in(plan: Plan) -> (Setup, Askings) {
-    let (sender, askings) = mpsc::unbounded_channel();
+async fn start_with_confirm(plan: Plan) -> (Setup, Confirmations) {
+    let (sender, confirmations) = mpsc::unbounded_channel();
     let plan = plan.layer(move |layer| {
         layer.confirm(move |orphan| {
             let (answer, answered) = oneshot::channel();
-            let asking = Asking {
+            let pending = PendingConfirmation {
                 lasted: orphan.detachment().lasted(),
                 grace: orphan.grace(),
                 answer,
             };
             // The test may have dropped its receiver.
-            let _sent = sender.send(asking);
+            let _sent = sender.send(pending);
             async move { answered.await.expect("on purpose: no answer") }
         })
     });
-    (plan.start().await, Askings(askings))
+    (plan.start().await, Confirmations(confirmations))
 }
 
 /// Starts call 1 and disconnects its client.

@@ -72,8 +72,8 @@ async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
 
     assert_eq!((report.ended, report.cancelled), (1, 1));
     let error = json!({ "code": -32800, "message": "Request cancelled: server shutting down" });
-    let told = json!({ "jsonrpc": "2.0", "id": 2, "error": error });
-    assert_eq!(stays.messages().await, [told]);
+    let message = json!({ "jsonrpc": "2.0", "id": 2, "error": error });
+    assert_eq!(stays.messages().await, [message]);
     assert_eq!(setup.events.ended(&mcp, 2).await, SHUT_DOWN);
     assert!(!setup.witness.ended("stays").await.is_completed());
     assert!(setup.calls.is_empty());
@@ -191,7 +191,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 
         let waits = timeout(Duration::from_millis(200), &mut drain).await;
 
-        assert!(waits.is_err(), "the answer is on its way: {waits:?}");
+        assert!(waits.is_err(), "the answer is being sent: {waits:?}");
         let_on.send(true).expect("it is held");
         let (answer, report) = tokio::join!(call.answer(), drain);
         assert_eq!(answer.expect("the answer")["id"], 1, "{is_resumed}");
@@ -236,7 +236,7 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
 
 /// The control: without the drain the same server never ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_for_ever() {
+async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     let witness = Witness::new();
     let sessions = Arc::new(LocalSessionManager::default());
     let app = router(Tools::new(&witness).service(Mode::Session, sessions));

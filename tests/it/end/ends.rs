@@ -92,7 +92,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     the_clients_own_cancel_ends_an_attached_call,
     the_clients_own_cancel_ends_a_detached_call,
     a_cancel_of_a_completed_call_changes_nothing,
-    an_answer_that_crosses_with_the_clients_cancel_ends_the_call_once,
+    an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once,
     a_delete_ends_all_calls_of_its_session_and_no_other,
     a_delete_that_is_refused_ends_nothing,
 });
@@ -143,7 +143,7 @@ async fn a_cancel_of_a_completed_call_changes_nothing(server: Server) {
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
-async fn an_answer_that_crosses_with_the_clients_cancel_ends_the_call_once(server: Server) {
+async fn an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once(server: Server) {
     for _ in 0..20 {
         let setup = with_grace(server).start().await;
         let mcp = setup.mcp().await;
@@ -176,7 +176,7 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
     let _attached = setup.start_call(&mcp, 1, "hold", "attached").await;
     cut(&setup, &mcp, 2, "detached").await;
-    let mut spared = setup.start_call(&other, 1, "hold", "spared").await;
+    let mut unaffected = setup.start_call(&other, 1, "hold", "spared").await;
     let before = Instant::now();
 
     assert_eq!(mcp.delete().await, 202);
@@ -203,7 +203,7 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
         assert!((drained..=drained + TICK).contains(&waited), "{waited:?}");
     }
     assert_eq!(setup.calls.len(), 1);
-    setup.assert_completes("spared", &mut spared).await;
+    setup.assert_completes("spared", &mut unaffected).await;
     let failed = |what: &What| matches!(what, What::CancelFailed(_));
     assert!(!setup.events.all().iter().any(failed));
 }
@@ -237,7 +237,7 @@ async fn no_retained_answer_reaches_a_restored_session() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     cut(&setup, &mcp, 2, "lost").await;
     let Sessions::Wrapped(sessions) = &setup.sessions else {
-        panic!("the wrapper was asked for");
+        panic!("the wrapper is in use");
     };
     // Bypasses the wrapper, as an idle timer of the inner manager or a crash does.
     let session = mcp.session_id().expect("a session").into();

@@ -11,7 +11,7 @@ use crate::{
     support::*,
 };
 
-type Told = mpsc::UnboundedReceiver<CancelledNotificationParam>;
+type Cancels = mpsc::UnboundedReceiver<CancelledNotificationParam>;
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     of_a_client_that_disconnected,
@@ -19,32 +19,32 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 });
 
 async fn of_a_client_that_disconnected(server: Server) {
-    let (setup, told) = start(Plan::of(server)).await;
+    let (setup, cancels) = start(Plan::of(server)).await;
     let mcp = setup.mcp().await;
 
     setup.start_call(&mcp, 1, "any", "a").await.fin();
 
-    assert_same_words(&setup, told, CancelReason::ClientDisconnected).await;
+    assert_same_reason(&setup, cancels, CancelReason::ClientDisconnected).await;
 }
 
 async fn of_a_client_that_did_not_resume(server: Server) {
     let clock = StoppedClock::stop();
     let grace = Duration::from_secs(20);
-    let (setup, told) = start(Plan::of(server).grace(Grace::After(grace))).await;
+    let (setup, cancels) = start(Plan::of(server).grace(Grace::After(grace))).await;
     let mcp = setup.mcp().await;
     setup.start_call(&mcp, 1, "any", "a").await.fin();
     setup.events.detached(&mcp, 1).await;
 
     clock.advance(grace + Duration::from_millis(1)).await;
 
-    assert_same_words(&setup, told, CancelReason::Orphaned).await;
+    assert_same_reason(&setup, cancels, CancelReason::Orphaned).await;
 }
 
 #[tokio::test]
 async fn of_a_call_that_was_sent_again() {
     let policy = |_: &_| Policy::new().grace(Grace::Never).supersede();
     let plan = Plan::of(Server::Wrapped).layer(|layer| layer.policy(policy));
-    let (setup, told) = start(plan).await;
+    let (setup, cancels) = start(plan).await;
     let mcp = setup.mcp().await;
     setup.start_call(&mcp, 1, "any", "a").await.fin();
     setup.events.detached(&mcp, 1).await;
@@ -53,40 +53,40 @@ async fn of_a_call_that_was_sent_again() {
     let _again = mcp.call(2, "any", arguments("a")).await;
 
     within("the token", token.cancelled()).await;
-    assert_told(told, token.reason(), CancelReason::Superseded).await;
+    assert_reason(cancels, token.reason(), CancelReason::Superseded).await;
 }
 
 #[tokio::test]
 async fn of_a_session_that_was_closed() {
-    let (setup, told) = start(Plan::of(Server::Wrapped)).await;
+    let (setup, cancels) = start(Plan::of(Server::Wrapped)).await;
     let mcp = setup.mcp().await;
     let _call = setup.start_call(&mcp, 1, "any", "a").await;
 
     assert_eq!(mcp.delete().await, 202);
 
-    assert_same_words(&setup, told, CancelReason::SessionClosed).await;
+    assert_same_reason(&setup, cancels, CancelReason::SessionClosed).await;
 }
 
 /// Starts a server whose tool waits for its token. Returns the cancels that the server receives.
-async fn start(plan: Plan) -> (Setup, Told) {
-    let (cancels, told) = mpsc::unbounded_channel();
+async fn start(plan: Plan) -> (Setup, Cancels) {
+    let (sender, cancels) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {
         context.ct.cancelled().await;
-        Ok("nobody reads this".to_owned())
+        Ok("unread".to_owned())
     });
-    let setup = plan.start_scripted(handler.on_cancelled(cancels)).await;
-    (setup, told)
+    let setup = plan.start_scripted(handler.on_cancelled(sender)).await;
+    (setup, cancels)
 }
 
-async fn assert_same_words(setup: &Setup, told: Told, expected: CancelReason) {
+async fn assert_same_reason(setup: &Setup, cancels: Cancels, expected: CancelReason) {
     let token = setup.tokens.of("a");
     within("the token", token.cancelled()).await;
-    assert_told(told, token.reason(), expected).await;
+    assert_reason(cancels, token.reason(), expected).await;
 }
 
-async fn assert_told(mut told: Told, reason: Option<CancelReason>, expected: CancelReason) {
+async fn assert_reason(mut cancels: Cancels, reason: Option<CancelReason>, expected: CancelReason) {
     assert_eq!(reason, Some(expected));
-    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = within("notifications/cancelled", cancels.recv()).await;
     let cancelled = cancelled.expect("the server exists");
     assert_eq!(cancelled.request_id, Some(NumberOrString::Number(1)));
     assert_eq!(cancelled.reason, Some(expected.to_string()));

@@ -27,14 +27,14 @@ async fn ctrl_c_ends_the_process_while_calls_and_streams_are_open() {
 
     example.signal("INT").await;
 
-    let (code, said) = example.ended().await;
+    let (code, stdout) = example.ended().await;
     assert_eq!(
-        (code, &*said),
+        (code, &*stdout),
         (Some(0), "0 calls ended, 1 were cancelled\n")
     );
     let error = json!({ "code": -32800, "message": "Request cancelled: server shutting down" });
-    let told = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
-    assert_eq!(call.messages().await, [told]);
+    let message = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
+    assert_eq!(call.messages().await, [message]);
     assert_eq!(standalone.messages().await, Vec::<Value>::new());
 }
 
@@ -53,9 +53,9 @@ async fn an_incomplete_request_does_not_delay_the_shutdown() {
 
     example.signal("TERM").await;
 
-    let (code, said) = example.ended().await;
+    let (code, stdout) = example.ended().await;
     assert_eq!(
-        (code, &*said),
+        (code, &*stdout),
         (Some(0), "0 calls ended, 1 were cancelled\n")
     );
     drop((half_a_head, half_a_body));
@@ -76,11 +76,11 @@ impl Example {
         let begun = Instant::now();
         let status = timeout(BOUND + MARGIN, self.process.wait()).await;
         let status = status.unwrap_or_else(|_| panic!("it runs on after {:?}", begun.elapsed()));
-        let mut said = String::new();
-        while let Some(line) = self.said.next_line().await.expect("readable") {
-            said += &line;
-            said += "\n";
+        let mut stdout = String::new();
+        while let Some(line) = self.stdout.next_line().await.expect("readable") {
+            stdout += &line;
+            stdout += "\n";
         }
-        (status.expect("it ends").code(), said)
+        (status.expect("it ends").code(), stdout)
     }
 }

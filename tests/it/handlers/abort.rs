@@ -2,8 +2,8 @@
 
 mod every_method;
 mod linked;
+mod log_lines;
 mod methods_of_rmcp;
 mod recorder;
-mod said;
 mod stops;
 mod wire;

@@ -16,21 +16,21 @@ use crate::{
 };
 
 /// The requests that a handler sends, each for the label of the same name.
-const QUESTIONS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
+const REQUESTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
 
 /// The result of each request, with the label of its call.
-type Fates = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
+type Results = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
 
 #[tokio::test]
 async fn a_request_to_a_client_fails_when_the_client_disconnects() {
-    let (setup, mut fates) = start(Server::Wrapped).await;
+    let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    for (id, question) in (1..).zip(QUESTIONS) {
-        let (call, _) = asked(&setup, &mcp, id, question).await;
+    for (id, question) in (1..).zip(REQUESTS) {
+        let (call, _) = start_until_request(&setup, &mcp, id, question).await;
 
         call.fin();
 
-        assert_cancelled(fate(&mut fates, question).await);
+        assert_cancelled(result_of(&mut results, question).await);
         assert!(setup.witness.ended(question).await.is_completed());
         let reason = CancelReason::ClientDisconnected;
         assert_eq!(
@@ -43,22 +43,22 @@ async fn a_request_to_a_client_fails_when_the_client_disconnects() {
 
 #[tokio::test]
 async fn a_request_to_a_client_fails_when_the_client_cancels() {
-    let (setup, mut fates) = start(Server::Wrapped).await;
+    let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    let (_call, _) = asked(&setup, &mcp, 1, "roots/list").await;
+    let (_call, _) = start_until_request(&setup, &mcp, 1, "roots/list").await;
 
     assert_eq!(mcp.cancel(1).await, 202);
 
-    assert_cancelled(fate(&mut fates, "roots/list").await);
+    assert_cancelled(result_of(&mut results, "roots/list").await);
 }
 
 /// Without the wrapper the handler waits forever, although its call is cancelled.
 #[tokio::test]
 async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
     for server in [Server::Bare, Server::LayerOnly] {
-        let (setup, mut fates) = start(server).await;
+        let (setup, mut results) = start(server).await;
         let mcp = setup.mcp().await;
-        let (call, _) = asked(&setup, &mcp, 1, "roots/list").await;
+        let (call, _) = start_until_request(&setup, &mcp, 1, "roots/list").await;
 
         if server == Server::LayerOnly {
             call.fin();
@@ -68,53 +68,55 @@ async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
         }
 
         setup.assert_usable(&mcp).await;
-        assert!(fates.try_recv().is_err());
+        assert!(results.try_recv().is_err());
         assert!(setup.witness.is_running("roots/list"));
     }
 }
 
 #[tokio::test]
 async fn an_answer_that_arrives_too_late_is_ignored() {
-    let (setup, mut fates) = start(Server::Wrapped).await;
+    let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    let (call, question) = asked(&setup, &mcp, 1, "roots/list").await;
+    let (call, question) = start_until_request(&setup, &mcp, 1, "roots/list").await;
     call.fin();
-    assert_cancelled(fate(&mut fates, "roots/list").await);
+    assert_cancelled(result_of(&mut results, "roots/list").await);
 
     assert_eq!(reply(&mcp, &question).await, 202);
 
     setup.assert_usable(&mcp).await;
-    assert!(fates.try_recv().is_err());
+    assert!(results.try_recv().is_err());
 }
 
 #[tokio::test]
 async fn the_requests_of_other_calls_still_reach_their_clients() {
-    let (setup, mut fates) = start(Server::Wrapped).await;
+    let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    let (leaving, _) = asked(&setup, &mcp, 1, "roots/list").await;
-    let (mut staying, question) = asked(&setup, &mcp, 2, "elicitation/create").await;
+    let (disconnecting, _) = start_until_request(&setup, &mcp, 1, "roots/list").await;
+    let (mut connected, question) =
+        start_until_request(&setup, &mcp, 2, "elicitation/create").await;
 
-    leaving.fin();
+    disconnecting.fin();
 
-    assert_cancelled(fate(&mut fates, "roots/list").await);
+    assert_cancelled(result_of(&mut results, "roots/list").await);
     assert!(setup.witness.is_running("elicitation/create"));
     assert_eq!(reply(&mcp, &question).await, 202);
-    let answered = fate(&mut fates, "elicitation/create").await;
+    let answered = result_of(&mut results, "elicitation/create").await;
     assert_eq!(answered.expect("an answer"), json!({ "action": "decline" }));
-    let answer = staying.answer().await.expect("an answer");
+    let answer = connected.answer().await.expect("an answer");
     assert_eq!(answer["result"]["content"][0]["text"], "asked");
 }
 
 /// A request that a call sends after its cancel is refused.
 #[tokio::test]
 async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
-    let (tell, mut refused) = mpsc::unbounded_channel();
+    let (sender, mut refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             context.ct.cancelled().await;
             let answer = ask(&context, "roots/list").await;
-            tell.send(answer.expect_err("the request fails"))
+            sender
+                .send(answer.expect_err("the request fails"))
                 .expect("the test listens");
             Ok("asked".to_owned())
         }
@@ -132,24 +134,29 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
 }
 
 /// Starts a server whose handlers send the request that their label names, and report its result.
-async fn start(server: Server) -> (Setup, Fates) {
-    let (tell, fates) = mpsc::unbounded_channel();
+async fn start(server: Server) -> (Setup, Results) {
+    let (sender, results) = mpsc::unbounded_channel();
     let handler = Scripted::labelled(move |label, context| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
-            if QUESTIONS.contains(&&*label) {
-                let fate = ask(&context, &label).await;
+            if REQUESTS.contains(&&*label) {
+                let result = ask(&context, &label).await;
                 // The test may have dropped its receiver.
-                let _gone = tell.send((label, fate));
+                let _sent = sender.send((label, result));
             }
             Ok("asked".to_owned())
         }
     });
-    (Plan::of(server).start_scripted(handler).await, fates)
+    (Plan::of(server).start_scripted(handler).await, results)
 }
 
 /// Starts a call whose handler has sent its client a request. Returns the connection and the request.
-async fn asked(setup: &Setup, mcp: &Mcp, id: i64, question: &str) -> (Connection, Value) {
+async fn start_until_request(
+    setup: &Setup,
+    mcp: &Mcp,
+    id: i64,
+    question: &str,
+) -> (Connection, Value) {
     let mut call = setup.start_call(mcp, id, "any", question).await;
     call.head().await;
     loop {
@@ -175,8 +182,8 @@ async fn ask(context: &RequestContext<RoleServer>, question: &str) -> Result<Val
     let request = json!({ "method": question, "params": params });
     let request: ServerRequest = serde_json::from_value(request).expect("a request");
     let options = PeerRequestOptions::no_options();
-    let asked = context.peer.send_request_with_option(request, options);
-    let answer = asked.await?.await_response().await?;
+    let start_until_request = context.peer.send_request_with_option(request, options);
+    let answer = start_until_request.await?.await_response().await?;
     Ok(serde_json::to_value(answer).expect("JSON"))
 }
 
@@ -190,16 +197,16 @@ async fn reply(mcp: &Mcp, question: &Value) -> u16 {
     mcp.post_raw(answer.to_string(), &[]).await.status
 }
 
-async fn fate(fates: &mut Fates, question: &str) -> Result<Value, ServiceError> {
-    let (label, fate) = within("the fate of a question", fates.recv())
+async fn result_of(results: &mut Results, question: &str) -> Result<Value, ServiceError> {
+    let (label, result) = within("the result of a request", results.recv())
         .await
         .expect("a report");
     assert_eq!(label, question);
-    fate
+    result
 }
 
-fn assert_cancelled(fate: Result<Value, ServiceError>) {
-    match fate {
+fn assert_cancelled(result: Result<Value, ServiceError>) {
+    match result {
         Err(ServiceError::McpError(error)) => {
             assert_eq!(error.code, ErrorCode(-32_800));
             assert_eq!(error.message, "Request cancelled");

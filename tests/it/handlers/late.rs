@@ -25,7 +25,7 @@ const LAST: &str = "last";
 
 #[tokio::test]
 async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
-    let (handler, mut refusals) = nagging();
+    let (handler, mut refusals) = late_sender();
     let setup = Plan::of(Server::Wrapped).start_scripted(handler).await;
     let mcp = setup.mcp().await;
     let mut standalone = standalone(&mcp).await;
@@ -33,17 +33,17 @@ async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
     setup.start_call(&mcp, 7, "any", "cancelled").await.fin();
 
     assert!(setup.witness.ended("cancelled").await.is_completed());
-    let refused = within("the fate of its request", refusals.recv()).await;
+    let refused = within("the result of its request", refusals.recv()).await;
     let error = refused.expect("the handler reports it");
     assert!(error.contains("the call is cancelled"), "{error}");
     assert_eq!(until_last(&mut standalone).await, [] as [Value; 0]);
-    assert_others_are_heard(&setup, &mcp, &mut standalone).await;
+    assert_others_are_delivered(&setup, &mcp, &mut standalone).await;
 }
 
 /// The control: without the wrapper the messages of the same handler are delivered.
 #[tokio::test]
 async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
-    let (handler, _refusals) = nagging();
+    let (handler, _refusals) = late_sender();
     let setup = Plan::of(Server::Bare).start_scripted(handler).await;
     let mcp = setup.mcp().await;
     let mut standalone = standalone(&mcp).await;
@@ -258,15 +258,15 @@ async fn settle() {
 /// under a token of no call. Also returns a channel with the error of that request.
 ///
 /// Only call 7 waits for its cancel. Other calls send only [`LAST`].
-fn nagging() -> (Scripted, mpsc::UnboundedReceiver<String>) {
+fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     let (refusals, refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
         let refusals = refusals.clone();
         async move {
             if context.id == NumberOrString::Number(7) {
                 context.ct.cancelled().await;
-                let fate = nag(&context).await.expect_err("the request fails");
-                refusals.send(fate.to_string()).expect("the test listens");
+                let error = send_late(&context).await.expect_err("the request fails");
+                refusals.send(error.to_string()).expect("the test listens");
             } else {
                 last(&context).await.expect("sent");
             }
@@ -277,7 +277,7 @@ fn nagging() -> (Scripted, mpsc::UnboundedReceiver<String>) {
 }
 
 /// Sends these messages, and waits for the answer to the request.
-async fn nag(context: &RequestContext<RoleServer>) -> Result<(), ServiceError> {
+async fn send_late(context: &RequestContext<RoleServer>) -> Result<(), ServiceError> {
     let own = context.meta.get_progress_token().expect("a progress token");
     progress(context, own).await?;
     let ping = PingRequest {
@@ -325,7 +325,7 @@ async fn until_last(stream: &mut Connection) -> Vec<Value> {
 }
 
 /// Asserts that the messages of the session's other calls are delivered, and that no late message was.
-async fn assert_others_are_heard(setup: &Setup, mcp: &Mcp, standalone: &mut Connection) {
+async fn assert_others_are_delivered(setup: &Setup, mcp: &Mcp, standalone: &mut Connection) {
     let mut other = setup.start_call(mcp, 8, "any", "other").await;
     let answer = other.answer().await.expect("an answer");
     assert_eq!(answer["result"]["content"][0]["text"], "done");

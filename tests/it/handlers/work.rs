@@ -2,7 +2,7 @@
 
 mod cells;
 mod chain;
+mod modes;
 mod others;
 #[cfg(feature = "axum")]
 mod plain;
-mod ways;

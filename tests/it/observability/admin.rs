@@ -59,8 +59,8 @@ async fn the_page_and_its_json_show_each_call() {
     assert_eq!(calls[0]["mcp.session.id"], calls[1]["mcp.session.id"]);
     for call in calls.as_array().expect("two calls") {
         for name in ["gen_ai.tool.name", "mcp.method.name", "mcp.session.id"] {
-            let said = call[name].as_str().expect("text");
-            assert!(page.contains(&format!(">{said}</")), "{name}: {page}");
+            let reply = call[name].as_str().expect("text");
+            assert!(page.contains(&format!(">{reply}</")), "{name}: {page}");
         }
         assert!(page.contains(&format!(
             "value=\"{}\"",
@@ -106,10 +106,10 @@ async fn the_button_cancels_one_call() {
     setup.events.started(&mcp, 2).await;
     let admin = routes(setup.calls.clone());
 
-    let said = cancel(&admin, &first(&setup.calls), &SAME).await;
+    let reply = cancel(&admin, &first(&setup.calls), &SAME).await;
 
-    assert_eq!(said.status, StatusCode::SEE_OTHER);
-    assert_eq!(said.headers[header::LOCATION], "calls");
+    assert_eq!(reply.status, StatusCode::SEE_OTHER);
+    assert_eq!(reply.headers[header::LOCATION], "calls");
     let ended = setup.events.ended(&mcp, 1).await;
     assert_eq!(ended, Outcome::Cancelled(CancelReason::Requested));
     assert!(!setup.witness.ended("a").await.is_completed());
@@ -125,8 +125,8 @@ const SAME: [(&str, &str); 2] = [
 async fn either_header_of_the_same_origin_is_enough() {
     let admin = routes(CancelOnDisconnectLayer::new().calls());
     for header in SAME {
-        let said = cancel(&admin, "7", &[header]).await;
-        assert_eq!(said.status, StatusCode::SEE_OTHER, "{header:?}");
+        let reply = cancel(&admin, "7", &[header]).await;
+        assert_eq!(reply.status, StatusCode::SEE_OTHER, "{header:?}");
     }
 }
 
@@ -158,8 +158,8 @@ async fn a_post_from_anywhere_else_cancels_nothing() {
         vec![site, site],
         vec![origin, ("host", HOST)],
     ] {
-        let said = cancel(&admin, &id, &headers).await;
-        assert_eq!(said.status, StatusCode::FORBIDDEN, "{headers:?}");
+        let reply = cancel(&admin, &id, &headers).await;
+        assert_eq!(reply.status, StatusCode::FORBIDDEN, "{headers:?}");
     }
     setup.assert_completes("a", &mut call).await;
 }
@@ -178,8 +178,8 @@ async fn a_get_cancels_nothing() {
         format!("/calls.json?call={id}"),
     ] {
         let request = request("GET", &path, &SAME).body(Body::from(format!("call={id}")));
-        let said = ask(&admin, request.expect("a request")).await;
-        assert_eq!(said.status, StatusCode::OK);
+        let reply = send(&admin, request.expect("a request")).await;
+        assert_eq!(reply.status, StatusCode::OK);
     }
     setup.assert_completes("a", &mut call).await;
 }
@@ -187,8 +187,8 @@ async fn a_get_cancels_nothing() {
 #[tokio::test]
 async fn the_cancel_of_an_ended_call_reports_that_it_has_ended() {
     let admin = routes(CancelOnDisconnectLayer::new().calls());
-    let said = cancel(&admin, "4711", &SAME).await;
-    assert_eq!(said.headers[header::LOCATION], "calls?missed=4711");
+    let reply = cancel(&admin, "4711", &SAME).await;
+    assert_eq!(reply.headers[header::LOCATION], "calls?missed=4711");
     let page = get(&admin, "/calls?missed=4711").await.body;
     assert!(page.contains("Call 4711 was not cancelled"));
     let forged = get(&admin, "/calls?missed=%3Cscript%3E").await;
@@ -205,12 +205,15 @@ async fn a_page_from_before_a_restart_cancels_nothing() {
     let own = get(&admin, "/calls").await.body;
     let id = first(&calls);
 
-    let said = press(&admin, &action(&before), &id, &SAME).await;
-    assert_eq!(said.headers[header::LOCATION], format!("calls?missed={id}"));
+    let reply = press(&admin, &action(&before), &id, &SAME).await;
+    assert_eq!(
+        reply.headers[header::LOCATION],
+        format!("calls?missed={id}")
+    );
     assert_eq!(calls.len(), 1);
 
-    let said = press(&admin, &action(&own), &id, &SAME).await;
-    assert_eq!(said.headers[header::LOCATION], "calls");
+    let reply = press(&admin, &action(&own), &id, &SAME).await;
+    assert_eq!(reply.headers[header::LOCATION], "calls");
     assert_eq!(calls.len(), 0);
 }
 
@@ -242,11 +245,11 @@ async fn long_names_are_cut() {
     let (calls, _open) = held_call(&"ä".repeat(100_000)).await;
     let admin = routes(calls);
     for path in ["/calls", "/calls.json"] {
-        let said = get(&admin, path).await.body;
+        let reply = get(&admin, path).await.body;
         assert!(
-            said.len() < 5_000 && said.contains("ä…"),
+            reply.len() < 5_000 && reply.contains("ä…"),
             "{path}: {}",
-            said.len()
+            reply.len()
         );
     }
 }
@@ -262,8 +265,8 @@ async fn only_the_pages_own_scripts_run() {
         "/calls.js",
         "/calls?missed=x",
     ] {
-        let said = get(&admin, path).await;
-        let policy = said.headers[header::CONTENT_SECURITY_POLICY].to_str();
+        let reply = get(&admin, path).await;
+        let policy = reply.headers[header::CONTENT_SECURITY_POLICY].to_str();
         let policy = policy.expect("text");
         assert!(policy.starts_with("default-src 'none';"), "{path}");
         assert!(
@@ -271,7 +274,7 @@ async fn only_the_pages_own_scripts_run() {
             "{policy}"
         );
         assert!(policy.contains("frame-ancestors 'none'"));
-        assert_eq!(said.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        assert_eq!(reply.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
     }
     // The policy would block inline code, so the page must not need any.
     let page = get(&admin, "/calls").await.body;
@@ -295,8 +298,8 @@ async fn only_names_of_this_machine_are_answered() {
         ("", StatusCode::FORBIDDEN),
     ] {
         let request = HttpRequest::get("/calls").header("host", host);
-        let said = ask(&admin, request.body(Body::empty()).expect("a request")).await;
-        assert_eq!(said.status, status, "{host}");
+        let reply = send(&admin, request.body(Body::empty()).expect("a request")).await;
+        assert_eq!(reply.status, status, "{host}");
     }
 }
 
@@ -321,18 +324,18 @@ async fn held_call(tool: &str) -> (Calls, Response) {
 }
 
 /// A whole response.
-struct Said {
+struct Reply {
     status: StatusCode,
     headers: HeaderMap,
     body: String,
 }
 
-async fn get(admin: &Router, path: &str) -> Said {
+async fn get(admin: &Router, path: &str) -> Reply {
     let request = request("GET", path, &[]).body(Body::empty());
-    ask(admin, request.expect("a request")).await
+    send(admin, request.expect("a request")).await
 }
 
-async fn cancel(admin: &Router, id: &str, headers: &[(&str, &str)]) -> Said {
+async fn cancel(admin: &Router, id: &str, headers: &[(&str, &str)]) -> Reply {
     press(admin, "/calls", id, headers).await
 }
 
@@ -343,11 +346,11 @@ fn action(page: &str) -> String {
     format!("/{action}")
 }
 
-async fn press(admin: &Router, path: &str, id: &str, headers: &[(&str, &str)]) -> Said {
+async fn press(admin: &Router, path: &str, id: &str, headers: &[(&str, &str)]) -> Reply {
     let request = request("POST", path, headers)
         .header("content-type", "application/x-www-form-urlencoded")
         .body(Body::from(format!("call={id}")));
-    ask(admin, request.expect("a request")).await
+    send(admin, request.expect("a request")).await
 }
 
 fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Builder {
@@ -359,11 +362,11 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Builder {
         })
 }
 
-async fn ask(admin: &Router, request: HttpRequest<Body>) -> Said {
+async fn send(admin: &Router, request: HttpRequest<Body>) -> Reply {
     let response = admin.clone().oneshot(request).await.expect("infallible");
     let (head, body) = response.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body");
-    Said {
+    Reply {
         status: head.status,
         headers: head.headers,
         body: String::from_utf8(body.into()).expect("text"),

@@ -138,11 +138,11 @@ async fn a_snapshot_has_the_time_since_the_disconnect(server: Server) {
 
 async fn a_call_is_found_by_its_session_and_id(server: Server) {
     let setup = server.start().await;
-    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (mcp, other_client) = (setup.mcp().await, setup.mcp().await);
     let _call = setup.start_call(&mcp, 1, "hold", "a").await;
-    let _other = setup.start_call(&stranger, 1, "hold", "b").await;
+    let _other = setup.start_call(&other_client, 1, "hold", "b").await;
     setup.events.started(&mcp, 1).await;
-    setup.events.started(&stranger, 1).await;
+    setup.events.started(&other_client, 1).await;
     let (session, id) = (mcp.session_id().unwrap(), RequestId::Number(1));
 
     let found = setup.calls.find(session, &id).expect("it is in flight");
@@ -160,10 +160,10 @@ async fn a_call_is_found_by_its_session_and_id(server: Server) {
 
 async fn a_session_is_cancelled_as_a_whole_and_no_other(server: Server) {
     let setup = server.start().await;
-    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (mcp, other_client) = (setup.mcp().await, setup.mcp().await);
     let _first = setup.start_call(&mcp, 1, "hold", "a").await;
     let _second = setup.start_call(&mcp, 2, "hold", "b").await;
-    let mut other = setup.start_call(&stranger, 1, "hold", "c").await;
+    let mut other = setup.start_call(&other_client, 1, "hold", "c").await;
     setup.events.started(&mcp, 1).await;
     setup.events.started(&mcp, 2).await;
 

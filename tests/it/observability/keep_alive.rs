@@ -37,7 +37,7 @@ async fn a_pipelined_request_hides_a_fin_for_two_probes_at_most(server: Server) 
         call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
         call.fin();
     };
-    leave(server, left).await;
+    disconnect(server, left).await;
 }
 
 async fn a_stray_line_end_hides_a_fin_for_two_probes_at_most(server: Server) {
@@ -45,7 +45,7 @@ async fn a_stray_line_end_hides_a_fin_for_two_probes_at_most(server: Server) {
         call.write(b"\r\n").await;
         call.fin();
     };
-    leave(server, left).await;
+    disconnect(server, left).await;
 }
 
 /// The client reads nothing more, so the second probe is answered with a reset.
@@ -54,7 +54,7 @@ async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: S
         call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
         call.half_close().await;
     };
-    leave(server, left).await;
+    disconnect(server, left).await;
 }
 
 async fn a_client_that_stays_connected_is_not_affected(server: Server) {
@@ -104,7 +104,7 @@ fn probing(server: Server) -> Plan {
     Plan::of(server).layer(|layer| layer.keep_alive(INTERVAL))
 }
 
-async fn leave(server: Server, left: impl AsyncFnOnce(Connection)) {
+async fn disconnect(server: Server, left: impl AsyncFnOnce(Connection)) {
     let setup = probing(server).start().await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;

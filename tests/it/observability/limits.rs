@@ -11,8 +11,8 @@ use tracing::Level;
 
 use crate::{
     setup::{
-        Failing, Lines, Plan, Scripted, Server, Setup, StoppedClock, What, arguments, asking_first,
-        for_servers,
+        Failing, Lines, Plan, Scripted, Server, Setup, StoppedClock, What, arguments, for_servers,
+        slow_auth,
     },
     support::*,
 };
@@ -108,9 +108,9 @@ async fn detached_calls_beyond_the_limit_of_their_session_run_on_untracked(serve
     let setup = setup.start().await;
     let (flooding, other) = (setup.mcp().await, setup.mcp().await);
     for id in 0..4 {
-        leave(&setup, &flooding, id, &format!("flood {id}")).await;
+        disconnect(&setup, &flooding, id, &format!("flood {id}")).await;
     }
-    leave(&setup, &other, 0, "other").await;
+    disconnect(&setup, &other, 0, "other").await;
     assert_eq!((setup.calls.len(), setup.calls.detached()), (3, 3));
 
     clock.advance(GRACE + TICK).await;
@@ -144,7 +144,7 @@ async fn detached_calls_beyond_the_limit_in_all_run_on_untracked(server: Server)
         .await;
     let sessions = [setup.mcp().await, setup.mcp().await, setup.mcp().await];
     for (session, mcp) in sessions.iter().enumerate() {
-        leave(&setup, mcp, 7, &format!("session {session}")).await;
+        disconnect(&setup, mcp, 7, &format!("session {session}")).await;
     }
     let [first, second, third] = &sessions;
 
@@ -162,12 +162,12 @@ async fn a_client_that_resumes_frees_capacity(server: Server) {
         .start()
         .await;
     let mcp = setup.mcp().await;
-    leave(&setup, &mcp, 1, "first").await;
+    disconnect(&setup, &mcp, 1, "first").await;
     let mut resumed = mcp.resume("0/0").await;
     assert_eq!(resumed.head().await.status, 200);
     setup.events.resumed(&mcp, 1, 1).await;
 
-    leave(&setup, &mcp, 2, "second").await;
+    disconnect(&setup, &mcp, 2, "second").await;
 
     let detached = [What::Started, What::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(&mcp, 2), detached);
@@ -256,7 +256,7 @@ async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_
 #[tokio::test]
 async fn a_call_beyond_the_limit_behind_a_slow_middleware_is_reported_once() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(0));
-    let setup = setup.inside(asking_first).start().await;
+    let setup = setup.inside(slow_auth).start().await;
     let mcp = setup.mcp().await;
 
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
@@ -302,7 +302,7 @@ async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too()
         let plan = with_grace(Server::Wrapped, |limits| limits.retained_of_session(bytes));
         let setup = plan.start().await;
         let mcp = setup.mcp().await;
-        leave(&setup, &mcp, 1, "a").await;
+        disconnect(&setup, &mcp, 1, "a").await;
         setup.witness.release("a");
         assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 
@@ -321,12 +321,12 @@ fn with_grace(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {
 }
 
 /// Starts a call and disconnects its client. The call need not be tracked.
-async fn leave(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
+async fn disconnect(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     let mut call = setup.start_call(mcp, id, "hold", label).await;
     call.head().await;
     call.event().await.expect("the priming event");
     call.fin();
     setup.exchanges.over_for(label).await;
-    let gone = |what| matches!(what, What::Detached(_) | What::Ended(_));
-    setup.events.count(mcp, id, 1, gone).await;
+    let is_disconnect = |what| matches!(what, What::Detached(_) | What::Ended(_));
+    setup.events.count(mcp, id, 1, is_disconnect).await;
 }

@@ -98,21 +98,29 @@ async fn cycles(server: Server, clock: Clock) {
         join_all(calls.iter_mut().map(|call| call.cut(&setup))).await;
         clock.pass(dice.roll() % 1_800).await;
         join_all(calls.iter_mut().map(|call| call.resume_if_wanted(&setup))).await;
-        for (session, _) in sessions.iter().zip(&deleted).filter(|(_, gone)| **gone) {
+        for (session, _) in sessions
+            .iter()
+            .zip(&deleted)
+            .filter(|(_, is_deleted)| **is_deleted)
+        {
             // A later resume in this session gets a 404.
             assert_eq!(session.delete().await, 202);
         }
         clock.pass(dice.roll() % 1_800).await;
         join_all(calls.iter_mut().map(|call| {
             let is_gone = |at: usize| deleted[at];
-            let gone = sessions
+            let is_deleted = sessions
                 .iter()
                 .position(|mcp| call.is_of(mcp))
                 .is_some_and(is_gone);
-            call.finish(&setup, gone)
+            call.finish(&setup, is_deleted)
         }))
         .await;
-        for (session, _) in sessions.iter_mut().zip(&deleted).filter(|(_, gone)| **gone) {
+        for (session, _) in sessions
+            .iter_mut()
+            .zip(&deleted)
+            .filter(|(_, is_deleted)| **is_deleted)
+        {
             *session = setup.mcp().await;
         }
         if !clock.is_real() {
@@ -267,9 +275,9 @@ impl Call {
         }
     }
 
-    /// Reads the answer. `gone`: the session was closed.
-    async fn finish(&mut self, setup: &Setup, gone: bool) {
-        if gone {
+    /// Reads the answer. `is_deleted`: the session was closed.
+    async fn finish(&mut self, setup: &Setup, is_deleted: bool) {
+        if is_deleted {
             self.connection = None;
             return;
         }

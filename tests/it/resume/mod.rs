@@ -1,8 +1,8 @@
 //! Clients that resume: what they receive, and what they may do with several streams.
 
-mod alone;
 mod cycles;
 mod failing_store;
+mod layer_only;
 mod polling;
 mod reconnect;
 mod retained;

@@ -129,8 +129,8 @@ async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
     }
 }
 
-/// The layer alone cannot see that the call completed while its client was away. rmcp has lost the answer, so every
-/// resume gets an empty stream. In the end the client gets the error and stops polling.
+/// The layer alone cannot observe that the call completed while its client was disconnected. rmcp has lost the answer,
+/// so every resume gets an empty stream. In the end the client gets the error and stops polling.
 #[tokio::test]
 async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let poll = Duration::from_secs(3);
@@ -147,7 +147,7 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     assert!(setup.witness.ended("a").await.is_completed());
     let mut polls = 0;
 
-    let told = loop {
+    let received = loop {
         clock.advance_past(poll).await;
         polls += 1;
         assert!(polls < 40, "it polls forever");
@@ -158,8 +158,8 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
         }
     };
 
-    assert_eq!(told.id, None);
-    assert_eq!(told.json()["error"]["code"], -32_800);
+    assert_eq!(received.id, None);
+    assert_eq!(received.json()["error"]["code"], -32_800);
     // Twenty resumes without an event renew the grace, and then the grace expires.
     assert!((21..=29).contains(&polls), "{polls}");
     assert!(setup.calls.is_empty());

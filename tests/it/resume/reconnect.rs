@@ -265,9 +265,10 @@ async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
     )
     .await;
     clock.advance(GRACE / 2).await;
-    let stranger = Mcp::stateless(setup.served.addr, PATH).header("mcp-session-id", "no such one");
+    let other_client =
+        Mcp::stateless(setup.served.addr, PATH).header("mcp-session-id", "no such one");
 
-    let refused = stranger.resume(FIRST_EVENT).await.head().await;
+    let refused = other_client.resume(FIRST_EVENT).await.head().await;
 
     assert_eq!(refused.status, 404);
     assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
@@ -344,7 +345,7 @@ async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server
     let mut resumed = resume(&setup, &mcp, 1).await;
 
     clock.advance(Duration::from_secs(1)).await;
-    assert!(setup.witness.is_running("a2"), "it gets the same respite");
+    assert!(setup.witness.is_running("a2"), "it gets the same time");
     setup.assert_completes("a1", &mut resumed).await;
     // Twice the retry of 3 s, counted from when the runtime runs again.
     clock.advance(Duration::from_secs(5) + TICK).await;

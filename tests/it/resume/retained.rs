@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(1);
 
 /// How long an ended call is remembered.
-const REMEMBERED: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(60);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
@@ -33,7 +33,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_of_an_orphan_gets_the_error_alone,
     a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone,
     the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it,
-    an_answer_that_crosses_with_the_cut_is_an_answer,
+    an_answer_that_coincides_with_the_disconnect_is_an_answer,
 });
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
     clock.advance(GRACE / 2).await;
     finish(&setup, &mcp, 1, "a").await;
 
-    for wait in [Duration::ZERO, REMEMBERED / 2, REMEMBERED / 2 - TICK] {
+    for wait in [Duration::ZERO, RETENTION / 2, RETENTION / 2 - TICK] {
         clock.advance(wait).await;
         assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
     }
@@ -62,7 +62,7 @@ async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
 
 #[tokio::test]
 async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
-    let grace = REMEMBERED * 3;
+    let grace = RETENTION * 3;
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::Wrapped).grace(Grace::After(grace));
     let setup = setup.start().await;
@@ -145,11 +145,11 @@ async fn a_late_answer_repeats_the_id_that_the_client_named() {
 #[tokio::test]
 async fn a_late_answer_is_for_its_own_session_only() {
     let setup = with_grace(Server::Wrapped).start().await;
-    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let (mcp, other_client) = (setup.mcp().await, setup.mcp().await);
     cut(&setup, &mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
 
-    assert_eq!(events(&stranger, FIRST_EVENT).await, []);
+    assert_eq!(events(&other_client, FIRST_EVENT).await, []);
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 
@@ -165,7 +165,7 @@ async fn an_answer_that_was_sent_to_no_client_is_retained() {
 
 /// rmcp removes the stream together with the answer, which may still be unread in a channel.
 #[tokio::test]
-async fn a_resume_that_overtakes_the_answer_waits_for_it() {
+async fn a_resume_that_arrives_before_the_answer_waits_for_it() {
     let _clock = StoppedClock::stop();
     let setup = with_grace(Server::Wrapped).inside(stalled);
     let setup = setup.start().await;
@@ -302,9 +302,9 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
     leave_large(&setup, &mcp, 3, "second", SHARE / 2).await;
     leave_large(&setup, &mcp, 4, "larger than all", SHARE).await;
 
-    let told = setup.events.all();
-    let told = told.iter().filter(|what| **what == DROPPED).count();
-    assert_eq!(told, 2, "the first, and the largest");
+    let reported = setup.events.all();
+    let reported = reported.iter().filter(|what| **what == DROPPED).count();
+    assert_eq!(reported, 2, "the first, and the largest");
     assert_eq!(events(&mcp, "0/1").await, []);
     assert_eq!(events(&mcp, "0/2").await.len(), 2);
     let lines = lines.of_layer();
@@ -322,7 +322,7 @@ async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
     assert!(setup.witness.ended("a").await.is_cancelled());
 
-    for wait in [Duration::ZERO, REMEMBERED - TICK * 2] {
+    for wait in [Duration::ZERO, RETENTION - TICK * 2] {
         clock.advance(wait).await;
         assert_eq!(
             events(&mcp, FIRST_EVENT).await,
@@ -375,7 +375,7 @@ async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server
 
 /// Both happen before the server's next step. Whichever the server handles first, the call is not cancelled. With the
 /// wrapper its answer can be resumed.
-async fn an_answer_that_crosses_with_the_cut_is_an_answer(server: Server) {
+async fn an_answer_that_coincides_with_the_disconnect_is_an_answer(server: Server) {
     for server_first in [false, true] {
         let setup = with_grace(server).start().await;
         let mcp = setup.mcp().await;

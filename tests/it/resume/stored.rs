@@ -126,7 +126,7 @@ async fn a_resume_of_a_cancelled_call_gets_only_the_error() {
     assert_eq!(brought(&mcp, &ids[0]).await, ["error -32800"]);
 }
 
-/// Completes call 1 while its client is away. Returns the ids of the events that the client has.
+/// Completes call 1 while its client is disconnected. Returns the ids of the events that the client has.
 async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let (setup, mcp, ids) = cut(loses).await;
     setup.witness.release("a");

@@ -38,9 +38,9 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 /// resume has ended.
 async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(server: Server) {
     let clock = StoppedClock::stop();
-    let go_on = Arc::new(Notify::new());
+    let proceed = Arc::new(Notify::new());
     let (served, mut was_served) = mpsc::unbounded_channel();
-    let waits = go_on.clone();
+    let waits = proceed.clone();
     let late_heads = move |router: Router| {
         router.layer(from_fn(move |request: Request, next: Next| {
             let (waits, served) = (waits.clone(), served.clone());
@@ -67,7 +67,7 @@ async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(serve
     let mut second = mcp.resume(FIRST_EVENT).await;
     assert_eq!(second.head().await.status, 200);
 
-    go_on.notify_one();
+    proceed.notify_one();
 
     assert_eq!(first.head().await.status, 200);
     while first.event().await.is_some() {}

@@ -26,7 +26,7 @@ const DROPPED: Outcome = Outcome::Cancelled(CancelReason::ResponseDropped);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
     /// Dropped once the second response has arrived, as by a hedge.
-    Beaten,
+    Hedged,
     /// Dropped before the request is sent again, as by a retry after a timeout.
     TimedOut,
     /// Read to its end and discarded.
@@ -35,7 +35,7 @@ enum First {
 
 #[tokio::test]
 async fn an_attempt_that_is_dropped_does_not_cancel_the_one_that_won() {
-    let (setup, mcp) = repeating(First::Beaten, Grace::Immediate).await;
+    let (setup, mcp) = repeating(First::Hedged, Grace::Immediate).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     assert_eq!(setup.calls.len(), 1);
@@ -51,7 +51,7 @@ async fn an_attempt_that_is_dropped_does_not_cancel_the_one_that_won() {
 
 #[tokio::test]
 async fn a_disconnect_cancels_the_attempt_that_won() {
-    let (setup, mcp) = repeating(First::Beaten, Grace::Immediate).await;
+    let (setup, mcp) = repeating(First::Hedged, Grace::Immediate).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
 
@@ -139,7 +139,7 @@ async fn repeat(first: First, request: Request, next: Next) -> Response {
     }
     let beaten = next.clone().run(attempt()).await;
     match first {
-        First::Beaten => {
+        First::Hedged => {
             let won = next.run(attempt()).await;
             drop(beaten);
             won

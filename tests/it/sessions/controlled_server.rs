@@ -67,25 +67,25 @@ const IDLE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1);
 
 /// How long a resume waits for the previous one.
-const TURN: Duration = Duration::from_secs(4);
+const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 const SECOND: Duration = Duration::from_secs(1);
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Delay after which the layer checks a deadline again that it noticed late. `NOT_ON_TIME` is more than such a check
+/// Delay after which the layer rechecks a deadline that it handled late. `RECHECK_TOO_LATE` is more than such a check
 /// may be late.
-const LOOKED_AT_AGAIN: Duration = Duration::from_millis(100);
-const NOT_ON_TIME: Duration = Duration::from_millis(30);
+const RECHECK_DELAY: Duration = Duration::from_millis(100);
+const RECHECK_TOO_LATE: Duration = Duration::from_millis(30);
 
 /// How long the layer keeps a call whose end it cannot observe.
 const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// Capacity of a session's queue, and of each of its streams.
-const ROOM: usize = 2;
+const CAPACITY: usize = 2;
 
 /// A session manager that waits at a gate and logs what it did.
-struct Gated {
+struct GatedManager {
     inner: LocalSessionManager,
     at: At,
     gate: Semaphore,
@@ -95,14 +95,14 @@ struct Gated {
     /// If set, calls are refused.
     refuses: AtomicBool,
     /// Run once, when the manager is asked for its event store.
-    store_asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    on_event_store: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// A request that an observer polls first.
-type Deleting = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
+type PendingRequest = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
 
 /// A call that reaches its session when the test lets it.
-type Serving = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
+type PendingCall = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
 
 /// Where the gate is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -112,16 +112,16 @@ enum At {
     /// Before the first resume. Later resumes pass.
     FirstResume,
     /// After a cancel.
-    TakenCancels,
+    AfterCancels,
     /// Before a session is closed.
     Close,
 }
 
 /// Answers when the test notifies it.
 #[derive(Clone, Default)]
-struct Waits(Arc<Notify>);
+struct WaitTool(Arc<Notify>);
 
-impl ServerHandler for Waits {
+impl ServerHandler for WaitTool {
     async fn call_tool(
         &self,
         _request: CallToolRequestParams,
@@ -132,14 +132,14 @@ impl ServerHandler for Waits {
     }
 }
 
-/// Like [`Waits`], with a tool that sends more than fits into a stream.
+/// Like [`WaitTool`], with a tool that sends more than fits into a stream.
 #[derive(Clone, Default)]
-struct Floods {
-    waits: Waits,
+struct FloodTool {
+    waits: WaitTool,
     sending: Arc<AtomicUsize>,
 }
 
-impl ServerHandler for Floods {
+impl ServerHandler for FloodTool {
     async fn call_tool(
         &self,
         request: CallToolRequestParams,
@@ -148,7 +148,7 @@ impl ServerHandler for Floods {
         if request.name == "flood" {
             let token = ProgressToken(NumberOrString::String("flood".into()));
             // rmcp sends the first event of a stream.
-            for _ in 0..ROOM {
+            for _ in 0..CAPACITY {
                 self.sending.fetch_add(1, Ordering::Relaxed);
                 let progress = ProgressNotificationParam::new(token.clone(), 1.0);
                 let _sent = context.peer.notify_progress(progress).await;
@@ -158,51 +158,51 @@ impl ServerHandler for Floods {
     }
 }
 
-/// Like [`Floods`], with a tool that notes its start and its cancel.
+/// Like [`FloodTool`], with a tool that records its start and its cancel.
 #[derive(Clone, Default)]
-struct Noting {
-    floods: Floods,
-    noted: Arc<Mutex<Vec<&'static str>>>,
+struct RecordingTool {
+    floods: FloodTool,
+    records: Arc<Mutex<Vec<&'static str>>>,
 }
 
-impl ServerHandler for Noting {
+impl ServerHandler for RecordingTool {
     async fn call_tool(
         &self,
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         if request.name == "note" {
-            self.noted.lock().unwrap().push("started");
+            self.records.lock().unwrap().push("started");
             context.ct.cancelled().await;
-            self.noted.lock().unwrap().push("cancelled");
+            self.records.lock().unwrap().push("cancelled");
             return Ok(CallToolResult::success(vec![]).into());
         }
         self.floods.call_tool(request, context).await
     }
 }
 
-impl Floods {
+impl FloodTool {
     /// Waits until the tool cannot send more.
-    async fn stuck(&self) {
-        while self.sending.load(Ordering::Relaxed) < ROOM {
+    async fn until_blocked(&self) {
+        while self.sending.load(Ordering::Relaxed) < CAPACITY {
             yield_now().await;
         }
-        a_while().await;
+        yield_until_idle().await;
     }
 }
 
 #[tokio::test]
 async fn a_session_is_closed_after_the_cancel_has_arrived() {
-    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
+    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
-    let app = serve(&gated, Waits::default(), layer);
+    let app = serve(&gated, WaitTool::default(), layer);
     let session = open(&app).await;
     let response = call(&app, &session).await;
 
     drop(response);
     drop(gated.waiting.acquire().await);
     let deleted = Handle::current().spawn(app.clone().oneshot(delete(&session)));
-    a_while().await;
+    yield_until_idle().await;
     assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
 
     gated.gate.add_permits(1);
@@ -215,9 +215,9 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
 #[tokio::test]
 async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_ends() {
     for hangs_up in [false, true] {
-        let gated = Arc::new(Gated::new(At::CancelsAndResumes));
+        let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
         gated.gate.add_permits(1);
-        let deleting: Arc<Mutex<Option<Deleting>>> = Arc::default();
+        let deleting: Arc<Mutex<Option<PendingRequest>>> = Arc::default();
         let at_the_end = deleting.clone();
         let layer = CancelOnDisconnectLayer::new()
             .grace(Grace::Immediate)
@@ -230,7 +230,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
                 }
             });
         let calls = layer.calls();
-        let app = serve(&gated, Waits::default(), layer);
+        let app = serve(&gated, WaitTool::default(), layer);
         let session = open(&app).await;
         let response = call(&app, &session).await;
         let delete = request("DELETE", Some(&session));
@@ -257,8 +257,8 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
 async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
-    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);
@@ -292,9 +292,9 @@ async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
 
 /// The cancel checks which call it would hit while the new call is about to wait for that cancel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
-    let gated = Arc::new(Gated::new(At::Close));
-    let noting = Noting::default();
+async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
+    let gated = Arc::new(GatedManager::new(At::Close));
+    let noting = RecordingTool::default();
     let starts = AtomicUsize::new(0);
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let (_keep, never) = std::sync::mpsc::channel::<()>();
@@ -316,15 +316,15 @@ async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
     let app = serve_with(sessions, noting.clone(), layer);
     let session = open(&app).await;
     let first = send(&app, post(call_of("note", 1), Some(&session))).await;
-    let noted = |what: &'static [&'static str]| {
-        let noted = noting.noted.clone();
+    let records = |what: &'static [&'static str]| {
+        let records = noting.records.clone();
         within(format!("{what:?}"), async move {
-            while *noted.lock().unwrap() != what {
+            while *records.lock().unwrap() != what {
                 yield_now().await;
             }
         })
     };
-    noted(&["started"]).await;
+    records(&["started"]).await;
     // The only worker is blocked, so the cancel waits.
     let (is_blocked, blocks) = std::sync::mpsc::channel();
     let _blocking = Handle::current().spawn(async move {
@@ -336,7 +336,7 @@ async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
 
     let second = send(&app, post(call_of("wait", 1), Some(&session))).await;
 
-    noted(&["started", "cancelled"]).await;
+    records(&["started", "cancelled"]).await;
     assert!(!given_up.load(Ordering::Relaxed));
     noting.floods.waits.0.notify_one();
     let answer = whole(second).await;
@@ -357,11 +357,11 @@ async fn a_request_over_the_limit_supersedes_no_call_whether_refused_or_not() {
 
 /// `accepted`: how the call ended after the request was accepted.
 async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
-    let gated = Arc::new(Gated::new(At::Close));
+    let gated = Arc::new(GatedManager::new(At::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
     let (layer, log) = Log::of(layer.policy(policy));
     let calls = layer.calls();
-    let app = serve(&gated, Waits::default(), layer);
+    let app = serve(&gated, WaitTool::default(), layer);
     let session = open(&app).await;
     cut(&app, &session).await;
     gated.refuses.store(true, Ordering::Relaxed);
@@ -379,10 +379,10 @@ async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted:
 
 #[tokio::test]
 async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_its_id() {
-    let gated = Arc::new(Gated::new(At::Close));
+    let gated = Arc::new(GatedManager::new(At::Close));
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
-    let app = serve(&gated, Waits::default(), layer);
+    let app = serve(&gated, WaitTool::default(), layer);
     let session = open(&app).await;
     let response = call(&app, &session).await;
     let older = calls.find(&session, &number(1)).unwrap();
@@ -394,7 +394,7 @@ async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_
     assert_eq!(log.ends(&number(1)), [Outcome::Failed]);
     assert_eq!(calls.find(&session, &number(1)), Some(older));
     drop(response);
-    gated.did(&["cancelled"]).await;
+    gated.assert_log(&["cancelled"]).await;
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [Outcome::Failed, disconnected]);
 }
@@ -402,8 +402,8 @@ async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_
 /// The inner manager has handled the cancel, but returns late.
 #[tokio::test]
 async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_with_the_same_id() {
-    let gated = Arc::new(Gated::new(At::TakenCancels));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::AfterCancels));
+    let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);
@@ -426,8 +426,8 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(Gated::new(At::FirstResume));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::FirstResume));
+    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
     let app = serve(&gated, waits.clone(), layer);
     let tools = waits.clone();
@@ -441,7 +441,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere(
     let resumed = started(send(&app, resume(&session, &id))).await;
 
     clock.advance(2 * TICK).await;
-    a_while().await;
+    yield_until_idle().await;
     assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
     gated.gate.add_permits(1);
     let resumed = within("the resume", resumed).await;
@@ -468,9 +468,9 @@ fn a_typed_call_has_no_task_parameter() {
 async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_keep_running() {
     for comes_all_the_same in [true, false] {
         let mut local = LocalSessionManager::default();
-        local.session_config.channel_capacity = ROOM;
+        local.session_config.channel_capacity = CAPACITY;
         let sessions = CancellableSessionManager::new(local);
-        let tools = Noting::default();
+        let tools = RecordingTool::default();
         let handler = tools.clone();
         let make = move || Ok(handler.clone());
         let service = StreamableHttpService::new(make, sessions.into(), Default::default());
@@ -487,8 +487,8 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         let app = router.layer(layer);
         let session = open(&app).await;
         let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-        within("a full stream", tools.floods.stuck()).await;
-        for _ in 0..ROOM {
+        within("a full stream", tools.floods.until_blocked()).await;
+        for _ in 0..CAPACITY {
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
         }
@@ -496,8 +496,8 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         assert_eq!(calls.len(), 2);
 
         drop(waiting);
-        a_while().await;
-        assert_eq!(*tools.noted.lock().unwrap(), [] as [&str; 0]);
+        yield_until_idle().await;
+        assert_eq!(*tools.records.lock().unwrap(), [] as [&str; 0]);
         drop(unread);
 
         let over = async {
@@ -506,12 +506,12 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
             }
         };
         within("both calls to end", over).await;
-        a_while().await;
-        let noted = tools.noted.lock().unwrap().clone();
+        yield_until_idle().await;
+        let records = tools.records.lock().unwrap().clone();
         if comes_all_the_same {
-            assert_eq!(noted, ["started", "cancelled"])
+            assert_eq!(records, ["started", "cancelled"])
         } else {
-            assert_eq!(noted, [] as [&str; 0])
+            assert_eq!(records, [] as [&str; 0])
         }
         let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
         assert_eq!(log.ends(&number(3)), [disconnected]);
@@ -525,15 +525,15 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
 /// The inner manager has moved the call to the stream of the abandoned resume.
 #[tokio::test]
 async fn an_answer_after_an_aborted_resume_is_retained() {
-    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
     let id = cut(&app, &session).await;
 
-    give_up(&gated, send(&app, resume(&session, &id))).await;
+    drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
     gated.gate.add_permits(2);
     waits.0.notify_one();
     while !calls.is_empty() {
@@ -547,28 +547,28 @@ async fn an_answer_after_an_aborted_resume_is_retained() {
 /// Otherwise a request after the DELETE would find the session half closed.
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has_arrived() {
-    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
-    let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
+    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let app = serve(&gated, WaitTool::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let _response = call(&app, &session).await;
 
-    give_up(&gated, send(&app, delete(&session))).await;
+    drop_at_gate(&gated, send(&app, delete(&session))).await;
     gated.gate.add_permits(1);
 
-    gated.did(&["cancelled", "closed"]).await;
+    gated.assert_log(&["cancelled", "closed"]).await;
     assert_eq!(gated.inner.sessions.read().await.len(), 0);
 }
 
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
-    let gated = Arc::new(Gated::new(At::Close));
-    let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
+    let gated = Arc::new(GatedManager::new(At::Close));
+    let app = serve(&gated, WaitTool::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
 
-    give_up(&gated, send(&app, delete(&session))).await;
+    drop_at_gate(&gated, send(&app, delete(&session))).await;
     gated.gate.add_permits(1);
 
-    gated.did(&["closed"]).await;
+    gated.assert_log(&["closed"]).await;
     assert_eq!(gated.inner.sessions.read().await.len(), 0);
 }
 
@@ -576,9 +576,13 @@ async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
 #[tokio::test]
 async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_dropped() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(Gated::new(At::Close));
+    let gated = Arc::new(GatedManager::new(At::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
-    let app = serve_with(sessions, Waits::default(), CancelOnDisconnectLayer::new());
+    let app = serve_with(
+        sessions,
+        WaitTool::default(),
+        CancelOnDisconnectLayer::new(),
+    );
     let session = open(&app).await;
     clock.advance(IDLE + TICK).await;
     gated.waiting.acquire().await.unwrap().forget();
@@ -589,7 +593,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
     assert_eq!(gated.waiting.available_permits(), 0);
     gated.gate.add_permits(9);
 
-    gated.did(&["closed"]).await;
+    gated.assert_log(&["closed"]).await;
     let response = send(&app, resume(&session, "0/0")).await;
     assert_eq!(response.status(), 404);
 }
@@ -601,7 +605,7 @@ fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session()
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().start_paused(true).build().unwrap()
     };
-    let gated = Arc::new(Gated::new(At::Close));
+    let gated = Arc::new(GatedManager::new(At::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
     let (first, second) = (paused(), paused());
     let (id, _transport) = first.block_on(async {
@@ -627,17 +631,17 @@ async fn an_unread_stream_is_closed_though_every_check_of_it_is_late() {
         .stall_timeout(GRACE);
     let (layer, log) = Log::of(layer);
     let sessions = CancellableSessionManager::local(Default::default());
-    let app = serve_with(sessions, Waits::default(), layer);
+    let app = serve_with(sessions, WaitTool::default(), layer);
     let session = open(&app).await;
     let mut unread = call(&app, &session).await.into_body();
     unread.frame().await.unwrap().unwrap();
 
-    clock.jump(GRACE + NOT_ON_TIME).await;
+    clock.jump(GRACE + RECHECK_TOO_LATE).await;
     for _ in 0..1_000 {
-        a_while().await;
-        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
+        yield_until_idle().await;
+        clock.jump(RECHECK_DELAY + RECHECK_TOO_LATE).await;
     }
-    a_while().await;
+    yield_until_idle().await;
 
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [disconnected]);
@@ -648,56 +652,56 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default()).idle_timeout(IDLE);
     let sessions = Arc::new(sessions);
-    let service = || Ok(Waits::default());
+    let service = || Ok(WaitTool::default());
     let service = StreamableHttpService::new(service, sessions.clone(), Default::default());
     let app = Router::new().nest_service("/mcp", service);
     let _session = open(&app.layer(CancelOnDisconnectLayer::new())).await;
 
-    clock.jump(IDLE + NOT_ON_TIME).await;
+    clock.jump(IDLE + RECHECK_TOO_LATE).await;
     for _ in 0..1_000 {
-        a_while().await;
-        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
+        yield_until_idle().await;
+        clock.jump(RECHECK_DELAY + RECHECK_TOO_LATE).await;
     }
-    a_while().await;
+    yield_until_idle().await;
 
     assert_eq!(sessions.inner().sessions.read().await.len(), 0);
 }
 
 /// A manager that handled the later resume first would take the stream from the connected client.
 #[tokio::test]
-async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
-    let gated = Arc::new(Gated::new(At::FirstResume));
-    let waits = Waits::default();
+async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
+    let gated = Arc::new(GatedManager::new(At::FirstResume));
+    let waits = WaitTool::default();
     let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let id = cut(&app, &session).await;
-    give_up(&gated, send(&app, resume(&session, &id))).await;
+    drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
 
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
-    a_while().await;
+    yield_until_idle().await;
     gated.gate.add_permits(1);
-    gated.did(&["resumed", "resumed"]).await;
+    gated.assert_log(&["resumed", "resumed"]).await;
     waits.0.notify_one();
 
     let whole = whole(next.await.unwrap().unwrap()).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// Whether its client is connected or not.
+/// The same, whether or not the client is connected.
 #[tokio::test]
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
-    for leaves in [false, true] {
-        let gated = Arc::new(Gated::new(At::FirstResume));
-        let waits = Waits::default();
+    for disconnects in [false, true] {
+        let gated = Arc::new(GatedManager::new(At::FirstResume));
+        let waits = WaitTool::default();
         let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
         let session = open(&app).await;
         let id = cut(&app, &session).await;
         let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
-        hangs.take_if(|_| leaves);
+        hangs.take_if(|_| disconnects);
         let next = started(send(&app, resume(&session, &id))).await;
 
-        clock.advance(TURN + TICK).await;
+        clock.advance(RESUME_QUEUE_TIMEOUT + TICK).await;
         let next = within("the resume", next).await;
         waits.0.notify_one();
 
@@ -710,8 +714,8 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
 #[tokio::test]
 async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(Gated::new(At::FirstResume));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::FirstResume));
+    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
@@ -722,7 +726,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
 
     for _ in 0..GRACE.as_secs() {
         clock.advance(SECOND).await;
-        a_while().await;
+        yield_until_idle().await;
     }
     let next = within("the resume", next).await.unwrap().unwrap();
     waits.0.notify_one();
@@ -735,25 +739,25 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
 #[tokio::test]
 async fn a_call_whose_resume_was_aborted_stays_tracked() {
     let clock = StoppedClock::stop();
-    let mut gated = Gated::new(At::CancelsAndResumes);
+    let mut gated = GatedManager::new(At::CancelsAndResumes);
     gated.inner.session_config.keep_alive = None;
     let gated = Arc::new(gated);
-    let waits = Waits::default();
+    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Never);
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
     let id = cut(&app, &session).await;
-    give_up(&gated, send(&app, resume(&session, &id))).await;
-    a_while().await;
+    drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
+    yield_until_idle().await;
     gated.gate.add_permits(9);
-    a_while().await;
+    yield_until_idle().await;
 
     clock.advance(UNOBSERVED_TTL + TICK).await;
-    a_while().await;
+    yield_until_idle().await;
     assert_eq!(calls.len(), 1, "its end is watched for");
     waits.0.notify_one();
-    a_while().await;
+    yield_until_idle().await;
 
     assert!(calls.is_empty());
     let whole = whole(send(&app, resume(&session, &id)).await).await;
@@ -764,8 +768,8 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
 /// reported.
 #[tokio::test]
 async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it() {
-    let gated = Arc::new(Gated::new(At::Close));
-    let serving: Arc<Mutex<Option<Serving>>> = Arc::default();
+    let gated = Arc::new(GatedManager::new(At::Close));
+    let serving: Arc<Mutex<Option<PendingCall>>> = Arc::default();
     let (at_the_end, held) = (serving.clone(), serving.clone());
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
         if let Event::Ended { .. } = event
@@ -791,7 +795,7 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
         }
     });
     let sessions = CancellableSessionManager::new(Shared(gated.clone()));
-    let tools = || Ok(Waits::default());
+    let tools = || Ok(WaitTool::default());
     let service = StreamableHttpService::new(tools, sessions.into(), Default::default());
     let app = Router::new().nest_service("/mcp", service);
     let app = app.layer(holds).layer(layer);
@@ -803,7 +807,7 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
 
     let mut served = serving.lock().unwrap().take().unwrap();
     served.as_mut().await;
-    gated.did(&["cancelled"]).await;
+    gated.assert_log(&["cancelled"]).await;
     assert!(calls.is_empty());
 }
 
@@ -828,18 +832,18 @@ async fn a_task_that_has_served_a_session_closes_another() {
 
 /// Both resumes wait for room in the queue of their session. The first client disconnects when there is room.
 #[tokio::test]
-async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_the_next() {
+async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_the_next() {
     let mut local = LocalSessionManager::default();
-    local.session_config.channel_capacity = ROOM;
+    local.session_config.channel_capacity = CAPACITY;
     let sessions = CancellableSessionManager::new(local);
-    let tools = Floods::default();
+    let tools = FloodTool::default();
     let app = serve_with(sessions, tools.clone(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let id = cut(&app, &session).await;
     // The client does not read this stream, so the session waits for it.
     let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-    within("a full stream", tools.stuck()).await;
-    for _ in 0..ROOM {
+    within("a full stream", tools.until_blocked()).await;
+    for _ in 0..CAPACITY {
         let accepted = send(&app, post(initialized(), Some(&session))).await;
         assert_eq!(accepted.status(), 202);
     }
@@ -847,10 +851,10 @@ async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_t
     let next = started(send(&app, resume(&session, &id))).await;
 
     drop(unread);
-    a_while().await;
+    yield_until_idle().await;
     drop(first);
     let next = within("the resume", next).await;
-    a_while().await;
+    yield_until_idle().await;
     tools.waits.0.notify_one();
 
     let whole = whole(next).await;
@@ -859,7 +863,7 @@ async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_t
 
 /// A client's calls and cancels in a session whose queue is full.
 struct Full {
-    tools: Noting,
+    tools: RecordingTool,
     app: Router,
     session: String,
     calls: Calls,
@@ -870,18 +874,18 @@ struct Full {
 impl Full {
     async fn with(layer: CancelOnDisconnectLayer) -> Self {
         let mut local = LocalSessionManager::default();
-        local.session_config.channel_capacity = ROOM;
+        local.session_config.channel_capacity = CAPACITY;
         // rmcp's own timer would end the session, and with it its remaining calls.
         local.session_config.keep_alive = None;
         let sessions = CancellableSessionManager::new(local);
-        let tools = Noting::default();
+        let tools = RecordingTool::default();
         let (layer, log) = Log::of(layer);
         let calls = layer.calls();
         let app = serve_with(sessions, tools.clone(), layer);
         let session = open(&app).await;
         let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
-        within("a full stream", tools.floods.stuck()).await;
-        for _ in 0..ROOM {
+        within("a full stream", tools.floods.until_blocked()).await;
+        for _ in 0..CAPACITY {
             let accepted = send(&app, post(initialized(), Some(&session))).await;
             assert_eq!(accepted.status(), 202);
         }
@@ -908,11 +912,11 @@ async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_kee
     drop(full.unread);
     let (call, cancel) = within("both", async { tokio::join!(waiting, cancel) }).await;
     assert_eq!(cancel.status(), 202);
-    a_while().await;
+    yield_until_idle().await;
 
     assert_eq!(full.log.ends(&number(3)), [Outcome::ClientCancelled]);
-    let noted = full.tools.noted.lock().unwrap().clone();
-    assert_ne!(noted, ["started"], "it runs on and is never cancelled");
+    let records = full.tools.records.lock().unwrap().clone();
+    assert_ne!(records, ["started"], "it runs on and is never cancelled");
     drop(call);
 }
 
@@ -925,7 +929,7 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
     let (app, session) = (&full.app, Some(&*full.session));
     let waiting = started(send(app, post(call_of("note", 3), session))).await;
     drop(waiting);
-    a_while().await;
+    yield_until_idle().await;
     // The layer reads on for the flooding call, which completes.
     drop(full.unread);
     let ended = async {
@@ -935,13 +939,13 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
         }
     };
     within("the end of the other", ended).await;
-    a_while().await;
-    assert_eq!(*full.tools.noted.lock().unwrap(), [] as [&str; 0]);
+    yield_until_idle().await;
+    assert_eq!(*full.tools.records.lock().unwrap(), [] as [&str; 0]);
 
     clock.jump(2 * UNOBSERVED_TTL).await;
-    a_while().await;
+    yield_until_idle().await;
     clock.jump(2 * UNOBSERVED_TTL).await;
-    a_while().await;
+    yield_until_idle().await;
 
     assert_eq!(full.calls.len(), 0, "it is kept forever");
 }
@@ -949,24 +953,28 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
 /// The new call waits for the cancel, so the cancel must not be given up because of the new call.
 #[tokio::test]
 async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent() {
-    let tools = Noting::default();
+    let tools = RecordingTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let (layer, log) = Log::of(layer);
     let sessions = CancellableSessionManager::local(Default::default());
     let app = serve_with(sessions, tools.clone(), layer);
     let session = open(&app).await;
     let older = send(&app, post(call_of("note", 1), Some(&session))).await;
-    a_while().await;
-    assert_eq!(*tools.noted.lock().unwrap(), ["started"]);
+    yield_until_idle().await;
+    assert_eq!(*tools.records.lock().unwrap(), ["started"]);
 
     drop(older);
     let newer = send(&app, post(call_of("wait", 1), Some(&session))).await;
-    a_while().await;
+    yield_until_idle().await;
 
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [disconnected]);
-    let noted = tools.noted.lock().unwrap().clone();
-    assert_eq!(noted, ["started", "cancelled"], "it runs without a client");
+    let records = tools.records.lock().unwrap().clone();
+    assert_eq!(
+        records,
+        ["started", "cancelled"],
+        "it runs without a client"
+    );
     let whole = whole_with(&tools.floods.waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
@@ -975,8 +983,8 @@ async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent()
 #[tokio::test]
 async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
+    let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
@@ -984,10 +992,10 @@ async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_th
     gated.waiting.acquire().await.unwrap().forget();
     let again = started(call(&app, &session)).await;
     clock.advance(2 * SECOND).await;
-    a_while().await;
+    yield_until_idle().await;
 
     gated.gate.add_permits(1);
-    gated.did(&["cancelled"]).await;
+    gated.assert_log(&["cancelled"]).await;
     let response = within("the new call", again).await;
 
     let whole = whole_with(&waits, response).await;
@@ -1002,7 +1010,7 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained()
     const CALLS: u64 = 257;
     let clock = StoppedClock::stop();
     let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
-    let waits = Waits::default();
+    let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
     let tools = waits.clone();
     let service = move || Ok(tools.clone());
@@ -1016,10 +1024,10 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained()
         // The stream has its first event and then ends.
         assert!(whole(response).await.contains("id:"));
     }
-    a_while().await;
+    yield_until_idle().await;
 
     waits.0.notify_waiters();
-    a_while().await;
+    yield_until_idle().await;
     let mut resumed = Vec::new();
     for id in 0..CALLS {
         let answer =
@@ -1058,14 +1066,14 @@ async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default());
     let _somebody_has_it = sessions.inner();
-    let waits = Waits::default();
+    let waits = WaitTool::default();
     let app = serve_with(sessions, waits.clone(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let mut unread = call(&app, &session).await.into_body();
     let first = unread.frame().await.unwrap().unwrap().into_data().unwrap();
     assert!(str::from_utf8(&first).unwrap().contains("id: 0/0"));
     waits.0.notify_one();
-    a_while().await;
+    yield_until_idle().await;
 
     let resumed = started_or_done(&clock, send(&app, resume(&session, "0/0"))).await;
 
@@ -1081,8 +1089,8 @@ async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     reason = "one of two threads is held up on purpose"
 )]
 async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only() {
-    let gated = Arc::new(Gated::new(At::Close));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::Close));
+    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::After(GRACE))
         .retain(RetainAnswers::Detached);
@@ -1094,7 +1102,7 @@ async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only(
     let handle = gated.inner.sessions.read().await[&*session].clone();
     handle.close_sse_stream(0, None).await.unwrap();
     let in_flight = calls.clone();
-    *gated.store_asked.lock().unwrap() = Some(Box::new(move || {
+    *gated.on_event_store.lock().unwrap() = Some(Box::new(move || {
         waits.0.notify_one();
         for _ in 0..1_000 {
             if in_flight.is_empty() {
@@ -1106,7 +1114,10 @@ async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only(
 
     assert!(whole(response).await.contains("id: 0/0"));
 
-    assert!(gated.store_asked.lock().unwrap().is_none(), "asked");
+    assert!(
+        gated.on_event_store.lock().unwrap().is_none(),
+        "the callback has run"
+    );
     assert_eq!(log.ends(&number(1)), [Outcome::Completed]);
     let resumed = whole(send(&app, resume(&session, "0/0")).await).await;
     assert!(resumed.contains(r#""text":"done""#), "{resumed:?}");
@@ -1116,8 +1127,8 @@ async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only(
 #[tokio::test]
 async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(Gated::new(At::Close));
-    let waits = Waits::default();
+    let gated = Arc::new(GatedManager::new(At::Close));
+    let waits = WaitTool::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
@@ -1126,15 +1137,18 @@ async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained(
     let resumed = send(&app, resume(&session, "0/0")).await;
     let handle = gated.inner.sessions.read().await[&*session].clone();
     handle.close_sse_stream(0, None).await.unwrap();
-    *gated.store_asked.lock().unwrap() = Some(Box::new(move || {
+    *gated.on_event_store.lock().unwrap() = Some(Box::new(move || {
         let first = first.frame().now_or_never();
         assert!(first.unwrap().is_none(), "it has ended");
     }));
 
     let _brought = whole(resumed).now_or_never().unwrap();
-    assert!(gated.store_asked.lock().unwrap().is_none(), "asked");
+    assert!(
+        gated.on_event_store.lock().unwrap().is_none(),
+        "the callback has run"
+    );
     waits.0.notify_one();
-    a_while().await;
+    yield_until_idle().await;
     clock.advance(2 * GRACE).await;
 
     assert_eq!(log.ends(&number(1)), [Outcome::Completed]);
@@ -1143,7 +1157,7 @@ async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained(
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-fn serve(gated: &Arc<Gated>, tools: Waits, layer: CancelOnDisconnectLayer) -> Router {
+fn serve(gated: &Arc<GatedManager>, tools: WaitTool, layer: CancelOnDisconnectLayer) -> Router {
     serve_with(
         CancellableSessionManager::new(Shared(gated.clone())),
         tools,
@@ -1182,7 +1196,7 @@ async fn cut(app: &Router, session: &str) -> String {
 }
 
 /// Drops a request while it waits at the gate.
-async fn give_up(gated: &Gated, request: impl Future<Output = Response<Body>>) {
+async fn drop_at_gate(gated: &GatedManager, request: impl Future<Output = Response<Body>>) {
     tokio::select! {
         response = request => panic!("it is not to be answered: {response:?}"),
         permit = gated.waiting.acquire() => permit.unwrap().forget(),
@@ -1201,7 +1215,7 @@ async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Fut
 }
 
 /// Yields until all other tasks are idle.
-async fn a_while() {
+async fn yield_until_idle() {
     for _ in 0..100 {
         yield_now().await;
     }
@@ -1214,8 +1228,8 @@ async fn whole(response: Response<Body>) -> String {
 
 /// Reads the whole response to a call of `wait`. Notifies repeatedly, because another handler may consume a
 /// notification.
-async fn whole_with(waits: &Waits, response: Response<Body>) -> String {
-    let going_on = async {
+async fn whole_with(waits: &WaitTool, response: Response<Body>) -> String {
+    let reading = async {
         let mut whole = Box::pin(whole(response));
         loop {
             waits.0.notify_one();
@@ -1225,7 +1239,7 @@ async fn whole_with(waits: &Waits, response: Response<Body>) -> String {
             yield_now().await;
         }
     };
-    within("the answer", going_on).await
+    within("the answer", reading).await
 }
 
 fn delete(session: &str) -> Request<Body> {
@@ -1281,7 +1295,7 @@ fn request(method: &str, session: Option<&str>) -> http::request::Builder {
     }
 }
 
-impl Gated {
+impl GatedManager {
     fn new(at: At) -> Self {
         Self {
             inner: LocalSessionManager::default(),
@@ -1291,7 +1305,7 @@ impl Gated {
             resumed: AtomicBool::new(false),
             log: Mutex::default(),
             refuses: AtomicBool::new(false),
-            store_asked: Mutex::default(),
+            on_event_store: Mutex::default(),
         }
     }
 
@@ -1300,13 +1314,13 @@ impl Gated {
         self.gate.acquire().await.unwrap().forget();
     }
 
-    fn note(&self, done: &'static str) {
+    fn record(&self, done: &'static str) {
         self.log.lock().unwrap().push(done);
     }
 
     /// Waits until the log has at least these entries, and asserts that it starts with them. rmcp closes a session
     /// again when its service ends.
-    async fn did(&self, first: &[&str]) {
+    async fn assert_log(&self, first: &[&str]) {
         let enough = async {
             while self.log.lock().unwrap().len() < first.len() {
                 yield_now().await;
@@ -1318,7 +1332,7 @@ impl Gated {
 }
 
 /// Shares one manager between the service and the test.
-struct Shared(Arc<Gated>);
+struct Shared(Arc<GatedManager>);
 
 impl SessionManager for Shared {
     type Error = LocalSessionManagerError;
@@ -1344,7 +1358,7 @@ impl SessionManager for Shared {
         if self.0.at == At::Close {
             self.0.pass().await;
         }
-        self.0.note("closed");
+        self.0.record("closed");
         self.0.inner.close_session(id).await
     }
 
@@ -1373,10 +1387,10 @@ impl SessionManager for Shared {
             if self.0.at == At::CancelsAndResumes {
                 self.0.pass().await;
             }
-            self.0.note("cancelled");
+            self.0.record("cancelled");
         }
         self.0.inner.accept_message(id, message).await?;
-        if cancels && self.0.at == At::TakenCancels {
+        if cancels && self.0.at == At::AfterCancels {
             self.0.pass().await;
         }
         Ok(())
@@ -1402,7 +1416,7 @@ impl SessionManager for Shared {
         if self.0.at == At::CancelsAndResumes {
             self.0.pass().await;
         }
-        self.0.note("resumed");
+        self.0.record("resumed");
         Ok(stream)
     }
 
@@ -1414,7 +1428,7 @@ impl SessionManager for Shared {
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
-        let asked = self.0.store_asked.lock().unwrap().take();
+        let asked = self.0.on_event_store.lock().unwrap().take();
         if let Some(asked) = asked {
             asked();
         }

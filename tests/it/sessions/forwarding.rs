@@ -25,7 +25,7 @@ use rmcp::{
 use serde_json::{Value, json};
 use tokio::sync::RwLock;
 
-use self::recorder::{Calls, Failed, Mood, Recorder, event, message};
+use self::recorder::{Behaviour, Calls, Failed, Recorder, event, message};
 use crate::{setup::Lines, support::*};
 
 mod recorder;
@@ -39,7 +39,7 @@ struct Store(RwLock<HashMap<String, SessionState>>);
 
 #[tokio::test]
 async fn create_session_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let (id, transport) = manager.create_session().await.unwrap();
     assert_eq!(&*id, "created");
     assert_eq!(calls.take(), [("create_session", json!([]))]);
@@ -48,7 +48,7 @@ async fn create_session_is_forwarded() {
 
 #[tokio::test]
 async fn initialize_session_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let answer = manager.initialize_session(&id(), request()).await.unwrap();
     assert_same(&answer, &message());
     let expected = json!(["the session", request()]);
@@ -58,7 +58,7 @@ async fn initialize_session_is_forwarded() {
 #[tokio::test(start_paused = true)]
 async fn the_log_does_not_name_an_idle_session_that_cannot_be_closed() {
     let lines = Lines::all();
-    let (manager, calls) = manager(Mood::Clinging);
+    let (manager, calls) = manager(Behaviour::CannotClose);
     let manager = manager.idle_timeout(Duration::from_secs(1));
     let (id, _transport) = manager.create_session().await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -72,21 +72,21 @@ async fn the_log_does_not_name_an_idle_session_that_cannot_be_closed() {
 
 #[tokio::test]
 async fn has_session_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     assert!(manager.has_session(&id()).await.unwrap());
     assert_eq!(calls.take(), [("has_session", json!(["the session"]))]);
 }
 
 #[tokio::test]
 async fn close_session_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     manager.close_session(&id()).await.unwrap();
     assert_eq!(calls.take(), [("close_session", json!(["the session"]))]);
 }
 
 #[tokio::test]
 async fn create_stream_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let stream = manager.create_stream(&id(), request()).await.unwrap();
     assert_carries(stream, "create_stream").await;
     let expected = json!(["the session", request()]);
@@ -95,7 +95,7 @@ async fn create_stream_is_forwarded() {
 
 #[tokio::test]
 async fn accept_message_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     manager.accept_message(&id(), request()).await.unwrap();
     let expected = json!(["the session", request()]);
     assert_eq!(calls.take(), [("accept_message", expected)]);
@@ -103,7 +103,7 @@ async fn accept_message_is_forwarded() {
 
 #[tokio::test]
 async fn create_standalone_stream_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let stream = manager.create_standalone_stream(&id()).await.unwrap();
     assert_carries(stream, "create_standalone_stream").await;
     let expected = json!(["the session"]);
@@ -115,7 +115,7 @@ async fn create_standalone_stream_is_forwarded() {
 
 #[tokio::test]
 async fn resume_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let stream = manager.create_standalone_stream(&id()).await.unwrap();
     let events: Vec<_> = stream.collect().await;
     let seen = events[0].event_id.clone().expect("an id");
@@ -131,7 +131,7 @@ async fn resume_is_forwarded() {
 
 #[tokio::test]
 async fn restore_session_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let RestoreOutcome::Restored(transport) = manager.restore_session(id()).await.unwrap() else {
         panic!("the inner manager restored it");
     };
@@ -142,18 +142,18 @@ async fn restore_session_is_forwarded() {
 
 #[tokio::test]
 async fn a_session_that_was_not_restored_is_reported_as_such() {
-    let (present, _) = manager(Mood::Present);
+    let (present, _) = manager(Behaviour::AlreadyExists);
     let outcome = present.restore_session(id()).await.unwrap();
     assert!(matches!(outcome, RestoreOutcome::AlreadyPresent));
 
-    let (forgetful, _) = manager(Mood::Forgetful);
-    let outcome = forgetful.restore_session(id()).await.unwrap();
+    let (unsupported, _) = manager(Behaviour::RestoreUnsupported);
+    let outcome = unsupported.restore_session(id()).await.unwrap();
     assert!(matches!(outcome, RestoreOutcome::NotSupported));
 }
 
 #[tokio::test]
 async fn event_store_is_forwarded() {
-    let (manager, calls) = manager(Mood::Willing);
+    let (manager, calls) = manager(Behaviour::Succeeds);
     let store = manager.event_store().unwrap();
     let stored = store.store_event("a stream", &event("any")).await.unwrap();
     assert!(stored.starts_with("stored for a stream."), "{stored}");
@@ -162,7 +162,7 @@ async fn event_store_is_forwarded() {
 
 #[tokio::test]
 async fn every_error_is_forwarded_unchanged() {
-    let (manager, _) = manager(Mood::Failing);
+    let (manager, _) = manager(Behaviour::Fails);
     let id = id();
     let errors = [
         manager.create_session().await.err(),
@@ -192,7 +192,7 @@ async fn every_error_is_forwarded_unchanged() {
 
 #[tokio::test]
 async fn an_error_of_the_transport_is_the_source_of_the_wrappers_own() {
-    let (manager, _) = manager(Mood::Disconnected);
+    let (manager, _) = manager(Behaviour::Disconnected);
     let (_, mut transport) = manager.create_session().await.unwrap();
     let errors = [
         ("send", transport.send(message()).await.unwrap_err()),
@@ -225,11 +225,11 @@ async fn a_session_that_was_restored_on_another_server_is_tracked_by_it() {
 }
 
 /// Returns the manager under test, and the calls that its inner manager records.
-fn manager(mood: Mood) -> (CancellableSessionManager<Recorder>, Calls) {
+fn manager(behaviour: Behaviour) -> (CancellableSessionManager<Recorder>, Calls) {
     let calls = Calls::default();
     let recorder = Recorder {
         calls: calls.clone(),
-        mood,
+        behaviour,
     };
     (CancellableSessionManager::new(recorder), calls)
 }

@@ -222,7 +222,7 @@ async fn a_call_in_its_grace_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_session_is_closed_after_its_last_call_was_given_up() {
+async fn a_session_is_closed_after_its_last_call_was_orphaned() {
     let clock = StoppedClock::stop();
     let setup = by_default().grace(Grace::After(IDLE / 2)).start().await;
     let mcp = setup.mcp().await;
@@ -289,11 +289,11 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
         older.head().await;
         let mut older = Some(older);
         if leaves_first {
-            leave(&setup, &mut older).await;
+            disconnect(&setup, &mut older).await;
         }
         let mut newer = setup.start_call(&mcp, 1, "hold", "newer").await;
         newer.head().await;
-        leave(&setup, &mut older).await;
+        disconnect(&setup, &mut older).await;
         setup.witness.release("older");
         setup.witness.release("newer");
         setup.witness.ended("older").await;
@@ -403,11 +403,11 @@ async fn a_standalone_stream_keeps_its_session_unless_it_is_ignored() {
             }
         };
         let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
-        let (ghost, busy) = (setup.mcp().await, setup.mcp().await);
-        let mut former = ghost.listen().await;
+        let (restored, busy) = (setup.mcp().await, setup.mcp().await);
+        let mut former = restored.listen().await;
         former.head().await;
         let event = former.event().await.expect("the priming event");
-        let mut standalone = ghost.resume(&event.id.expect("an event id")).await;
+        let mut standalone = restored.resume(&event.id.expect("an event id")).await;
         standalone.head().await;
         let mut listening = busy.listen().await;
         listening.head().await;
@@ -415,15 +415,15 @@ async fn a_standalone_stream_keeps_its_session_unless_it_is_ignored() {
 
         clock.advance(IDLE - TICK).await;
         settle(&setup).await;
-        assert!(is_open(&setup, &ghost).await);
+        assert!(is_open(&setup, &restored).await);
         clock.advance_past(Duration::from_secs(1)).await;
         settle(&setup).await;
 
         if is_ignored {
-            closed(&setup, &ghost).await;
+            closed(&setup, &restored).await;
             standalone.body_to_end().await;
         } else {
-            assert!(is_open(&setup, &ghost).await);
+            assert!(is_open(&setup, &restored).await);
         }
         setup.assert_completes("a", &mut call).await;
         assert!(is_open(&setup, &busy).await, "its call ran");
@@ -552,7 +552,7 @@ pub(super) async fn detach(setup: &Setup, mcp: &Mcp) {
 }
 
 /// Disconnects the client unless it is disconnected already.
-async fn leave(setup: &Setup, call: &mut Option<Connection>) {
+async fn disconnect(setup: &Setup, call: &mut Option<Connection>) {
     if let Some(call) = call.take() {
         call.fin();
         setup.exchanges.over_for("older").await;

@@ -47,40 +47,40 @@ for_servers!([
     stateless_sse = StatelessSse,
     stateless_json = StatelessJson,
 ] {
-    hanging_up_spares_the_call_of_another_client_with_the_same_id,
+    a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id,
     a_cancel_notification_of_another_client_changes_nothing,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     a_cancel_notification_from_another_session_changes_nothing,
-    hanging_up_a_number_spares_the_string_with_the_same_digits,
-    hanging_up_a_string_spares_the_number_with_the_same_digits,
+    a_disconnect_from_a_number_does_not_affect_the_string_with_the_same_digits,
+    a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_digits,
     a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session,
-    hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names,
+    a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_session_it_names,
     a_request_with_two_session_headers_is_served_and_never_cancelled,
     a_request_refused_unread_changes_nothing,
     a_request_refused_after_it_was_read_changes_nothing,
-    hanging_up_before_the_refusal_changes_nothing,
-    a_hang_up_is_not_lost_for_a_request_that_is_refused_later,
-    a_hang_up_spares_a_call_with_its_id_that_is_accepted_later,
-    a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id,
-    hanging_up_the_older_call_of_a_reused_id_cancels_nothing,
-    hanging_up_the_newer_call_of_a_reused_id_spares_the_older,
-    hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing,
+    a_disconnect_before_the_refusal_changes_nothing,
+    a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later,
+    a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later,
+    a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_its_id,
+    a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing,
+    a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_older,
+    a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing,
 });
 
-async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: Server) {
+async fn a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id(server: Server) {
     let setup = server.start().await;
-    let (leaver, stayer) = (setup.mcp().await, setup.mcp().await);
-    let leaving = setup.start_call(&leaver, 7, "hold", "leaving").await;
-    let mut staying = setup.start_call(&stayer, 7, "hold", "staying").await;
+    let (first_client, second_client) = (setup.mcp().await, setup.mcp().await);
+    let disconnected = setup.start_call(&first_client, 7, "hold", "leaving").await;
+    let mut connected = setup.start_call(&second_client, 7, "hold", "staying").await;
     assert_eq!(setup.calls.len(), 2);
 
-    leaving.fin();
+    disconnected.fin();
 
     assert!(setup.witness.ended("leaving").await.is_cancelled());
     setup.exchanges.over_for("leaving").await;
-    setup.assert_usable(&stayer).await;
+    setup.assert_usable(&second_client).await;
     assert_eq!(setup.calls.len(), 1);
     let expected = if server.has_sessions() {
         vec![What::Started]
@@ -88,17 +88,17 @@ async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: S
         // Neither client has a session, so `of` finds the calls of both.
         vec![What::Started, What::Started, What::Ended(DISCONNECTED)]
     };
-    assert_eq!(setup.events.of(&stayer, 7), expected);
-    setup.assert_completes("staying", &mut staying).await;
+    assert_eq!(setup.events.of(&second_client, 7), expected);
+    setup.assert_completes("staying", &mut connected).await;
 }
 
 async fn a_cancel_notification_of_another_client_changes_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = Mcp::stateless(setup.served.addr, PATH);
+    let attacker = Mcp::stateless(setup.served.addr, PATH);
 
-    let status = stranger.cancel(7).await;
+    let status = attacker.cancel(7).await;
 
     // A server with sessions requires one. A server without sessions ignores notifications.
     assert_eq!(status, if server.has_sessions() { 400 } else { 202 });
@@ -109,28 +109,32 @@ async fn a_cancel_notification_from_another_session_changes_nothing(server: Serv
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = setup.mcp().await;
+    let attacker = setup.mcp().await;
 
-    assert_eq!(stranger.cancel(7).await, 202);
+    assert_eq!(attacker.cancel(7).await, 202);
 
-    setup.assert_usable(&stranger).await;
+    setup.assert_usable(&attacker).await;
     assert_untouched(&setup, &mcp, call).await;
 }
 
-async fn hanging_up_a_number_spares_the_string_with_the_same_digits(server: Server) {
-    spares_its_look_alike(server, json!(7), json!("7")).await;
+async fn a_disconnect_from_a_number_does_not_affect_the_string_with_the_same_digits(
+    server: Server,
+) {
+    does_not_affect_a_similar_id(server, json!(7), json!("7")).await;
 }
 
-async fn hanging_up_a_string_spares_the_number_with_the_same_digits(server: Server) {
-    spares_its_look_alike(server, json!("7"), json!(7)).await;
+async fn a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_digits(
+    server: Server,
+) {
+    does_not_affect_a_similar_id(server, json!("7"), json!(7)).await;
 }
 
 async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = sessionless_beside(&mcp, &setup);
-    let mut other = setup.start_call(&stranger, 7, "hold", "other").await;
+    let attacker = sessionless_beside(&mcp, &setup);
+    let mut other = setup.start_call(&attacker, 7, "hold", "other").await;
     assert_eq!(setup.calls.len(), 2);
 
     setup.assert_completes("other", &mut other).await;
@@ -138,16 +142,18 @@ async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_sessio
     assert_untouched(&setup, &mcp, call).await;
 }
 
-async fn hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names(server: Server) {
+async fn a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_session_it_names(
+    server: Server,
+) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let stranger = sessionless_beside(&mcp, &setup);
-    let other = setup.start_call(&stranger, 7, "hold", "other").await;
+    let attacker = sessionless_beside(&mcp, &setup);
+    let other = setup.start_call(&attacker, 7, "hold", "other").await;
 
     other.fin();
 
-    assert_eq!(setup.events.ended(&stranger, 7).await, DISCONNECTED);
+    assert_eq!(setup.events.ended(&attacker, 7).await, DISCONNECTED);
     assert!(setup.witness.ended("other").await.is_cancelled());
     assert_untouched(&setup, &mcp, call).await;
 }
@@ -177,7 +183,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
     let mut refused = unauthorized(&setup, &mcp).await;
 
     assert_eq!(refused.head().await.status, 401);
-    setup.exchanges.over_for("stranger").await;
+    setup.exchanges.over_for("attacker").await;
     let unread = What::UnparsedBody(ParseFailure::NotRead);
     assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
     assert_untouched(&setup, &mcp, call).await;
@@ -196,9 +202,9 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     refusal.due.notify_one();
 
     assert_eq!(refused.head().await.status, 401);
-    setup.exchanges.over_for("stranger").await;
-    let of_stranger = [What::Started, What::Ended(Outcome::Failed)];
-    assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+    setup.exchanges.over_for("attacker").await;
+    let of_attacker = [What::Started, What::Ended(Outcome::Failed)];
+    assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
 /// The call never reached the manager of its session, so no cancel is sent.
@@ -222,7 +228,7 @@ async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_
     assert_eq!(setup.events.ended(&mcp, 7).await, abandoned);
 }
 
-async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
+async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
     let refusal = Refusal::default();
     let plan = Plan::of(server).inside(refusal.clone().after_reading());
     let setup = plan.start().await;
@@ -233,13 +239,13 @@ async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
 
     refused.fin();
 
-    setup.exchanges.over_for("stranger").await;
-    let of_stranger = [What::Started, What::Ended(never_accepted(server))];
-    assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+    setup.exchanges.over_for("attacker").await;
+    let of_attacker = [What::Started, What::Ended(never_accepted(server))];
+    assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
-/// The stranger's request might become a call that the cancel would hit.
-async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Server) {
+/// The attacker's request might become a call that the cancel would hit.
+async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(server: Server) {
     let refusal = Refusal::default();
     let plan = Plan::of(server).inside(refusal.clone().after_reading());
     let setup = plan.start().await;
@@ -260,7 +266,7 @@ async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Serve
 }
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
-async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Server) {
+async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(server: Server) {
     let (read, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let setup = Plan::of(server)
         .inside(holding_back("newer", read.clone(), due.clone()))
@@ -283,7 +289,9 @@ async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Serv
 }
 
 /// A service inside the layer holds back the 202, and meanwhile the id is used again.
-async fn a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id(server: Server) {
+async fn a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_its_id(
+    server: Server,
+) {
     let (taken, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let setup = Plan::of(server)
         .inside(answering_late("cancel", taken.clone(), due.clone()))
@@ -310,7 +318,7 @@ async fn a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id(ser
     setup.assert_completes("newer", &mut newer).await;
 }
 
-async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
+async fn a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
@@ -332,7 +340,7 @@ async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server
     assert!(setup.calls.is_empty());
 }
 
-async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Server) {
+async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_older(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let _older = setup.start_call(&mcp, 7, "hold", "older").await;
@@ -353,7 +361,7 @@ async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Serve
 }
 
 /// As if the call had waited in a queue: the server never received it, but would receive its cancel.
-async fn hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
+async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
     let setup = plan.start().await;
@@ -382,20 +390,20 @@ fn never_accepted(server: Server) -> Outcome {
 }
 
 /// Starts two calls of one session whose ids look alike, and disconnects the client of the first.
-async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
+async fn does_not_affect_a_similar_id(server: Server, disconnected: Value, connected: Value) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
-    let first = setup.start_call(&mcp, leaving.clone(), "hold", "leaving");
+    let first = setup.start_call(&mcp, disconnected.clone(), "hold", "leaving");
     let first = first.await;
-    let second = setup.start_call(&mcp, staying.clone(), "hold", "staying");
+    let second = setup.start_call(&mcp, connected.clone(), "hold", "staying");
     let mut second = second.await;
 
     first.fin();
 
-    assert_eq!(setup.events.ended(&mcp, leaving).await, DISCONNECTED);
+    assert_eq!(setup.events.ended(&mcp, disconnected).await, DISCONNECTED);
     assert!(setup.witness.ended("leaving").await.is_cancelled());
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, staying), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, connected), [What::Started]);
     setup.assert_completes("staying", &mut second).await;
 }
 
@@ -404,22 +412,27 @@ async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
     let untouched = if setup.server.has_sessions() {
         setup.events.of(mcp, 7)
     } else {
-        // This would also find the calls of strangers, and there are none.
+        // This would also find the calls of attackers, and there are none.
         setup.events.all()
     };
     assert_eq!(untouched, [What::Started]);
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
-/// The same, but `strange` are events of a stranger's call with the victim's session and id.
+/// The same, but `attacker_events` are events of an attacker's call with the victim's session and id.
 ///
 /// The handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
-async fn assert_untouched_beside(setup: &Setup, mcp: &Mcp, call: Connection, strange: &[What]) {
+async fn assert_untouched_beside(
+    setup: &Setup,
+    mcp: &Mcp,
+    call: Connection,
+    attacker_events: &[What],
+) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("victim"));
     assert!(!setup.tokens.of("victim").is_cancelled());
     assert_eq!(setup.calls.len(), 1);
-    let before = [&[What::Started], strange].concat();
+    let before = [&[What::Started], attacker_events].concat();
     assert_eq!(setup.events.of(mcp, 7), before);
 
     call.fin();
@@ -447,12 +460,12 @@ async fn authorized(setup: &Setup) -> Mcp {
     mcp.header("authorization", "Bearer owner").connect().await
 }
 
-/// Sends a stranger's call with the session and the id of the call `victim`.
+/// Sends an attacker's call with the session and the id of the call `victim`.
 async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
-    let stranger = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
-    let stranger = stranger.header(EXCHANGE, "stranger");
-    stranger
-        .call(7, "hold", json!({ "label": "stranger" }))
+    let attacker = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
+    let attacker = attacker.header(EXCHANGE, "attacker");
+    attacker
+        .call(7, "hold", json!({ "label": "attacker" }))
         .await
 }
 

@@ -18,9 +18,9 @@ use crate::{
     support::*,
 };
 
-const LOST: Duration = Duration::from_secs(30);
+const LOST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Less than [`LOST`], and more than the server needs to notice a disconnect.
+/// Less than [`LOST_TIMEOUT`], and more than the server needs to notice a disconnect.
 const SOME_TIME: Duration = Duration::from_secs(20);
 
 fn plan() -> Plan {
@@ -28,7 +28,7 @@ fn plan() -> Plan {
         local.session_config.keep_alive = None;
         CancellableSessionManager::new(local)
             .idle_timeout(IDLE)
-            .lost_timeout(LOST)
+            .lost_timeout(LOST_TIMEOUT)
     };
     Plan::of(Server::Wrapped).wrap(wrap)
 }
@@ -65,11 +65,11 @@ async fn is_lost_with_its_resumed_stream(
 ) {
     let mut resumed = mcp.resume(last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
-    pass(setup, clock, 2 * LOST).await;
+    pass(setup, clock, 2 * LOST_TIMEOUT).await;
     assert!(is_open(setup, mcp).await);
 
     resumed.fin();
-    pass(setup, clock, LOST + SOME_TIME).await;
+    pass(setup, clock, LOST_TIMEOUT + SOME_TIME).await;
 
     closed(setup, mcp).await;
 }
@@ -80,7 +80,7 @@ async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_close
     let setup = plan().start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
     let standalone = listen(&mcp).await;
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
     assert!(is_open(&setup, &mcp).await);
 
     standalone.fin();
@@ -97,7 +97,7 @@ async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_close
 #[tokio::test]
 async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_grace_of_the_call() {
     let clock = StoppedClock::stop();
-    for grace in [Grace::Immediate, Grace::After(3 * LOST)] {
+    for grace in [Grace::Immediate, Grace::After(3 * LOST_TIMEOUT)] {
         let setup = plan().grace(grace).start().await;
         let mcp = setup.mcp().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -112,7 +112,7 @@ async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_g
         setup.events.ended(&mcp, 1).await;
         assert!(is_open(&setup, &mcp).await);
 
-        pass(&setup, &clock, LOST + SOME_TIME).await;
+        pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
 
         closed(&setup, &mcp).await;
     }
@@ -129,7 +129,7 @@ async fn a_request_shows_that_the_client_is_not_lost() {
 
     setup.assert_usable(&mcp).await;
 
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
     assert!(is_open(&setup, &mcp).await, "the answers ended its streams");
 }
 
@@ -148,7 +148,7 @@ async fn a_client_that_resumed_a_call_is_not_lost() {
     settle(&setup).await;
     setup.assert_completes("a", &mut again).await;
 
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
 
     assert!(is_open(&setup, &mcp).await);
     clock.advance(IDLE + TICK).await;
@@ -178,7 +178,7 @@ async fn a_client_that_cancels_its_call_is_not_lost() {
     assert_eq!(mcp.cancel(1).await, 202);
     setup.events.ended(&mcp, 1).await;
 
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
 
     assert!(is_open(&setup, &mcp).await);
 }
@@ -192,11 +192,11 @@ async fn a_client_whose_standalone_stream_the_server_ended_is_not_lost() {
     let mut standalone = listen(&mcp).await;
     setup
         .sessions
-        .end_standalone_stream(&mcp, Some(3 * LOST))
+        .end_standalone_stream(&mcp, Some(3 * LOST_TIMEOUT))
         .await;
     standalone.body_to_end().await;
 
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
 
     assert!(is_open(&setup, &mcp).await);
 }
@@ -206,14 +206,14 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     let clock = StoppedClock::stop();
     let wrap = |_| {
         let sessions = CancellableSessionManager::local(SessionConfig::default());
-        sessions.no_idle_timeout().lost_timeout(LOST)
+        sessions.no_idle_timeout().lost_timeout(LOST_TIMEOUT)
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
     let standalone = listen(&mcp).await;
     standalone.fin();
 
-    pass(&setup, &clock, LOST + SOME_TIME).await;
+    pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
     closed(&setup, &mcp).await;
     clock.advance(4 * IDLE).await;
     assert!(is_open(&setup, &quiet).await);
@@ -229,11 +229,11 @@ async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     standalone.fin();
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
     assert!(is_open(&setup, &mcp).await);
     setup.assert_completes("a", &mut call).await;
 
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
 
     assert!(is_open(&setup, &mcp).await);
 }
@@ -241,7 +241,8 @@ async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
 #[tokio::test]
 async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() {
     let clock = StoppedClock::stop();
-    let manager = CancellableSessionManager::local(SessionConfig::default()).lost_timeout(LOST);
+    let manager =
+        CancellableSessionManager::local(SessionConfig::default()).lost_timeout(LOST_TIMEOUT);
     let witness = Witness::new();
     let sessions = Sessions::Wrapped(Arc::new(manager));
     let router = sessions.router(Tools::new(&witness), Mode::Session.config());
@@ -255,12 +256,12 @@ async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() 
     let initialized = "notifications/initialized";
     standalone.fin();
     assert_eq!(other.notify(initialized, json!({})).await, 202);
-    clock.advance(LOST).await;
+    clock.advance(LOST_TIMEOUT).await;
     witness.release("a");
     assert!(call.answer().await.is_some());
 
     for _ in 0..4 {
-        clock.advance(LOST / 2).await;
+        clock.advance(LOST_TIMEOUT / 2).await;
         assert_eq!(other.notify(initialized, json!({})).await, 202);
     }
 
@@ -269,7 +270,7 @@ async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() 
 
 /// The end of such a call is not observed, and a close would end its handler.
 #[tokio::test]
-async fn a_client_that_left_an_untracked_call_is_not_lost() {
+async fn a_client_that_disconnected_from_an_untracked_call_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = untracked().start().await;
     let mcp = setup.mcp().await;
@@ -280,7 +281,7 @@ async fn a_client_that_left_an_untracked_call_is_not_lost() {
     settle(&setup).await;
     standalone.fin();
 
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
 
     assert!(is_open(&setup, &mcp).await);
     assert!(setup.witness.is_running("a"));
@@ -295,7 +296,7 @@ async fn an_untracked_call_that_was_answered_does_not_keep_a_lost_session() {
     setup.assert_usable(&mcp).await;
     standalone.fin();
 
-    pass(&setup, &clock, LOST + SOME_TIME).await;
+    pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
 
     closed(&setup, &mcp).await;
 }
@@ -347,16 +348,18 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
 
 /// A standalone stream that is no use of its session still shows that its client is connected.
 #[tokio::test]
-async fn a_client_that_left_an_ignored_standalone_stream_is_lost() {
+async fn a_client_that_disconnected_from_an_ignored_standalone_stream_is_lost() {
     let clock = StoppedClock::stop();
     let wrap = |_| {
         let sessions = CancellableSessionManager::local(SessionConfig::default());
-        sessions.lost_timeout(LOST).ignore_standalone_streams()
+        sessions
+            .lost_timeout(LOST_TIMEOUT)
+            .ignore_standalone_streams()
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let mcp = setup.mcp().await;
     let standalone = listen(&mcp).await;
-    pass(&setup, &clock, 2 * LOST).await;
+    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
     assert!(is_open(&setup, &mcp).await);
 
     standalone.fin();
@@ -373,11 +376,13 @@ async fn observers_are_notified_why_a_session_was_closed() {
     let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
     let wrap = move |_| {
         let sessions = CancellableSessionManager::local(SessionConfig::default());
-        sessions.lost_timeout(LOST).on_session(move |event| {
-            if let SessionEvent::Closed { session, why, .. } = event {
-                let _gone = sender.send(((*session).to_owned(), *why));
-            }
-        })
+        sessions
+            .lost_timeout(LOST_TIMEOUT)
+            .on_session(move |event| {
+                if let SessionEvent::Closed { session, why, .. } = event {
+                    let _sent = sender.send(((*session).to_owned(), *why));
+                }
+            })
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let (deleted, lost, idle) = (setup.mcp().await, setup.mcp().await, setup.mcp().await);
@@ -393,7 +398,7 @@ async fn observers_are_notified_why_a_session_was_closed() {
     assert_eq!(deleted.delete().await, 202);
     assert_eq!(found(&deleted).await, SessionEnd::Ended);
     standalone.fin();
-    pass(&setup, &clock, LOST + SOME_TIME).await;
+    pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
     assert_eq!(found(&lost).await, SessionEnd::Lost);
     clock.advance(IDLE).await;
     assert_eq!(found(&idle).await, SessionEnd::Idle);

@@ -20,7 +20,7 @@ const TICK: Duration = Duration::from_millis(1);
 
 /// The notifications so far.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<(What, String)>>>);
+struct Notifications(Arc<Mutex<Vec<(What, String)>>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
@@ -29,8 +29,8 @@ enum What {
     Closed,
 }
 
-impl Told {
-    fn hear(&self, event: &SessionEvent<'_>) {
+impl Notifications {
+    fn record(&self, event: &SessionEvent<'_>) {
         let (what, session) = match event {
             SessionEvent::Opened {
                 session, restored, ..
@@ -43,33 +43,33 @@ impl Told {
 
     fn of(&self, mcp: &Mcp) -> Vec<What> {
         let session = mcp.session_id().expect("a session");
-        let told = self.0.lock().unwrap();
-        let its = told.iter().filter(|(_, id)| id == session);
+        let notifications = self.0.lock().unwrap();
+        let its = notifications.iter().filter(|(_, id)| id == session);
         its.map(|(what, _)| *what).collect()
     }
 }
 
 #[tokio::test]
 async fn a_session_that_its_client_ends() {
-    let (setup, told) = start(|plan| plan).await;
+    let (setup, notifications) = start(|plan| plan).await;
     let mcp = setup.mcp().await;
     let other = setup.mcp().await;
-    assert_eq!(told.of(&mcp), [Opened]);
+    assert_eq!(notifications.of(&mcp), [Opened]);
 
     assert_eq!(mcp.delete().await, 202);
     // rmcp's task closes the session again when its handlers have returned.
     setup.assert_usable(&other).await;
     mcp.delete().await;
 
-    assert_eq!(told.of(&mcp), [Opened, Closed]);
-    assert_eq!(told.of(&other), [Opened]);
+    assert_eq!(notifications.of(&mcp), [Opened, Closed]);
+    assert_eq!(notifications.of(&other), [Opened]);
 }
 
 #[tokio::test]
 async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     let clock = StoppedClock::stop();
     let store = Arc::new(SavedSessions::default());
-    let (setup, told) = start(|plan| {
+    let (setup, notifications) = start(|plan| {
         plan.config(|mut config| {
             config.session_store = Some(store);
             config
@@ -78,19 +78,19 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     .await;
     let mcp = setup.mcp().await;
     clock.advance(IDLE + TICK).await;
-    soon("it is closed", async || told.of(&mcp).len() == 2).await;
-    assert_eq!(told.of(&mcp), [Opened, Closed]);
+    soon("it is closed", async || notifications.of(&mcp).len() == 2).await;
+    assert_eq!(notifications.of(&mcp), [Opened, Closed]);
 
     setup.assert_usable(&mcp).await;
 
-    assert_eq!(told.of(&mcp), [Opened, Closed, Restored]);
+    assert_eq!(notifications.of(&mcp), [Opened, Closed, Restored]);
 }
 
 /// The inner manager has lost the session, by a crash or by its own timer.
 #[tokio::test]
-async fn a_session_in_whose_place_another_is_restored() {
+async fn a_session_that_another_replaces_is_reported_as_closed() {
     let store = Arc::new(SavedSessions::default());
-    let (setup, told) = start(|plan| {
+    let (setup, notifications) = start(|plan| {
         plan.config(|mut config| {
             config.session_store = Some(store);
             config
@@ -109,35 +109,35 @@ async fn a_session_in_whose_place_another_is_restored() {
 
     setup.assert_usable(&mcp).await;
 
-    assert_eq!(told.of(&mcp), [Opened, Closed, Restored]);
+    assert_eq!(notifications.of(&mcp), [Opened, Closed, Restored]);
 }
 
 #[tokio::test]
 async fn a_listener_that_panics_affects_nothing_else() {
-    let told = Told::default();
-    let hears = told.clone();
+    let notifications = Notifications::default();
+    let listener = notifications.clone();
     let wrap = move |_| {
         CancellableSessionManager::local(SessionConfig::default())
             .on_session(|_| panic!("on purpose"))
-            .on_session(move |event| hears.hear(event))
+            .on_session(move |event| listener.record(event))
     };
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let mcp = setup.mcp().await;
     setup.assert_usable(&mcp).await;
     assert_eq!(mcp.delete().await, 202);
-    assert_eq!(told.of(&mcp), [Opened, Closed]);
+    assert_eq!(notifications.of(&mcp), [Opened, Closed]);
     assert!(matches!(setup.sessions, Sessions::Wrapped(_)));
 }
 
-async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Told) {
-    let told = Told::default();
-    let hears = told.clone();
+async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Notifications) {
+    let notifications = Notifications::default();
+    let listener = notifications.clone();
     let wrap = move |_| {
         CancellableSessionManager::local(SessionConfig::default())
-            .on_session(move |event| hears.hear(event))
+            .on_session(move |event| listener.record(event))
     };
     let setup = plan(Plan::of(Server::Wrapped).wrap(wrap)).start().await;
-    (setup, told)
+    (setup, notifications)
 }
 
 /// The inner manager closes the session after its calls were cancelled.
@@ -145,11 +145,11 @@ async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Told) {
 async fn a_session_is_reported_as_closed_when_the_inner_manager_has_closed_it() {
     let found: Arc<Mutex<Vec<bool>>> = Arc::default();
     let sessions: Arc<OnceLock<Sessions>> = Arc::default();
-    let (seen, looks) = (found.clone(), sessions.clone());
+    let (seen, checks) = (found.clone(), sessions.clone());
     let plan = Plan::of(Server::Wrapped).wrap(move |local| {
         CancellableSessionManager::new(local).on_session(move |event| {
             if let SessionEvent::Closed { session, .. } = event {
-                let sessions = looks.get().expect("it has begun").local();
+                let sessions = checks.get().expect("it has begun").local();
                 let sessions = sessions.sessions.try_read().expect("it is free");
                 let is_there = sessions.keys().any(|id| **id == **session);
                 seen.lock().unwrap().push(is_there);

@@ -31,7 +31,7 @@ struct Bench {
     layer: CancelOnDisconnectLayer,
     witness: Witness,
     events: Events,
-    go_on: Arc<Notify>,
+    proceed: Arc<Notify>,
     asked: mpsc::UnboundedReceiver<()>,
 }
 
@@ -72,8 +72,8 @@ impl Bench {
             .grace(Grace::After(GRACE))
             .observe(events.observer());
         let (ask, asked) = mpsc::unbounded_channel();
-        let go_on = Arc::new(Notify::new());
-        let waits = go_on.clone();
+        let proceed = Arc::new(Notify::new());
+        let waits = proceed.clone();
         let slow = from_fn(move |request: Request, next: Next| {
             let (waits, ask) = (waits.clone(), ask.clone());
             async move {
@@ -90,7 +90,7 @@ impl Bench {
             layer,
             witness,
             events,
-            go_on,
+            proceed,
             asked,
         }
     }
@@ -122,7 +122,7 @@ impl Bench {
                     tokio::task::yield_now().await;
                 }
             }
-            self.go_on.notify_one();
+            self.proceed.notify_one();
 
             assert_eq!(resumed.head().await.status, 200);
             self.events.resumed(mcp, id, 1).await;
@@ -226,7 +226,7 @@ async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
     assert_eq!(event, calls[0].1, "the same stream");
     lost.fin();
     bench.events.detached(&there, 2).await;
-    bench.go_on.notify_one();
+    bench.proceed.notify_one();
     let mut resumed = there.resume(&event).await;
     assert_eq!(resumed.head().await.status, 200);
     bench.events.resumed(&there, 2, 1).await;

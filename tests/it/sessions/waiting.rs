@@ -21,7 +21,7 @@ use crate::{
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
 /// The header of a request that waits. Its value is when it waits: before or after its body is read.
-const WAITS: &str = "x-waits";
+const WAIT_HEADER: &str = "x-waits";
 
 /// A queue in front of rmcp.
 #[derive(Clone, Default)]
@@ -37,7 +37,7 @@ impl Queue {
         let wait = move |request: Request, next: Next| {
             let queue = self.clone();
             async move {
-                let Some(when) = request.headers().get(WAITS).cloned() else {
+                let Some(when) = request.headers().get(WAIT_HEADER).cloned() else {
                     return next.run(request).await;
                 };
                 let (head, mut body) = request.into_parts();
@@ -65,7 +65,7 @@ async fn a_call_that_waits_keeps_its_session() {
         let (setup, queue) = queued().await;
         let mcp = setup.mcp().await;
         let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
-        let mut call = mcp.send(&call.header(WAITS, when)).await;
+        let mut call = mcp.send(&call.header(WAIT_HEADER, when)).await;
         queue.is_waited_in().await;
         settle(&setup).await;
         assert_eq!(setup.calls.len(), usize::from(when == "after"));
@@ -86,7 +86,7 @@ async fn a_stream_that_waits_to_be_opened_keeps_its_session() {
     let clock = StoppedClock::stop();
     let (setup, queue) = queued().await;
     let mcp = setup.mcp().await;
-    let listen = mcp.get_request().header(WAITS, "before");
+    let listen = mcp.get_request().header(WAIT_HEADER, "before");
     let mut listen = mcp.send(&listen).await;
     queue.is_waited_in().await;
     settle(&setup).await;
@@ -108,7 +108,7 @@ async fn a_call_that_waits_behind_an_early_head_keeps_its_session() {
     let setup = plan.inside(|router| inside.before(router)).start().await;
     let mcp = setup.mcp().await;
     let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
-    let mut call = mcp.send(&call.header(WAITS, "after")).await;
+    let mut call = mcp.send(&call.header(WAIT_HEADER, "after")).await;
     queue.is_waited_in().await;
     settle(&setup).await;
     clock.advance(IDLE / 2 + Duration::from_millis(1)).await;
@@ -129,7 +129,7 @@ async fn a_waiting_call_of_a_disconnected_client_does_not_keep_its_session_open(
     let (setup, queue) = queued().await;
     let mcp = setup.mcp().await;
     let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
-    let call = mcp.send(&call.header(WAITS, "before")).await;
+    let call = mcp.send(&call.header(WAIT_HEADER, "before")).await;
     queue.is_waited_in().await;
 
     drop(call);

@@ -31,24 +31,24 @@ enum Handler {
 /// What happens at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
-    Leaves,
+    Disconnects,
     /// The client disconnects, and resumes its stream if it can.
-    ComesBack,
+    Resumes,
     /// The client resumes its stream before the server notices the disconnect.
-    ComesBackBeforeItLeft,
+    ResumesBeforeDisconnect,
     /// The client disconnects, resumes, and disconnects again.
-    ComesBackAndLeaves,
+    ResumesThenDisconnects,
     /// The call is cancelled on the server, and its client reads on.
     Cancelled,
-    CancelledAndLeaves,
+    CancelledThenDisconnects,
     /// The handler may answer, and the client disconnects this many turns of the runtime later.
-    AnsweredAndLeaves(usize),
+    AnswersThenDisconnects(usize),
     /// This happens inside the poll of the inner service.
     Inside(InPoll),
 }
 
 /// Number of polls after which every exchange here is over.
-const ENOUGH: usize = 200;
+const MAX_STEPS: usize = 200;
 
 const SERVERS: [Server; 4] = [
     Server::Wrapped,
@@ -59,26 +59,26 @@ const SERVERS: [Server; 4] = [
 
 #[test]
 fn a_disconnect_at_any_step() {
-    at_every_step(&[Act::Leaves]);
+    at_every_step(&[Act::Disconnects]);
 }
 
 #[test]
 fn a_resume_after_any_step() {
     at_every_step(&[
-        Act::ComesBack,
-        Act::ComesBackBeforeItLeft,
-        Act::ComesBackAndLeaves,
+        Act::Resumes,
+        Act::ResumesBeforeDisconnect,
+        Act::ResumesThenDisconnects,
     ]);
 }
 
 #[test]
 fn a_call_that_is_cancelled_at_any_step() {
-    at_every_step(&[Act::Cancelled, Act::CancelledAndLeaves]);
+    at_every_step(&[Act::Cancelled, Act::CancelledThenDisconnects]);
 }
 
 #[test]
 fn a_disconnect_just_when_the_answer_is_sent() {
-    at_every_step(&[0, 1, 2, 4, 8].map(Act::AnsweredAndLeaves));
+    at_every_step(&[0, 1, 2, 4, 8].map(Act::AnswersThenDisconnects));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn at_every_step(acts: &[Act]) {
         for handler in [Handler::Answers, Handler::Waits] {
             let whole = World::run(server, handler, async |world| {
                 let mut call = world.call();
-                call.read(ENOUGH).await;
+                call.read(MAX_STEPS).await;
                 (call.polls, call.text)
             });
             for act in acts {
@@ -127,76 +127,76 @@ impl World {
         assert!(whole.starts_with(&call.text), "{case}: {}", call.text);
         let was_over = call.is_over();
         match act {
-            Act::Leaves => call.leave(),
-            Act::ComesBack => {
-                let back = self.resume(&call);
-                call.leave();
-                self.read_on(call, back, whole, case).await;
+            Act::Disconnects => call.disconnect(),
+            Act::Resumes => {
+                let resumed = self.resume(&call);
+                call.disconnect();
+                self.read_on(call, resumed, whole, case).await;
             }
-            Act::ComesBackBeforeItLeft => {
-                let mut back = self.resume(&call);
-                if let Some(back) = &mut back {
-                    back.read(2).await;
+            Act::ResumesBeforeDisconnect => {
+                let mut resumed = self.resume(&call);
+                if let Some(resumed) = &mut resumed {
+                    resumed.read(2).await;
                 }
-                self.read_on(call, back, whole, case).await;
+                self.read_on(call, resumed, whole, case).await;
             }
-            Act::ComesBackAndLeaves => {
-                let back = self.resume(&call);
-                call.leave();
-                if let Some(mut back) = back {
-                    back.read(step % 8).await;
-                    back.leave();
+            Act::ResumesThenDisconnects => {
+                let resumed = self.resume(&call);
+                call.disconnect();
+                if let Some(mut resumed) = resumed {
+                    resumed.read(step % 8).await;
+                    resumed.disconnect();
                 }
             }
-            Act::Cancelled | Act::CancelledAndLeaves => {
+            Act::Cancelled | Act::CancelledThenDisconnects => {
                 let cancelled = self.cancel();
                 if act == Act::Cancelled {
-                    call.read(ENOUGH).await;
+                    call.read(MAX_STEPS).await;
                     assert!(
                         !cancelled || was_over || call.text.contains("-32800"),
                         "{case}: {}",
                         call.text
                     );
                 }
-                call.leave();
+                call.disconnect();
                 if cancelled {
                     self.assert_outcome(Outcome::Cancelled(CancelReason::Requested), case);
                 }
             }
-            Act::AnsweredAndLeaves(turns) => {
+            Act::AnswersThenDisconnects(turns) => {
                 self.release();
                 self.turn(turns).await;
-                call.leave();
+                call.disconnect();
             }
             Act::Inside(_) => {}
         }
     }
 
     /// The client reads the resumed stream to its end. It must have the answer by then, if there is one.
-    async fn read_on(&mut self, mut old: Call, back: Option<Call>, whole: &str, case: &str) {
+    async fn read_on(&mut self, mut old: Call, resumed: Option<Call>, whole: &str, case: &str) {
         let before = old.text.clone();
-        let can_come_back = back.is_some();
-        old.leave();
-        let Some(mut back) = back else {
+        let can_come_back = resumed.is_some();
+        old.disconnect();
+        let Some(mut resumed) = resumed else {
             return;
         };
-        back.read(ENOUGH).await;
+        resumed.read(MAX_STEPS).await;
         let keeps_answers = self.server == Server::Wrapped && can_come_back;
         if keeps_answers && whole.contains("done") {
             assert!(
-                before.contains("done") || back.text.contains("done"),
+                before.contains("done") || resumed.text.contains("done"),
                 "{case}: {before} and then {}",
-                back.text
+                resumed.text
             );
             self.assert_outcome(Outcome::Completed, case);
         }
-        back.leave();
+        resumed.disconnect();
     }
 
     async fn happens_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {
         self.plan_inside(what, step).await;
         let mut call = self.call();
-        call.read(ENOUGH).await;
+        call.read(MAX_STEPS).await;
         let panicked = call.last == Polled::Panicked;
         // The other call has the first stream of the session.
         let text = match what {
@@ -207,7 +207,7 @@ impl World {
             whole.starts_with(&text) || what == InPoll::Cancels,
             "{case}: {text}"
         );
-        call.leave();
+        call.disconnect();
         if panicked {
             assert_eq!(what, InPoll::Panics, "{case}");
         }
@@ -247,13 +247,13 @@ impl World {
         reasons.retain(|reason| !cancelled.contains(reason));
         assert!(reasons.is_empty(), "{case}: {reasons:?} for {cancelled:?}");
         assert_eq!(self.running(), 0, "{case}: a handler runs on: {events:?}");
-        let told = self.cancelled_ids();
+        let reached = self.cancelled_ids();
         assert!(
-            told.len() <= cancelled.len(),
-            "{case}: told {told:?}, {ends:?}"
+            reached.len() <= cancelled.len(),
+            "{case}: told {reached:?}, {ends:?}"
         );
         assert!(
-            self.server.has_sessions() || told.is_empty(),
+            self.server.has_sessions() || reached.is_empty(),
             "{case}: nothing is injected without a session"
         );
     }

@@ -47,7 +47,7 @@ const OTHER: u64 = 8;
 const VERSION: &str = "2025-06-18";
 
 /// After this many turns of the runtime, every task has made all the progress that it can.
-const ALL_TURNS: usize = 64;
+const MAX_TURNS: usize = 64;
 
 pub(super) struct World {
     pub(super) server: Server,
@@ -181,10 +181,10 @@ impl World {
         let session = response.headers().get("mcp-session-id").expect("a session");
         self.session = Some(session.to_str().expect("visible").to_owned());
         let mut rest = Call::of_body(response.into_body());
-        rest.read(super::ENOUGH).await;
+        rest.read(super::MAX_STEPS).await;
         let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
         assert_eq!(self.post(&initialized).await.status(), 202);
-        self.turn(ALL_TURNS).await;
+        self.turn(MAX_TURNS).await;
     }
 
     async fn post(&self, message: &Value) -> Response {
@@ -258,7 +258,7 @@ impl World {
             InPoll::DropsAnother => {
                 let mut other = self.call_with(OTHER, self.request("POST"));
                 other.read(polls).await;
-                self.inside.plan(polls, move || other.leave());
+                self.inside.plan(polls, move || other.disconnect());
             }
         }
     }
@@ -275,7 +275,7 @@ impl World {
     }
 
     pub(super) async fn pass(&self, time: Duration) {
-        self.turn(ALL_TURNS).await;
+        self.turn(MAX_TURNS).await;
         advance_past(time).await;
     }
 
@@ -291,14 +291,14 @@ impl World {
 
     /// Returns the ids of the cancels that reached the server. Asserts that each id was used and was cancelled once.
     pub(super) fn cancelled_ids(&mut self) -> Vec<Value> {
-        let mut told = Vec::new();
+        let mut reached = Vec::new();
         while let Ok(cancelled) = self.cancels.try_recv() {
             let id = serde_json::to_value(&cancelled.request_id).expect("an id");
             assert!(id == json!(ID) || id == json!(OTHER), "{id}");
-            assert!(!told.contains(&id), "{id} was cancelled twice");
-            told.push(id);
+            assert!(!reached.contains(&id), "{id} was cancelled twice");
+            reached.push(id);
         }
-        told
+        reached
     }
 
     pub(super) fn running(&self) -> usize {
@@ -388,7 +388,7 @@ impl Call {
     }
 
     /// Drops the exchange, as if its connection closed.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn disconnect(&mut self) {
         self.stage = Stage::Over;
     }
 

@@ -14,7 +14,7 @@ use super::within;
 pub(crate) struct Example {
     pub(crate) process: Child,
     /// The lines that it prints after its address.
-    pub(crate) said: Lines<BufReader<ChildStdout>>,
+    pub(crate) stdout: Lines<BufReader<ChildStdout>>,
     pub(crate) addr: SocketAddr,
 }
 
@@ -30,8 +30,8 @@ impl Example {
             .kill_on_drop(true)
             .spawn()
             .expect("it starts");
-        let mut said = BufReader::new(process.stdout.take().expect("piped")).lines();
-        let first = within("its first line", said.next_line()).await;
+        let mut stdout = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let first = within("its first line", stdout.next_line()).await;
         let first = first.expect("readable").expect("a line");
         let addr = first
             .strip_prefix("listening on http://")
@@ -39,7 +39,7 @@ impl Example {
             .unwrap_or_else(|| panic!("no address in {first:?}"));
         Self {
             process,
-            said,
+            stdout,
             addr,
         }
     }

@@ -29,7 +29,7 @@ pub(crate) struct Foreign {
     open: Mutex<Vec<Feed>>,
     cancels: Arc<AtomicUsize>,
     token: Arc<Mutex<Option<CallToken>>>,
-    when_asked: Arc<Mutex<Option<Act>>>,
+    on_next_request: Arc<Mutex<Option<Act>>>,
 }
 
 /// An act that the test plans.
@@ -47,8 +47,8 @@ impl Foreign {
         let cancels = Arc::new(AtomicUsize::new(0));
         let counted = cancels.clone();
         let token = Arc::new(Mutex::new(None));
-        let when_asked = Arc::new(Mutex::new(None::<Act>));
-        let (note, acts) = (token.clone(), when_asked.clone());
+        let on_next_request = Arc::new(Mutex::new(None::<Act>));
+        let (first_token, acts) = (token.clone(), on_next_request.clone());
         let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
             let (give, cancels) = (give.clone(), counted.clone());
             let act = acts.lock().unwrap().take();
@@ -56,7 +56,10 @@ impl Foreign {
                 act();
             }
             if let Some(token) = request.extensions().get::<CallToken>() {
-                note.lock().unwrap().get_or_insert_with(|| token.clone());
+                first_token
+                    .lock()
+                    .unwrap()
+                    .get_or_insert_with(|| token.clone());
             }
             async move {
                 let is_post = request.method() == Method::POST;
@@ -94,18 +97,22 @@ impl Foreign {
             open: Vec::new().into(),
             cancels,
             token,
-            when_asked,
+            on_next_request,
         }
     }
 
     /// Returns the token of the first request.
     pub(crate) fn token(&self) -> CallToken {
-        self.token.lock().unwrap().clone().expect("it was asked")
+        self.token
+            .lock()
+            .unwrap()
+            .clone()
+            .expect("a request has arrived")
     }
 
     /// Plans an act for the moment at which the server gets the next request.
-    pub(crate) fn when_asked(&self, act: impl FnOnce() + Send + 'static) {
-        *self.when_asked.lock().unwrap() = Some(Box::new(act));
+    pub(crate) fn on_next_request(&self, act: impl FnOnce() + Send + 'static) {
+        *self.on_next_request.lock().unwrap() = Some(Box::new(act));
     }
 
     /// Sends the client's own cancel of a call.
@@ -126,15 +133,15 @@ impl Foreign {
 
     /// Sends a call in a session.
     pub(crate) async fn call(&self, id: i64) -> Body {
-        self.ask(id, Some("s"), None).await
+        self.send_call(id, Some("s"), None).await
     }
 
     /// Sends a call without a session. `version` names its revision, if it names one.
     pub(crate) async fn call_without_session(&self, id: i64, version: Option<&str>) -> Body {
-        self.ask(id, None, version).await
+        self.send_call(id, None, version).await
     }
 
-    async fn ask(&self, id: i64, session: Option<&str>, version: Option<&str>) -> Body {
+    async fn send_call(&self, id: i64, session: Option<&str>, version: Option<&str>) -> Body {
         let message = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "t" } });
         let request = http::Request::post("/mcp").header("content-type", "application/json");
         let request = match session {

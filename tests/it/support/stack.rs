@@ -31,7 +31,7 @@ pub type Bare = StreamableHttpService<Tools, LocalSessionManager>;
 
 /// How the layer and rmcp are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum SessionMode {
     /// Sessions whose manager binds the calls.
     Wrapped,
     /// Sessions of rmcp's own manager. Calls are read from the body and cancelled by a replay.
@@ -42,7 +42,7 @@ pub enum Way {
 
 /// A running server whose layer has no grace, and everything that can be observed of it.
 pub struct Bench {
-    pub way: Way,
+    pub mode: SessionMode,
     pub witness: Witness,
     pub log: Log,
     pub layer: CancelOnDisconnectLayer,
@@ -50,9 +50,9 @@ pub struct Bench {
     _server: Box<dyn Any>,
 }
 
-// === impl Way ===
+// === impl SessionMode ===
 
-impl Way {
+impl SessionMode {
     pub const ALL: [Self; 3] = [Self::Wrapped, Self::LayerOnly, Self::Stateless];
 
     pub fn mode(self) -> Mode {
@@ -105,46 +105,46 @@ pub fn bare() -> Arc<LocalSessionManager> {
 impl Bench {
     /// Serves the app that `build` makes of the bare router and the layer.
     pub async fn new(
-        way: Way,
+        mode: SessionMode,
         build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router,
     ) -> Self {
         let start = async |witness: &Witness, layer| {
-            let served = serve(build(way.router(witness), layer)).await;
+            let served = serve(build(mode.router(witness), layer)).await;
             (served.addr, served)
         };
-        Self::start(way, start).await
+        Self::start(mode, start).await
     }
 
     /// Serves the app that is made of rmcp's service and the layer. Both functions must do the same.
     pub async fn wired(
-        way: Way,
+        mode: SessionMode,
         wire_wrapped: fn(Wrapped, CancelOnDisconnectLayer) -> Router,
         wire_bare: fn(Bare, CancelOnDisconnectLayer) -> Router,
     ) -> Self {
         let start = async |witness: &Witness, layer| {
             let tools = listening(witness);
-            let router = match way {
-                Way::Wrapped => wire_wrapped(tools.service(way.mode(), wrapped()), layer),
-                Way::LayerOnly | Way::Stateless => {
-                    wire_bare(tools.service(way.mode(), bare()), layer)
+            let router = match mode {
+                SessionMode::Wrapped => wire_wrapped(tools.service(mode.mode(), wrapped()), layer),
+                SessionMode::LayerOnly | SessionMode::Stateless => {
+                    wire_bare(tools.service(mode.mode(), bare()), layer)
                 }
             };
             let served = serve(router).await;
             (served.addr, served)
         };
-        Self::start(way, start).await
+        Self::start(mode, start).await
     }
 
     /// Has `start` run the server, and keeps its result until the bench is dropped.
     pub async fn start<S: 'static>(
-        way: Way,
+        mode: SessionMode,
         start: impl AsyncFnOnce(&Witness, CancelOnDisconnectLayer) -> (SocketAddr, S),
     ) -> Self {
         let witness = Witness::new();
         let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
         let (addr, server) = start(&witness, layer.clone()).await;
         Self {
-            way,
+            mode,
             witness,
             log,
             layer,
@@ -155,6 +155,6 @@ impl Bench {
 
     /// Returns a client, with a session if the server has sessions.
     pub async fn client(&self, headers: &[(&str, &str)]) -> Mcp {
-        self.way.client(self.addr, headers).await
+        self.mode.client(self.addr, headers).await
     }
 }

@@ -31,7 +31,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 const ENDED_BY_SERVER: How = How::EndedByServer { retry: None };
 
-const BOTH: [Server; 2] = [Server::Wrapped, Server::LayerOnly];
+const SERVERS: [Server; 2] = [Server::Wrapped, Server::LayerOnly];
 
 #[test]
 fn in_hours_of_events_no_client_that_resumes_in_time_has_lost_anything() {
@@ -48,9 +48,9 @@ fn in_hours_of_events_no_client_that_resumes_in_time_has_lost_anything() {
 fn an_answer_that_is_retained_for_a_disconnected_client_keeps_its_session_open() {
     let story = Story::of(Server::Wrapped, Grace::After(HOUR));
     is_right(&story.call(MINUTE, &[hangs_up(10 * MINUTE)]));
-    let mut told = Story::of(Server::Wrapped, Grace::Auto);
-    told.retry = Some(10 * MINUTE);
-    is_right(&told.call(MINUTE, &[hangs_up(590 * SECOND)]));
+    let mut story = Story::of(Server::Wrapped, Grace::Auto);
+    story.retry = Some(10 * MINUTE);
+    is_right(&story.call(MINUTE, &[hangs_up(590 * SECOND)]));
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn a_call_that_may_run_on_ends_by_itself_although_its_server_ended_the_stream() 
     let mut exempt = Story::of(Server::Wrapped, Grace::Auto);
     exempt.is_exempt = true;
     for story in [never, exempt] {
-        is_right(&story.clone().call(3 * HOUR, &[ended]).gives_up());
+        is_right(&story.clone().call(3 * HOUR, &[ended]).stops_resuming());
         let twice = [hangs_up(SECOND), ended];
-        is_right(&story.call(3 * HOUR, &twice).gives_up());
+        is_right(&story.call(3 * HOUR, &twice).stops_resuming());
     }
 }
 
@@ -81,20 +81,20 @@ fn a_stored_call_ends_by_itself_although_its_client_resumed_once() {
     let mut story = Story::of(Server::Wrapped, Grace::Auto);
     story.is_stored = true;
     let losses = [hangs_up(30 * SECOND), hangs_up(SECOND)];
-    is_right(&story.call(3 * HOUR, &losses).gives_up());
+    is_right(&story.call(3 * HOUR, &losses).stops_resuming());
 }
 
 #[test]
 fn a_call_that_was_resumed_elsewhere_ends_by_itself() {
-    let after = Loss::after_a_second(How::TakenElsewhere { first: false }, SECOND);
+    let after = Loss::after_a_second(How::ResumedElsewhere { first: false }, SECOND);
     let story = Story::of(Server::Wrapped, Grace::After(MINUTE));
-    is_right(&story.call(3 * HOUR, &[after]).gives_up());
+    is_right(&story.call(3 * HOUR, &[after]).stops_resuming());
 }
 
 #[test]
 fn an_answer_is_retained_equally_long_whenever_the_resume_elsewhere_is_reported() {
     for first in [true, false] {
-        let taken = Loss::after_a_second(How::TakenElsewhere { first }, 400 * SECOND);
+        let taken = Loss::after_a_second(How::ResumedElsewhere { first }, 400 * SECOND);
         let mut story = Story::of(Server::Wrapped, Grace::After(8 * SECOND));
         story.retry = Some(250 * SECOND);
         is_right(&story.call(MINUTE, &[taken]));
@@ -104,23 +104,23 @@ fn an_answer_is_retained_equally_long_whenever_the_resume_elsewhere_is_reported(
 /// The usual order when a network fails: the old connection is dropped last.
 #[test]
 fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_cancelled() {
-    let first = Loss::after_a_second(How::TakenElsewhere { first: true }, SECOND);
+    let first = Loss::after_a_second(How::ResumedElsewhere { first: true }, SECOND);
     for grace in [Grace::Auto, Grace::Immediate, Grace::After(MINUTE)] {
         let story = Story::of(Server::Wrapped, grace);
-        is_right(&story.call(3 * HOUR, &[first]).gives_up());
+        is_right(&story.call(3 * HOUR, &[first]).stops_resuming());
         // After an hour the layer no longer tracks the call, and does not cancel it then.
         let story = Story::of(Server::LayerOnly, grace);
-        is_right(&story.call(30 * MINUTE, &[first]).gives_up());
+        is_right(&story.call(30 * MINUTE, &[first]).stops_resuming());
     }
 }
 
 #[test]
 fn a_client_that_returns_after_a_resume_elsewhere_has_a_full_grace() {
-    let first = Loss::after_a_second(How::TakenElsewhere { first: true }, MINUTE);
-    for server in BOTH {
+    let first = Loss::after_a_second(How::ResumedElsewhere { first: true }, MINUTE);
+    for server in SERVERS {
         let story = Story::of(server, Grace::After(MINUTE));
         let losses = [first, hangs_up(SECOND)];
-        is_right(&story.call(HOUR / 2, &losses).gives_up());
+        is_right(&story.call(HOUR / 2, &losses).stops_resuming());
     }
 }
 
@@ -146,7 +146,7 @@ fn an_answer_is_retained_for_the_time_that_its_call_was_postponed() {
 
 #[test]
 fn a_grace_is_not_shorter_than_the_retry_that_the_server_sent() {
-    for server in BOTH {
+    for server in SERVERS {
         for retry in [MINUTE, HOUR] {
             for grace in [Grace::Auto, Grace::After(30 * SECOND)] {
                 let mut story = Story::of(server, grace);

@@ -16,16 +16,16 @@ const SECOND: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_millis(1_500);
 
 /// Minimum time for which an answer is retained.
-const KEPT: Duration = Duration::from_secs(60);
+const MIN_RETENTION: Duration = Duration::from_secs(60);
 
 /// A detachment of a call, from its client's point of view.
-struct Away<'a> {
+struct Detachment<'a> {
     story: &'a Story,
     since: Duration,
     by_server: bool,
     retry: Duration,
     can_return: bool,
-    is_spared: bool,
+    is_resumed_elsewhere: bool,
 }
 
 /// How a handler must end.
@@ -55,7 +55,7 @@ pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
 }
 
 fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<String> {
-    let Some((asked, ClientFact::Asked)) = its.client.first() else {
+    let Some((asked, ClientFact::Called)) = its.client.first() else {
         return Some("it was never sent".to_owned());
     };
     let completes = *asked + call.lasts;
@@ -67,31 +67,31 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             by_server,
             retry,
             can_return,
-            is_spared,
+            is_resumed_elsewhere,
         } = fact
         else {
             continue;
         };
-        let away = Away {
+        let away = Detachment {
             story,
             since,
             by_server: *by_server,
             retry: retry.unwrap_or_default(),
             can_return: *can_return,
-            is_spared: *is_spared,
+            is_resumed_elsewhere: *is_resumed_elsewhere,
         };
-        let back = match next {
-            (back, ClientFact::Back { status }) => Some((*back, *status)),
+        let resumed = match next {
+            (resumed, ClientFact::Returned { status }) => Some((*resumed, *status)),
             _ => None,
         };
         if completes < since {
             // A client that resumes after this has no guarantee.
             break;
         }
-        let until = back.map_or(Duration::MAX, |(back, _)| back.min(completes));
+        let until = resumed.map_or(Duration::MAX, |(resumed, _)| resumed.min(completes));
         let is_close = |one: Duration| {
             one.abs_diff(completes) < CLOSE
-                || back.is_some_and(|(back, _)| one.abs_diff(back) < CLOSE)
+                || resumed.is_some_and(|(resumed, _)| one.abs_diff(resumed) < CLOSE)
         };
         // `None` means that the outcome cannot be judged.
         let deadline = away.deadline(until.min(completes), &mut asked_times, is_close)?;
@@ -99,35 +99,35 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             expected = Expected::CancelledAt(deadline.unwrap_or_default());
             break;
         }
-        let Some((back, status)) = back else {
+        let Some((resumed, status)) = resumed else {
             break;
         };
-        if back.abs_diff(completes) < CLOSE {
+        if resumed.abs_diff(completes) < CLOSE {
             expected = Expected::Anything;
             break;
         }
-        if back < completes {
+        if resumed < completes {
             if status != 200 {
-                return Some(format!("back in time at {back:?}, and got {status}"));
+                return Some(format!("back in time at {resumed:?}, and got {status}"));
             }
             continue;
         }
-        // The call completed while its client was away.
+        // The call completed while its client was disconnected.
         if story.server == Server::LayerOnly {
             break;
         }
-        let whole = completes + away.patience().max(KEPT);
+        let whole = completes + away.max_absence().max(MIN_RETENTION);
         let kept_until = whole.max(deadline.unwrap_or_default());
-        if back + CLOSE > kept_until {
+        if resumed + CLOSE > kept_until {
             break;
         }
         let answered = its
             .client
             .iter()
-            .any(|(at, fact)| *at >= back && *fact == ClientFact::Answered);
+            .any(|(at, fact)| *at >= resumed && *fact == ClientFact::Answered);
         if status != 200 || !answered {
             return Some(format!(
-                "back at {back:?} with status {status} for an answer that is kept to {kept_until:?}"
+                "back at {resumed:?} with status {status} for an answer that is kept to {kept_until:?}"
             ));
         }
         break;
@@ -170,7 +170,7 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
         _ => return Some(format!("its end is not reported: {:?}", its.reports)),
     };
     let is_right = match its.handler {
-        // The layer alone does not see an answer whose client is away.
+        // The layer alone cannot observe an answer whose client is disconnected.
         Some((_, HandlerEnd::Completed)) => {
             outcome == Outcome::Completed || story.server == Server::LayerOnly
         }
@@ -180,9 +180,9 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
     (!is_right).then(|| format!("{outcome:?} is reported of {:?}", its.handler))
 }
 
-// === impl Away ===
+// === impl Detachment ===
 
-impl Away<'_> {
+impl Detachment<'_> {
     /// Returns the time at which the call is cancelled, if its client is not back and has no answer by `until`.
     /// `Some(None)` means never. Returns `None` if the time is too close to another one to be judged.
     fn deadline(
@@ -215,13 +215,13 @@ impl Away<'_> {
 
     /// Returns `None` if the call runs on.
     fn grace(&self) -> Option<Duration> {
-        if self.is_spared || self.story.is_exempt {
+        if self.is_resumed_elsewhere || self.story.is_exempt {
             return None;
         }
         match self.story.grace {
             Grace::Never => None,
             Grace::Immediate if !self.by_server => Some(Duration::ZERO),
-            Grace::After(grace) => Some(grace.max(self.as_told())),
+            Grace::After(grace) => Some(grace.max(self.resume_time())),
             _ if !self.can_return => (!self.by_server).then_some(Duration::ZERO),
             _ if self.story.is_stored => None,
             _ => Some(self.for_a_resume()),
@@ -229,7 +229,7 @@ impl Away<'_> {
     }
 
     /// Returns how long the client can still get the answer.
-    fn patience(&self) -> Duration {
+    fn max_absence(&self) -> Duration {
         match self.grace() {
             Some(grace) => grace,
             None if self.can_return => self.for_a_resume(),
@@ -239,11 +239,11 @@ impl Away<'_> {
 
     fn for_a_resume(&self) -> Duration {
         let attempts = 5 * self.retry.min(600 * SECOND) + 5 * SECOND;
-        MIN_GRACE.max(attempts).max(self.as_told())
+        MIN_GRACE.max(attempts).max(self.resume_time())
     }
 
     /// Returns the `retry`, and time for the network.
-    fn as_told(&self) -> Duration {
+    fn resume_time(&self) -> Duration {
         if self.can_return {
             self.retry + self.retry.min(5 * SECOND)
         } else {

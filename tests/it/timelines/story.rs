@@ -39,7 +39,7 @@ pub(super) struct CallStory {
     /// The losses of the client, in order.
     pub(super) losses: Vec<Loss>,
     /// If set, the client does not resume after the last loss.
-    pub(super) gives_up: bool,
+    pub(super) stops_resuming: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ pub(super) struct Loss {
     /// How long the client stays connected before the loss.
     pub(super) stays: Duration,
     pub(super) how: How,
-    /// How long the client stays away.
+    /// How long the client stays disconnected.
     pub(super) away: Duration,
 }
 
@@ -60,7 +60,7 @@ pub(super) enum How {
     },
     /// The client disconnects and resumes on another server. That server reports the resume before (`first`) or after
     /// the old connection is dropped.
-    TakenElsewhere {
+    ResumedElsewhere {
         first: bool,
     },
 }
@@ -88,15 +88,15 @@ impl Story {
             starts: Duration::ZERO,
             lasts,
             losses: losses.to_vec(),
-            gives_up: false,
+            stops_resuming: false,
         });
         self
     }
 
     /// Makes the client of the last call give up after its last loss.
-    pub(super) fn gives_up(mut self) -> Self {
+    pub(super) fn stops_resuming(mut self) -> Self {
         if let Some(call) = self.calls.last_mut() {
-            call.gives_up = true;
+            call.stops_resuming = true;
         }
         self
     }
@@ -138,8 +138,8 @@ impl Story {
         story
     }
 
-    /// Returns roughly how long a client may stay away.
-    fn patience(&self) -> Duration {
+    /// Returns roughly how long a client may stay disconnected.
+    fn max_absence(&self) -> Duration {
         let retry = self.retry.unwrap_or_default();
         match self.grace {
             Grace::After(grace) => grace.max(retry),
@@ -156,7 +156,7 @@ impl CallStory {
         let losses: Vec<_> = (0..losses).map(|_| Loss::roll(dice, story)).collect();
         let ends_in = &losses[..=(dice.roll() % losses.len() as u64) as usize];
         let lasts = match dice.roll() % 4 {
-            // The call completes while its client is away.
+            // The call completes while its client is disconnected.
             0 | 1 => {
                 let passed: Duration = ends_in.iter().map(|loss| loss.stays + loss.away).sum();
                 let away = ends_in.last().map_or(Duration::ZERO, |loss| loss.away);
@@ -169,7 +169,7 @@ impl CallStory {
             starts: time(dice, SECOND / 100, latest),
             lasts,
             losses,
-            gives_up: dice.one_in(3),
+            stops_resuming: dice.one_in(3),
         }
     }
 }
@@ -183,11 +183,11 @@ impl Loss {
         let how = match dice.roll() % 5 {
             // A store's event ids do not show which stream to end.
             0 | 1 if !story.is_stored => How::EndedByServer { retry },
-            2 if is_wrapped => How::TakenElsewhere { first: dice.coin() },
+            2 if is_wrapped => How::ResumedElsewhere { first: dice.coin() },
             _ => How::HangsUp,
         };
         // Five times the `retry` that the server sent, as in the manual.
-        let told = match (how, story.grace) {
+        let sent_retry = match (how, story.grace) {
             (_, Grace::After(_)) => Duration::ZERO,
             (How::EndedByServer { retry }, _) => 5 * retry.unwrap_or_default(),
             _ => Duration::ZERO,
@@ -195,7 +195,7 @@ impl Loss {
         let away = if dice.one_in(4) {
             time(dice, SECOND / 10, 7_200 * SECOND)
         } else {
-            story.patience().max(told).mul_f64(part(dice))
+            story.max_absence().max(sent_retry).mul_f64(part(dice))
         };
         Self {
             stays: time(dice, SECOND / 10, 900 * SECOND),

@@ -33,8 +33,8 @@ const VERSION: &str = "2025-11-25";
 /// Longer than every other time here.
 const VERY_LONG: Duration = Duration::from_secs(7 * 24 * 3_600);
 
-/// How long after the expected answer a client stops its requests, once it has played all its losses.
-const TIRED: Duration = Duration::from_secs(120);
+/// Time after the expected answer at which a client stops resuming, once all its losses have happened.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The record of a played story.
 #[derive(Debug)]
@@ -56,21 +56,21 @@ pub(super) struct CallHistory {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ClientFact {
-    Asked,
+    Called,
     Lost {
         by_server: bool,
         /// The last `retry` that the server sent.
         retry: Option<Duration>,
         /// The client knows an event with which it can resume.
         can_return: bool,
-        is_spared: bool,
+        is_resumed_elsewhere: bool,
     },
-    Back {
+    Returned {
         status: u16,
     },
     Answered,
     Refused(Value),
-    GaveUp,
+    StoppedResuming,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,10 +186,10 @@ impl World {
                 Ok("done".to_owned())
             }
         });
-        let told = reports.clone();
+        let recorded = reports.clone();
         let layer = CancelOnDisconnectLayer::new()
             .grace(story.grace)
-            .observe_fn(move |event| note(&told, start, event));
+            .observe_fn(move |event| record(&recorded, start, event));
         let layer = if story.is_exempt {
             layer.exempt(|_| true)
         } else {
@@ -268,7 +268,7 @@ impl World {
     /// Plays one call as its client.
     async fn client(&self, id: u64, call: &CallStory) -> Vec<(Duration, ClientFact)> {
         let mut facts = Vec::new();
-        let mut note = |fact| facts.push((self.start.elapsed(), fact));
+        let mut record = |fact| facts.push((self.start.elapsed(), fact));
         sleep(call.starts).await;
         let message = json!({
             "jsonrpc": "2.0", "id": id, "method": "tools/call",
@@ -277,7 +277,7 @@ impl World {
                 "arguments": { "label": format!("{id}/{}", call.lasts.as_millis()) },
             },
         });
-        note(ClientFact::Asked);
+        record(ClientFact::Called);
         let sent = Instant::now();
         let mut response = self.send("POST", &[], message.to_string()).await;
         let mut known = Known::default();
@@ -289,34 +289,36 @@ impl World {
             }
             let stream = Reading::of(response);
             let loss = losses.next();
-            let (answer, by_server, is_spared) = self.connected(id, stream, loss, &mut known).await;
+            let (answer, by_server, is_resumed_elsewhere) =
+                self.connected(id, stream, loss, &mut known).await;
             if let Some(answer) = answer {
-                note(match answer.get("error") {
+                record(match answer.get("error") {
                     None => ClientFact::Answered,
                     Some(error) => ClientFact::Refused(error["code"].clone()),
                 });
                 break;
             }
-            note(ClientFact::Lost {
+            record(ClientFact::Lost {
                 by_server,
                 retry: known.retry,
                 can_return: known.event_id.is_some(),
-                is_spared,
+                is_resumed_elsewhere,
             });
-            let gives_up = call.gives_up || sent.elapsed() > call.lasts + TIRED;
+            let stops_resuming =
+                call.stops_resuming || sent.elapsed() > call.lasts + REQUEST_TIMEOUT;
             let event_id = match &known.event_id {
-                Some(event_id) if !gives_up || losses.len() > 0 => event_id,
+                Some(event_id) if !stops_resuming || losses.len() > 0 => event_id,
                 _ => {
-                    note(ClientFact::GaveUp);
+                    record(ClientFact::StoppedResuming);
                     break;
                 }
             };
-            // Like SDKs, if the story has no time for it.
-            let as_told = known.retry.or(self.retry).unwrap_or(Duration::from_secs(3));
-            sleep(loss.map_or(as_told, |loss| loss.away)).await;
+            // As SDKs do, if the story has no time for the resume.
+            let resume_time = known.retry.or(self.retry).unwrap_or(Duration::from_secs(3));
+            sleep(loss.map_or(resume_time, |loss| loss.away)).await;
             let last = [("last-event-id", event_id.as_str())];
             response = self.send("GET", &last, String::new()).await;
-            note(ClientFact::Back {
+            record(ClientFact::Returned {
                 status: response.status().as_u16(),
             });
         }
@@ -342,13 +344,13 @@ impl World {
                 self.end_stream(id, retry, known).await;
                 (stream.read_to_end(known).await, true, false)
             }
-            Some(How::TakenElsewhere { first }) => {
+            Some(How::ResumedElsewhere { first }) => {
                 let event_id = known.event_id.clone().unwrap_or_default();
-                let tell = || self.calls.resumed_elsewhere(&self.session, &event_id);
-                let mut is_kept = first && tell();
+                let report = || self.calls.resumed_elsewhere(&self.session, &event_id);
+                let mut is_kept = first && report();
                 drop(stream);
                 if !first {
-                    is_kept = tell();
+                    is_kept = report();
                 }
                 (None, false, is_kept)
             }
@@ -384,7 +386,7 @@ impl Reading {
         while let Some(Ok(bytes)) = self.body.next().await {
             self.text += str::from_utf8(&bytes).expect("whole characters");
             while let Some((event, rest)) = self.text.split_once("\n\n") {
-                let answer = known.learn(event);
+                let answer = known.on_event(event);
                 self.text = rest.to_owned();
                 if answer.is_some() {
                     return answer;
@@ -398,7 +400,7 @@ impl Reading {
 // === impl Known ===
 
 impl Known {
-    fn learn(&mut self, event: &str) -> Option<Value> {
+    fn on_event(&mut self, event: &str) -> Option<Value> {
         let mut answer = None;
         for line in event.lines() {
             match line.split_once(": ") {
@@ -419,7 +421,7 @@ impl Known {
     }
 }
 
-fn note(reports: &Shared<Vec<(Duration, Report)>>, start: Instant, event: &Event<'_>) {
+fn record(reports: &Shared<Vec<(Duration, Report)>>, start: Instant, event: &Event<'_>) {
     let (call, report) = match event {
         Event::Started { call, .. } => (call, Report::Started),
         Event::Detached { call, grace, .. } => (call, Report::Detached(*grace)),

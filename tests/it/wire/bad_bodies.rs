@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::table::{Row, Sent, table};
 use crate::{
-    stack::{Bench, Way},
+    stack::{Bench, SessionMode},
     support::*,
 };
 
@@ -48,16 +48,19 @@ struct Answer {
 
 /// Counts the exchanges that are over.
 #[derive(Clone)]
-struct Over(Arc<watch::Sender<usize>>);
+struct ExchangeCounter(Arc<watch::Sender<usize>>);
 
 /// An exchange that is not over yet.
-struct Going(Over);
+struct ExchangeGuard(ExchangeCounter);
 
 // === impl Held ===
 
 impl Held {
-    async fn new(way: Way, build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router) -> Self {
-        let bench = Bench::new(way, build).await;
+    async fn new(
+        mode: SessionMode,
+        build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router,
+    ) -> Self {
+        let bench = Bench::new(mode, build).await;
         let mcp = bench.client(&[]).await;
         let mut call = mcp.call(1, "hold", json!({ "label": "held" })).await;
         bench.witness.started("held").await;
@@ -66,16 +69,16 @@ impl Held {
     }
 
     /// Creates a server without the layer, and with rmcp's own session manager.
-    async fn bare(way: Way) -> Self {
-        let way = match way {
-            Way::Wrapped | Way::LayerOnly => Way::LayerOnly,
-            Way::Stateless => Way::Stateless,
+    async fn bare(mode: SessionMode) -> Self {
+        let mode = match mode {
+            SessionMode::Wrapped | SessionMode::LayerOnly => SessionMode::LayerOnly,
+            SessionMode::Stateless => SessionMode::Stateless,
         };
-        Self::new(way, |rmcp, _| rmcp).await
+        Self::new(mode, |rmcp, _| rmcp).await
     }
 
-    async fn layered(way: Way) -> Self {
-        Self::new(way, |rmcp, cancel| rmcp.layer(cancel)).await
+    async fn layered(mode: SessionMode) -> Self {
+        Self::new(mode, |rmcp, cancel| rmcp.layer(cancel)).await
     }
 
     async fn answer(&self, row: &Row) -> Answer {
@@ -118,7 +121,7 @@ impl Held {
     }
 
     /// Asserts that the held call is untouched and the only one.
-    async fn check_untouched(mut self, way: Way) {
+    async fn check_untouched(mut self, mode: SessionMode) {
         let Bench {
             witness,
             log,
@@ -129,20 +132,20 @@ impl Held {
         let mut echo = self.mcp.call(2, "echo", json!({ "text": "x" })).await;
         echo.answer().await.expect("the session is open");
         echo.body_to_end().await;
-        assert!(witness.is_running("held"), "{way:?}: {:#?}", log.events());
-        assert_eq!(layer.calls().len(), 1, "{way:?}: {:#?}", log.events());
+        assert!(witness.is_running("held"), "{mode:?}: {:#?}", log.events());
+        assert_eq!(layer.calls().len(), 1, "{mode:?}: {:#?}", log.events());
         witness.release("held");
         let answer = self.call.answer().await.expect("an answer");
         let text = &answer["result"]["content"][0]["text"];
-        assert_eq!(text, "done:held", "{way:?}");
+        assert_eq!(text, "done:held", "{mode:?}");
         self.call.body_to_end().await;
-        assert!(layer.calls().is_empty(), "{way:?}");
+        assert!(layer.calls().is_empty(), "{mode:?}");
     }
 }
 
-// === impl Over ===
+// === impl ExchangeCounter ===
 
-impl Over {
+impl ExchangeCounter {
     fn new() -> Self {
         Self(Arc::new(watch::Sender::new(0)))
     }
@@ -151,13 +154,13 @@ impl Over {
     fn watch(&self, app: Router) -> Router {
         let over = self.clone();
         app.layer(from_fn(move |request: AxumRequest, next: Next| {
-            let going = Going(over.clone());
+            let guard = ExchangeGuard(over.clone());
             async move {
                 let response = next.run(request).await;
                 response.map(|body| {
                     // The body holds this value until it is dropped.
                     Body::new(body.map_frame(move |frame| {
-                        let _going = &going;
+                        let _going = &guard;
                         frame
                     }))
                 })
@@ -176,7 +179,7 @@ impl Over {
     }
 }
 
-impl Drop for Going {
+impl Drop for ExchangeGuard {
     fn drop(&mut self) {
         self.0.0.send_modify(|over| *over += 1);
     }
@@ -184,52 +187,52 @@ impl Drop for Going {
 
 // --- Tests ---
 
-async fn every_answer_is_the_same(way: Way) {
-    let (bare, layered) = (Held::bare(way).await, Held::layered(way).await);
+async fn every_answer_is_the_same(mode: SessionMode) {
+    let (bare, layered) = (Held::bare(mode).await, Held::layered(mode).await);
     for row in table() {
-        let (wanted, got) = (bare.answer(&row).await, layered.answer(&row).await);
-        assert_eq!(got, wanted, "{way:?}: {}", row.what);
+        let (wanted, received) = (bare.answer(&row).await, layered.answer(&row).await);
+        assert_eq!(received, wanted, "{mode:?}: {}", row.what);
     }
-    assert_eq!(layered.bench.log.cancelled(), [], "{way:?}");
-    layered.check_untouched(way).await;
+    assert_eq!(layered.bench.log.cancelled(), [], "{mode:?}");
+    layered.check_untouched(mode).await;
 }
 
 #[tokio::test]
 async fn a_wrapped_session_answers_as_without_the_layer() {
-    every_answer_is_the_same(Way::Wrapped).await;
+    every_answer_is_the_same(SessionMode::Wrapped).await;
 }
 
 #[tokio::test]
 async fn a_session_answers_as_without_the_layer() {
-    every_answer_is_the_same(Way::LayerOnly).await;
+    every_answer_is_the_same(SessionMode::LayerOnly).await;
 }
 
 #[tokio::test]
 async fn a_stateless_server_answers_as_without_the_layer() {
-    every_answer_is_the_same(Way::Stateless).await;
+    every_answer_is_the_same(SessionMode::Stateless).await;
 }
 
-async fn no_hang_up_touches_the_held_call(way: Way) {
-    let held = Held::layered(way).await;
+async fn no_disconnect_affects_the_held_call(mode: SessionMode) {
+    let held = Held::layered(mode).await;
     for row in table() {
         held.send(&row, &held.mcp).await.fin();
     }
-    held.check_untouched(way).await;
+    held.check_untouched(mode).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_wrapped_session() {
-    no_hang_up_touches_the_held_call(Way::Wrapped).await;
+    no_disconnect_affects_the_held_call(SessionMode::Wrapped).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_session() {
-    no_hang_up_touches_the_held_call(Way::LayerOnly).await;
+    no_disconnect_affects_the_held_call(SessionMode::LayerOnly).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_stateless_call() {
-    no_hang_up_touches_the_held_call(Way::Stateless).await;
+    no_disconnect_affects_the_held_call(SessionMode::Stateless).await;
 }
 
 /// Reads the body of a request that asks for it, reports that, and then never answers. The replay of a cancel is passed
@@ -249,11 +252,11 @@ async fn undecided(
     pending().await
 }
 
-async fn no_hang_up_before_the_decision_touches_the_held_call(way: Way) {
+async fn no_disconnect_before_the_decision_affects_the_held_call(mode: SessionMode) {
     let (reader, mut read) = mpsc::unbounded_channel();
-    let over = Over::new();
+    let over = ExchangeCounter::new();
     let watching = over.clone();
-    let held = Held::new(way, move |rmcp, cancel| {
+    let held = Held::new(mode, move |rmcp, cancel| {
         let app = rmcp.layer(from_fn_with_state(reader, undecided));
         watching.watch(app.layer(cancel))
     })
@@ -274,22 +277,22 @@ async fn no_hang_up_before_the_decision_touches_the_held_call(way: Way) {
         }
         over.reaches(before + 1, &end).await;
     }
-    held.check_untouched(way).await;
+    held.check_untouched(mode).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_before_the_refusal_affects_no_call_of_a_wrapped_session() {
-    no_hang_up_before_the_decision_touches_the_held_call(Way::Wrapped).await;
+    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::Wrapped).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_before_the_refusal_affects_no_call_of_a_session() {
-    no_hang_up_before_the_decision_touches_the_held_call(Way::LayerOnly).await;
+    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::LayerOnly).await;
 }
 
 #[tokio::test]
 async fn a_disconnect_before_the_refusal_affects_no_stateless_call() {
-    no_hang_up_before_the_decision_touches_the_held_call(Way::Stateless).await;
+    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::Stateless).await;
 }
 
 #[test]

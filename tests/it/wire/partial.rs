@@ -62,27 +62,27 @@ enum Serves {
     NeverAnswers,
 }
 
-/// What becomes of the call.
+/// The expected outcome of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Expected {
     Ends(Outcome),
     /// The client gets this status. Either no call is known, or it ended with that answer.
     Refused,
     /// The call runs for as long as its client is connected, and ends when the client disconnects.
-    GoesOn,
+    Running,
     /// There was no call.
     None,
 }
 
-fn fate(sends: Sends, serves: Serves) -> Fate {
-    use Fate::{Ends, GoesOn, None, Refused};
+fn expected(sends: Sends, serves: Serves) -> Expected {
+    use Expected::{Ends, None, Refused, Running};
     match (sends, serves) {
         // An incomplete message is no call that could be cancelled.
         (Sends::HalfAndHangsUp, _) => None,
         (_, Serves::RefusesUnread) => Refused,
         // hyper takes a half-close for a disconnect. A call that has not ended by then is cancelled.
         (Sends::ThenHalfCloses, Serves::NeverEnds | Serves::NeverAnswers) => Ends(DISCONNECTED),
-        (_, Serves::NeverEnds | Serves::NeverAnswers) => GoesOn,
+        (_, Serves::NeverEnds | Serves::NeverAnswers) => Running,
         // The call becomes known only after its stream has begun, and that stream is passed on unread.
         (_, Serves::StreamsUnread) => Ends(Outcome::Unknown),
         (_, Serves::Answers | Serves::ReadyLate) => Ends(Outcome::Completed),
@@ -144,19 +144,19 @@ async fn play(sends: Sends, serves: Serves) {
     let mut client = TcpStream::connect(addr).await.expect("connect");
     client.set_nodelay(true).expect("TCP_NODELAY");
     sends.send(&mut client).await;
-    match fate(sends, serves) {
-        Fate::Ends(outcome) => {
+    match expected(sends, serves) {
+        Expected::Ends(outcome) => {
             let ended = within(&cell, ends.recv()).await;
             assert_eq!(ended, Some(outcome), "{cell}");
         }
-        Fate::Refused => {
+        Expected::Refused => {
             let mut status = [0; 12];
             within(&cell, client.read_exact(&mut status))
                 .await
                 .expect("a status");
             assert_eq!(&status, b"HTTP/1.1 403", "{cell}");
         }
-        Fate::GoesOn => {
+        Expected::Running => {
             sleep(Duration::from_millis(300)).await;
             assert!(ends.try_recv().is_err(), "{cell}: ended");
             assert_eq!(calls.len(), 1, "{cell}");
@@ -164,7 +164,7 @@ async fn play(sends: Sends, serves: Serves) {
             let ended = within(&cell, ends.recv()).await;
             assert_eq!(ended, Some(DISCONNECTED), "{cell}");
         }
-        Fate::None => {
+        Expected::None => {
             drop(client);
             sleep(Duration::from_millis(300)).await;
             assert!(calls.is_empty() && ends.try_recv().is_err(), "{cell}");

@@ -81,7 +81,7 @@ enum Verdict {
     /// The call ended with its answer.
     Answered,
     /// The layer took the client for disconnected.
-    Gone,
+    Disconnected,
     /// The client is still reading.
     Reading,
 }
@@ -99,7 +99,7 @@ fn row(event: usize, frame: usize, reads: Reads, stall_timeout: Duration, verdic
 
 fn sample() -> Vec<Row> {
     use Reads::{Pauses, Rate, Stops};
-    use Verdict::{Answered, Gone};
+    use Verdict::{Answered, Disconnected};
     let half = 500 * MS;
     vec![
         row(2_000, 1, Rate(10_000), SECOND, Answered),
@@ -107,17 +107,23 @@ fn sample() -> Vec<Row> {
         row(MIB, MIB, Rate(400_000), half, Answered),
         row(20 * MIB, 20 * MIB, Rate(10_000_000), half, Answered),
         row(MIB, MIB, Pauses(200 * KIB, 600 * MS), SECOND, Answered),
-        row(20 * MIB, 20 * MIB, Stops(0), SECOND, Gone),
-        row(20 * MIB, 64 * KIB, Stops(300 * KIB), SECOND, Gone),
-        row(20 * MIB, 20 * MIB, Stops(300 * KIB), SECOND, Gone),
-        row(20 * MIB, KIB, Rate(50), SECOND, Gone),
-        row(20 * MIB, MIB, Pauses(200 * KIB, 5 * SECOND), SECOND, Gone),
+        row(20 * MIB, 20 * MIB, Stops(0), SECOND, Disconnected),
+        row(20 * MIB, 64 * KIB, Stops(300 * KIB), SECOND, Disconnected),
+        row(20 * MIB, 20 * MIB, Stops(300 * KIB), SECOND, Disconnected),
+        row(20 * MIB, KIB, Rate(50), SECOND, Disconnected),
+        row(
+            20 * MIB,
+            MIB,
+            Pauses(200 * KIB, 5 * SECOND),
+            SECOND,
+            Disconnected,
+        ),
     ]
 }
 
 fn full() -> Vec<Row> {
     use Reads::{Rate, Stops};
-    use Verdict::{Answered, Gone, Reading};
+    use Verdict::{Answered, Disconnected, Reading};
     let minute = 60 * SECOND;
     let mut rows = sample();
     for frame in [1, KIB, 16 * KIB, 64 * KIB, MIB, 20 * MIB] {
@@ -128,7 +134,7 @@ fn full() -> Vec<Row> {
                 ..slow
             });
         }
-        rows.push(row(20 * MIB, frame, Stops(MIB), SECOND, Gone));
+        rows.push(row(20 * MIB, frame, Stops(MIB), SECOND, Disconnected));
     }
     for (event, rate, verdict, seconds) in [
         (20 * MIB, 10_000, Reading, 150),
@@ -213,7 +219,7 @@ impl Row {
                 Err(_) => Verdict::Reading,
                 Ok(Some(Outcome::Completed)) => Verdict::Answered,
                 Ok(Some(Outcome::Cancelled(CancelReason::ClientDisconnected)
-                    | Outcome::Abandoned(CancelReason::ClientDisconnected))) => Verdict::Gone,
+                    | Outcome::Abandoned(CancelReason::ClientDisconnected))) => Verdict::Disconnected,
                 Ok(other) => panic!("{self:?}: {other:?}"),
             },
         }

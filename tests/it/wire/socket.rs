@@ -20,7 +20,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use crate::support::{Connection, Request, within};
 
 /// A server, behind the layer, whose handler neither reads a body nor answers.
-struct Deaf {
+struct NonReadingServer {
     callers: mpsc::UnboundedReceiver<Caller>,
     connection: Connection,
 }
@@ -32,7 +32,7 @@ struct Caller {
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_fin() {
-    let mut deaf = Deaf::serve().await;
+    let mut deaf = NonReadingServer::serve().await;
     let caller = deaf.ask(&Request::new("GET", "/")).await;
     deaf.connection.send(&Request::new("GET", "/next")).await;
     deaf.connection.fin();
@@ -41,7 +41,7 @@ async fn a_pipelined_request_does_not_hide_a_fin() {
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_reset() {
-    let mut deaf = Deaf::serve().await;
+    let mut deaf = NonReadingServer::serve().await;
     let caller = deaf.ask(&Request::new("GET", "/")).await;
     deaf.connection.send(&Request::new("GET", "/next")).await;
     deaf.connection.rst();
@@ -50,7 +50,7 @@ async fn a_pipelined_request_does_not_hide_a_reset() {
 
 #[tokio::test]
 async fn a_stray_line_end_does_not_hide_a_fin() {
-    let mut deaf = Deaf::serve().await;
+    let mut deaf = NonReadingServer::serve().await;
     let request = Request::new("POST", "/").body("{}");
     let caller = deaf.ask(&request).await;
     deaf.connection.write(b"\r\n").await;
@@ -60,7 +60,7 @@ async fn a_stray_line_end_does_not_hide_a_fin() {
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_half_close() {
-    let mut deaf = Deaf::serve().await;
+    let mut deaf = NonReadingServer::serve().await;
     let caller = deaf.ask(&Request::new("GET", "/")).await;
     deaf.connection.send(&Request::new("GET", "/next")).await;
     deaf.connection.half_close().await;
@@ -69,7 +69,7 @@ async fn a_pipelined_request_does_not_hide_a_half_close() {
 
 #[tokio::test]
 async fn an_unread_body_does_not_hide_a_reset() {
-    let mut deaf = Deaf::serve().await;
+    let mut deaf = NonReadingServer::serve().await;
     let request = Request::new("POST", "/").body(vec![b'x'; 1_000_000]);
     let caller = deaf.ask(&request).await;
     deaf.connection.rst();
@@ -103,10 +103,10 @@ async fn a_detach_has_the_kernel_as_its_cause() {
         hand_out.send(()).unwrap();
         std::future::pending::<()>().await;
     };
-    let (tell, mut causes) = mpsc::unbounded_channel();
+    let (sender, mut causes) = mpsc::unbounded_channel();
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &LayerEvent<'_>| {
         if let LayerEvent::Detached { cause, .. } = event {
-            tell.send(*cause).unwrap();
+            sender.send(*cause).unwrap();
         }
     });
     let app = Router::new().route("/", any(handler)).layer(layer);
@@ -138,9 +138,9 @@ fn spawn(server: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(server);
 }
 
-// === impl Deaf ===
+// === impl NonReadingServer ===
 
-impl Deaf {
+impl NonReadingServer {
     async fn serve() -> Self {
         let (hand_out, callers) = mpsc::unbounded_channel();
         let handler = async move |Extension(token): Extension<CallToken>, request: AxumRequest| {

@@ -49,7 +49,7 @@ enum Head {
 }
 
 /// What a client received.
-struct Got {
+struct Received {
     frames: Vec<Bytes>,
     /// Number of probes in `frames`.
     probes: usize,
@@ -132,19 +132,19 @@ fn a_json_answer_that_is_sent_as_an_event_is_one_event_in_any_split() {
         let got = exchange(&script, Head::Early, &[0], "application/json");
         let (events, failed) = by_sse_stream(&got.frames);
         prop_assert!(!failed, "{:?}", &got.frames);
-        let told: Vec<Value> = events
+        let answers: Vec<Value> = events
             .iter()
             .map(|event| {
                 serde_json::from_str(event.data.as_deref().unwrap_or_default()).unwrap_or_default()
             })
             .collect();
-        prop_assert_eq!(told, [answer], "{:?}", &got.frames);
+        prop_assert_eq!(answers, [answer], "{:?}", &got.frames);
         Ok(())
     });
     checked.expect("one event");
 }
 
-fn reads_the_same((frames, _): &Script, got: &Got) -> Result<(), TestCaseError> {
+fn reads_the_same((frames, _): &Script, got: &Received) -> Result<(), TestCaseError> {
     let inner: Vec<Bytes> = frames.iter().map(|(_, frame)| frame.clone()).collect();
     prop_assert_eq!(
         by_sse_stream(&got.frames),
@@ -163,13 +163,13 @@ fn reads_the_same((frames, _): &Script, got: &Got) -> Result<(), TestCaseError> 
 
 // === Exchanges ===
 
-fn through(script: &Script, head: Head, pauses: &[u32]) -> Got {
+fn through(script: &Script, head: Head, pauses: &[u32]) -> Received {
     exchange(script, head, pauses, "text/event-stream")
 }
 
 /// Reads a response of the layer on a clock that jumps. Before each frame the client waits for the number of intervals
 /// in `pauses`.
-fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static str) -> Got {
+fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static str) -> Received {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -209,7 +209,7 @@ fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static st
             frames.extend(frame.into_data());
         }
         let probes = frames.iter().filter(|frame| is_probe(frame)).count();
-        Got { frames, probes }
+        Received { frames, probes }
     })
 }
 

@@ -18,7 +18,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use crate::{
     log::{Happened, Log},
-    setup::{Plan, Server, Setup, What, asking_first},
+    setup::{Plan, Server, Setup, What, slow_auth},
     support::*,
 };
 
@@ -27,7 +27,7 @@ const LARGE: usize = 5 * 1024 * 1024;
 
 /// rmcp accepts bodies that the layer does not read, and gets them some time after they have ended.
 async fn start() -> Setup {
-    let plan = Plan::of(Server::Wrapped).inside(asking_first);
+    let plan = Plan::of(Server::Wrapped).inside(slow_auth);
     let plan = plan.config(|config| config.with_max_request_body_bytes(2 * LARGE));
     plan.start().await
 }

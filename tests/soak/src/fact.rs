@@ -82,7 +82,7 @@ pub enum Fact {
 
     // The clients.
     /// About to send a call.
-    Asked {
+    Calling {
         call: Call,
         client: Arc<str>,
         route: Arc<str>,
@@ -133,16 +133,16 @@ pub enum Fact {
         stream: Stream,
     },
     /// About to close the connection.
-    Leaving {
+    Closing {
         stream: Stream,
-        how: Leave,
+        how: CloseKind,
     },
     /// Has closed it.
-    Left {
+    Closed {
         stream: Stream,
     },
     /// The server ended the response, or the connection.
-    Over {
+    StreamEnded {
         stream: Stream,
         clean: bool,
     },
@@ -186,7 +186,7 @@ pub enum Fact {
 /// How a client closes its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Leave {
+pub enum CloseKind {
     Fin,
     Reset,
     /// A half-close: it only stops sending.
@@ -236,7 +236,7 @@ impl Log {
         let line = Line { at: now(), fact };
         let mut text = serde_json::to_vec(&line).expect("a fact is JSON");
         text.push(b'\n');
-        (&*self.0).write_all(&text).expect("the log takes a line");
+        (&*self.0).write_all(&text).expect("the log can be written");
     }
 }
 

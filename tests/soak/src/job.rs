@@ -2,23 +2,23 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// The work of one call: `<name>~<milliseconds>~<steps>~<manner>`. The name is a nonce.
+/// The work of one call: `<name>~<milliseconds>~<steps>~<reaction>`. The name is a nonce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     pub name: String,
     pub work: Duration,
     /// Number of progress reports, evenly spread.
     pub steps: u32,
-    pub manner: Manner,
+    pub reaction: Reaction,
 }
 
 /// How the handler reacts to its token and its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum Reaction {
     /// Ends as soon as its token fires.
-    Heeds,
+    EndsOnToken,
     /// Ignores its token.
-    Deaf,
+    IgnoresToken,
     /// Ends as soon as its token fires. Its progress stalls the server if the client does not read.
     Floods,
 }
@@ -30,13 +30,13 @@ pub const FLOOD: usize = 128 * 1024;
 
 impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let manner = match self.manner {
-            Manner::Heeds => "heeds",
-            Manner::Deaf => "deaf",
-            Manner::Floods => "floods",
+        let reaction = match self.reaction {
+            Reaction::EndsOnToken => "heeds",
+            Reaction::IgnoresToken => "deaf",
+            Reaction::Floods => "floods",
         };
         let work = self.work.as_millis();
-        write!(f, "{}~{work}~{}~{manner}", self.name, self.steps)
+        write!(f, "{}~{work}~{}~{reaction}", self.name, self.steps)
     }
 }
 
@@ -45,7 +45,7 @@ impl FromStr for Job {
 
     fn from_str(key: &str) -> Result<Self, String> {
         let parts: Vec<_> = key.split('~').collect();
-        let &[name, work, steps, manner] = parts.as_slice() else {
+        let &[name, work, steps, reaction] = parts.as_slice() else {
             return Err(format!("not a job: {key}"));
         };
         let number = |text: &str| text.parse::<u32>().map_err(|_| format!("not a job: {key}"));
@@ -53,10 +53,10 @@ impl FromStr for Job {
             name: name.to_owned(),
             work: Duration::from_millis(number(work)?.into()),
             steps: number(steps)?,
-            manner: match manner {
-                "heeds" => Manner::Heeds,
-                "deaf" => Manner::Deaf,
-                "floods" => Manner::Floods,
+            reaction: match reaction {
+                "heeds" => Reaction::EndsOnToken,
+                "deaf" => Reaction::IgnoresToken,
+                "floods" => Reaction::Floods,
                 _ => return Err(format!("not a job: {key}")),
             },
         })

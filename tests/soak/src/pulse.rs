@@ -7,7 +7,7 @@ use std::{
 
 use crate::fact::{Fact, Log};
 
-const BEAT: Duration = Duration::from_millis(20);
+const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 /// Smaller delays are normal for timers.
 const LATE: Duration = Duration::from_millis(50);
 
@@ -17,22 +17,22 @@ pub fn watch(log: &Log) {
     thread::spawn(move || {
         loop {
             let begun = Instant::now();
-            thread::sleep(BEAT);
-            note(&of_thread, begun.elapsed());
+            thread::sleep(WAKE_INTERVAL);
+            record(&of_thread, begun.elapsed());
         }
     });
     let of_task = log.clone();
     tokio::spawn(async move {
         loop {
             let begun = Instant::now();
-            tokio::time::sleep(BEAT).await;
-            note(&of_task, begun.elapsed());
+            tokio::time::sleep(WAKE_INTERVAL).await;
+            record(&of_task, begun.elapsed());
         }
     });
 }
 
-fn note(log: &Log, passed: Duration) {
-    let late = passed.saturating_sub(BEAT);
+fn record(log: &Log, passed: Duration) {
+    let late = passed.saturating_sub(WAKE_INTERVAL);
     if late > LATE {
         let millis = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
         log.write(Fact::Stalled { millis });

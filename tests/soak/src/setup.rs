@@ -46,7 +46,7 @@ pub const RETRY: Duration = Duration::from_millis(300);
 /// Idle timeout of a session. No call is silent for as long.
 pub const IDLE: Duration = Duration::from_secs(10);
 /// Time for which an answer is retained for a client that was disconnected. The session stays open meanwhile.
-pub const KEPT: Duration = Duration::from_secs(60);
+pub const RETENTION: Duration = Duration::from_secs(60);
 /// Maximum time for calls of a drained server to complete.
 pub const DRAIN: Duration = Duration::from_millis(1_500);
 /// Maximum time for which rmcp lets the handlers of a deleted session run on, if they are not cancelled first.
@@ -54,13 +54,13 @@ pub const RMCP_DRAIN: Micros = 5 * SECOND;
 /// Maximum delay of a cancel on a machine that does not stall.
 pub const MARGIN: Micros = SECOND;
 /// Time by which a deadline is postponed, once, if it is noticed more than a second late.
-pub const REARMED: Micros = 5 * SECOND;
+pub const POSTPONE_TIME: Micros = 5 * SECOND;
 /// Time after which the end of a grace is checked again if it was noticed late.
-pub const GLANCE: Micros = 100 * MILLI;
+pub const RECHECK_DELAY: Micros = 100 * MILLI;
 /// Maximum number of such checks.
-pub const MAX_GLANCES: u64 = 10;
+pub const MAX_RECHECKS: u64 = 10;
 /// Tolerance for early cancels, because timers are rounded and clocks are read one after the other.
-pub const EARLY: Micros = 20 * MILLI;
+pub const EARLY_TOLERANCE: Micros = 20 * MILLI;
 
 const PLAIN: Setup = Setup {
     route: "wrapped",

@@ -32,7 +32,7 @@ pub struct Connection {
     received: BytesMut,
     closed: bool,
     /// The methods of the requests without a head so far. An answer to HEAD has no body.
-    asked: VecDeque<&'static str>,
+    methods: VecDeque<&'static str>,
     /// The newest head, and the decoder of its body.
     head: Option<Head>,
     body: BodyDecoder,
@@ -92,7 +92,7 @@ impl Connection {
             addr,
             received: BytesMut::new(),
             closed: false,
-            asked: VecDeque::new(),
+            methods: VecDeque::new(),
             head: None,
             body: BodyDecoder::empty(),
             sse: SseReader::default(),
@@ -155,7 +155,7 @@ impl Connection {
     }
 
     async fn send_head(&mut self, request: &Request, announced: Announced) {
-        self.asked.push_back(request.method);
+        self.methods.push_back(request.method);
         let head = request.head(&self.addr.to_string(), announced);
         self.write(head.as_bytes()).await;
     }
@@ -181,7 +181,7 @@ impl Connection {
                 return None;
             }
         };
-        self.body = match self.asked.pop_front() {
+        self.body = match self.methods.pop_front() {
             Some("HEAD") => BodyDecoder::empty(),
             _ => BodyDecoder::new(head.status, &head.headers),
         };
@@ -236,7 +236,7 @@ impl Connection {
     ///
     /// Reads the head first if necessary, and skips priming and notifications.
     pub async fn answer(&mut self) -> Option<Value> {
-        if self.is_complete() && !self.asked.is_empty() {
+        if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
         }
         let head = self.head.clone().expect("a request was sent");
@@ -249,7 +249,7 @@ impl Connection {
 
     /// Reads all messages of the answer: events, or one JSON body. Reads the head first if necessary.
     pub async fn messages(&mut self) -> Vec<Value> {
-        if self.is_complete() && !self.asked.is_empty() {
+        if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
         }
         let head = self.head.clone().expect("a request was sent");

@@ -41,7 +41,7 @@ pub struct H2Stream {
 }
 
 enum State {
-    Asked(Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>),
     Answered(Head, Incoming),
 }
 
@@ -81,7 +81,7 @@ impl H2 {
             .expect("the connection exists");
         let request = request.to_http(&self.addr.to_string()).map(Full::new);
         H2Stream {
-            state: State::Asked(Box::pin(self.sender.send_request(request))),
+            state: State::Pending(Box::pin(self.sender.send_request(request))),
             sse: SseReader::default(),
         }
     }
@@ -161,7 +161,7 @@ impl H2Stream {
     pub fn reset(self) {}
 
     async fn answered(&mut self) -> (&Head, &mut Incoming) {
-        if let State::Asked(response) = &mut self.state {
+        if let State::Pending(response) = &mut self.state {
             let response = within("an HTTP/2 answer", response)
                 .await
                 .expect("the server answers before it closes");
@@ -174,7 +174,7 @@ impl H2Stream {
         }
         match &mut self.state {
             State::Answered(head, body) => (head, body),
-            State::Asked(_) => unreachable!("it was just answered"),
+            State::Pending(_) => unreachable!("it was just answered"),
         }
     }
 }
@@ -182,7 +182,7 @@ impl H2Stream {
 impl fmt::Debug for H2Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = match &self.state {
-            State::Asked(_) => None,
+            State::Pending(_) => None,
             State::Answered(head, _) => Some(head),
         };
         f.debug_struct("H2Stream")

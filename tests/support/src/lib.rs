@@ -62,5 +62,5 @@ pub use self::{
     request::Request,
     serve::{Served, serve, serve_on},
     server::{Mode, PATH, Tools, router},
-    witness::{End, Life, Running, Witness},
+    witness::{End, HandlerRecord, Running, Witness},
 };

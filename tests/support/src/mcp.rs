@@ -144,7 +144,7 @@ impl Mcp {
 
     /// Ends the session. Returns the status.
     pub async fn delete(&self) -> u16 {
-        let request = self.dress(Request::new("DELETE", &self.path));
+        let request = self.with_headers(Request::new("DELETE", &self.path));
         self.fetch(&request).await.status
     }
 
@@ -199,7 +199,7 @@ impl Mcp {
             .header("content-type", "application/json")
             .header("accept", "application/json, text/event-stream")
             .body(body);
-        self.dress(request)
+        self.with_headers(request)
     }
 
     /// The GET that resumes a stream after an event.
@@ -209,7 +209,7 @@ impl Mcp {
 
     /// The GET for the standalone stream.
     pub fn get_request(&self) -> Request {
-        self.dress(Request::new("GET", &self.path).header("accept", "text/event-stream"))
+        self.with_headers(Request::new("GET", &self.path).header("accept", "text/event-stream"))
     }
 
     fn message(&self, id: Value, method: &str, mut params: Value) -> Value {
@@ -221,7 +221,7 @@ impl Mcp {
     }
 
     /// Adds the headers of every request.
-    fn dress(&self, request: Request) -> Request {
+    fn with_headers(&self, request: Request) -> Request {
         let request = request.header("mcp-protocol-version", self.version);
         let request = match &self.session {
             Some(session) => request.header("mcp-session-id", session),

@@ -100,14 +100,14 @@ impl Tools {
         }
     }
 
-    /// Calls `look` with the label in every labelled handler, right after its start was recorded.
+    /// Calls `callback` with the label in every labelled handler, right after its start was recorded.
     ///
     /// In the context a test can find what a layer has put into the request's extensions.
     pub fn on_start(
         mut self,
-        look: impl Fn(&str, &RequestContext<RoleServer>) + Send + Sync + 'static,
+        callback: impl Fn(&str, &RequestContext<RoleServer>) + Send + Sync + 'static,
     ) -> Self {
-        self.on_start = Some(Arc::new(look));
+        self.on_start = Some(Arc::new(callback));
         self
     }
 
@@ -132,8 +132,8 @@ impl Tools {
 
     fn begin(&self, label: &str, context: &RequestContext<RoleServer>) -> Running {
         let running = self.witness.begin(label);
-        if let Some(look) = &self.on_start {
-            look(label, context);
+        if let Some(callback) = &self.on_start {
+            callback(label, context);
         }
         running
     }

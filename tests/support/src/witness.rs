@@ -1,7 +1,7 @@
 //! Records what happened to every tool handler. Handlers write to it and tests await it.
 //!
 //! Contract:
-//! 1. Each label belongs to one call. A label that starts again gets a new [`Life`] with a higher [`Life::starts`].
+//! 1. Each label belongs to one call. A label that starts again gets a new [`HandlerRecord`] with a higher [`HandlerRecord::starts`].
 //! 2. A wait also sees earlier records, so no wait can miss its event.
 //! 3. A release is stored, so it may precede the start of the call.
 //! 4. [`End::Completed`] means that the handler returned an answer, not that the answer was delivered.
@@ -25,7 +25,7 @@ pub struct Witness {
 
 /// The records of the handler with one label.
 #[derive(Clone, Debug)]
-pub struct Life {
+pub struct HandlerRecord {
     /// Number of handlers that started with this label; 1 unless a call was executed twice.
     pub starts: usize,
     /// When the newest of them started.
@@ -70,17 +70,17 @@ pub enum Held {
 pub struct Running {
     witness: Witness,
     label: String,
-    told: bool,
+    has_ended: bool,
 }
 
 #[derive(Debug, Default)]
 struct Log {
-    lives: BTreeMap<String, Life>,
+    records: BTreeMap<String, HandlerRecord>,
     released: BTreeSet<String>,
 }
 
 /// The description of a failed wait, with the log at that time.
-struct Wanted<'a> {
+struct FailedWait<'a> {
     what: &'a str,
     witness: &'a Witness,
 }
@@ -101,7 +101,7 @@ impl Witness {
         Running {
             witness: self.clone(),
             label: label.to_owned(),
-            told: false,
+            has_ended: false,
         }
     }
 
@@ -138,8 +138,8 @@ impl Witness {
     }
 
     /// Returns the records of `label`. Returns `None` if it never started.
-    pub fn find(&self, label: &str) -> Option<Life> {
-        self.log.borrow().lives.get(label).cloned()
+    pub fn find(&self, label: &str) -> Option<HandlerRecord> {
+        self.log.borrow().records.get(label).cloned()
     }
 
     /// Returns `true` if the handler of `label` has started and not ended.
@@ -172,24 +172,29 @@ impl Witness {
         self.count(End::is_dropped)
     }
 
-    fn count(&self, wanted: impl Fn(&End) -> bool) -> usize {
+    fn count(&self, is_counted: impl Fn(&End) -> bool) -> usize {
         let log = self.log.borrow();
-        let ends = log.lives.values().filter_map(|life| life.end);
-        ends.filter(wanted).count()
+        let ends = log.records.values().filter_map(|life| life.end);
+        ends.filter(is_counted).count()
     }
 
-    async fn life<T>(&self, what: &str, label: &str, pick: impl Fn(&Life) -> Option<T>) -> T {
-        self.until(what, |log| log.lives.get(label).and_then(&pick))
+    async fn life<T>(
+        &self,
+        what: &str,
+        label: &str,
+        pick: impl Fn(&HandlerRecord) -> Option<T>,
+    ) -> T {
+        self.until(what, |log| log.records.get(label).and_then(&pick))
             .await
     }
 
     async fn until<T>(&self, what: &str, pick: impl Fn(&Log) -> Option<T>) -> T {
         let witness = self;
-        within(Wanted { what, witness }, self.noted(pick)).await
+        within(FailedWait { what, witness }, self.wait_for(pick)).await
     }
 
     /// Waits without a limit until `pick` returns a value.
-    async fn noted<T>(&self, pick: impl Fn(&Log) -> Option<T>) -> T {
+    async fn wait_for<T>(&self, pick: impl Fn(&Log) -> Option<T>) -> T {
         let mut changes = self.log.subscribe();
         loop {
             let found = pick(&changes.borrow_and_update());
@@ -268,31 +273,31 @@ impl Running {
     /// Waits for the release, without a limit. The waits of the test are limited.
     async fn released(&self) {
         let picked = |log: &Log| log.released.contains(&self.label).then_some(());
-        self.witness.noted(picked).await;
+        self.witness.wait_for(picked).await;
     }
 
     fn note_token(&self) {
         let at = Instant::now();
-        self.note(|life| life.token_fired = Some(at));
+        self.update(|life| life.token_fired = Some(at));
     }
 
     fn end(mut self, end: End) {
-        self.told = true;
-        self.note(|life| life.end = Some(end));
+        self.has_ended = true;
+        self.update(|life| life.end = Some(end));
     }
 
-    fn note(&self, change: impl FnOnce(&mut Life)) {
+    fn update(&self, change: impl FnOnce(&mut HandlerRecord)) {
         self.witness.log.send_modify(|log| {
-            log.lives.get_mut(&self.label).map(change);
+            log.records.get_mut(&self.label).map(change);
         });
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.told {
+        if !self.has_ended {
             let end = End::Dropped { at: Instant::now() };
-            self.note(|life| life.end = Some(end));
+            self.update(|life| life.end = Some(end));
         }
     }
 }
@@ -301,25 +306,25 @@ impl Drop for Running {
 
 impl Log {
     fn begin(&mut self, label: &str) {
-        let starts = self.lives.get(label).map_or(0, |life| life.starts);
-        let life = Life {
+        let starts = self.records.get(label).map_or(0, |life| life.starts);
+        let life = HandlerRecord {
             starts: starts + 1,
             started: Instant::now(),
             token_fired: None,
             end: None,
         };
-        self.lives.insert(label.to_owned(), life);
+        self.records.insert(label.to_owned(), life);
     }
 
     fn running(&self) -> usize {
-        let lives = self.lives.values();
-        lives.filter(|life| life.end.is_none()).count()
+        let records = self.records.values();
+        records.filter(|life| life.end.is_none()).count()
     }
 }
 
-// === impl Wanted ===
+// === impl FailedWait ===
 
-impl fmt::Display for Wanted<'_> {
+impl fmt::Display for FailedWait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let log = self.witness.log.borrow();
         write!(f, "{}; the log: {:#?}", self.what, &*log)

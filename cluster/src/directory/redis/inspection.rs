@@ -17,8 +17,9 @@ use crate::{
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
 /// Inspects a backend until it is found usable.
-#[derive(Default)]
 pub(super) struct Inspection {
+    /// Whether Sentinels may replace the backend by one of its replicas.
+    has_sentinels: bool,
     /// The backend that was found usable.
     usable: Mutex<Option<BackendRunId>>,
     cluster: RateLimitedWarning,
@@ -31,11 +32,21 @@ pub(super) struct Kind {
     is_cluster: bool,
     /// The policy by which it evicts keys when its memory is full. `None` if it evicts none.
     eviction: Option<String>,
+    /// Whether it refuses writes once it has lost its replicas (`min-replicas-to-write`).
+    needs_replicas: bool,
 }
 
 // === impl Inspection ===
 
 impl Inspection {
+    pub(super) fn new(has_sentinels: bool) -> Self {
+        Self {
+            has_sentinels,
+            usable: Mutex::default(),
+            cluster: RateLimitedWarning::default(),
+        }
+    }
+
     /// Inspects the backend on this connection, unless it was found usable.
     ///
     /// Logs an error once a minute if it is unusable.
@@ -71,6 +82,14 @@ impl Inspection {
                 )
             });
         }
+        if self.has_sentinels && !kind.needs_replicas {
+            log(|| {
+                warn!(
+                    target: "mcp_cancel_cluster",
+                    "the directory accepts writes without its replicas: after a failover, clients may get 404 for sessions that have just begun. Set min-replicas-to-write 1, and min-replicas-max-lag to less than 6 s"
+                )
+            });
+        }
         *self.usable() = Some(kind.run);
         Ok(())
     }
@@ -93,7 +112,7 @@ impl Inspection {
 impl Kind {
     pub(super) async fn read(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
         let mut ask = pipe();
-        for section in ["server", "cluster", "memory"] {
+        for section in ["server", "cluster", "memory", "replication"] {
             ask.cmd("INFO").arg(section);
         }
         let sections: Vec<String> = ask.query_async(connection).await?;
@@ -111,6 +130,8 @@ impl Kind {
             run: read_run(info).unwrap_or_else(|_| BackendRunId::new("")),
             is_cluster: field("cluster_enabled") == Some("1"),
             eviction: policy.filter(|_| has_limit).map(str::to_owned),
+            // Reported only if both options are set.
+            needs_replicas: field("min_slaves_good_slaves").is_some(),
         }
     }
 }
@@ -134,11 +155,13 @@ mod tests {
         );
         let evicts = kind(&format!("{limited}volatile-ttl\r\n"));
         assert_eq!(evicts.eviction.as_deref(), Some("volatile-ttl"));
+        assert!(!usual.needs_replicas);
+        assert!(kind("role:master\r\nmin_slaves_good_slaves:1\r\n").needs_replicas);
     }
 
     #[test]
     fn each_backend_is_evaluated_once_and_a_cluster_each_time() {
-        let inspection = Inspection::default();
+        let inspection = Inspection::new(false);
         let kind = |run: &str, rest: &str| Kind::of(&format!("run_id:{run}\r\n{rest}"));
         for _ in 0..2 {
             let error = inspection

@@ -28,7 +28,7 @@ pub(super) fn read_leases(
     })
 }
 
-/// Returns when a lease last lapsed that no heartbeat has removed since. A lease that is too far ahead of the clock lapses now.
+/// Returns when a lease last lapsed, of those that no heartbeat has removed yet. A lease that is too far ahead of the clock lapses now.
 fn lapsed(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
     let renewed = leases.filter_map(|(_, text)| renewed(text));

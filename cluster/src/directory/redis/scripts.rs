@@ -31,7 +31,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return written
 ";
 
-/// Replaces the first ownership by the second. Returns the record that is stored afterwards, if any.
+/// Replaces the first ownership with the second. Returns the record that is stored afterwards, if any.
 const CLAIM: &str = "
 local stored = redis.call('HGET', KEYS[1], 'o')
 if stored == ARGV[1] then
@@ -42,7 +42,7 @@ end
 return stored
 ";
 
-/// Replaces a record by a tombstone, unless another owner's epoch is not lower.
+/// Replaces a record with a tombstone, unless another owner's epoch is not lower.
 ///
 /// A value that is not a record is left unchanged.
 const DELETE: &str = "

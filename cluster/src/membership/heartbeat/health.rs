@@ -10,7 +10,7 @@
 //! 4. If heartbeats stop, the directory is not consistent: an answer counts only for the lifetime of the lease that it renewed.
 //! 5. While the lease lasts, no other instance claims a session. The lease may have lapsed because this process stalled or because
 //!    heartbeats were not answered. Each session is then verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
-//!    fail, sessions are served, because availability has precedence there, unless the lease is required.
+//!    fail, sessions are served, because availability takes precedence there, unless the lease is required.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
     sessions::Lapse,
 };
 
-/// Time after the last answered heartbeat from which a stall may have let the lease lapse: 5 s.
+/// Time after the last answered heartbeat at which a stall may have ended the lease: 5 s.
 ///
 /// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
@@ -31,12 +31,12 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 /// Chosen as the interval of heartbeats and twice their timeout.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
-/// Maximum age of a heartbeat when the directory executes it, by the directory's clock: 500 ms.
+/// Maximum age of a heartbeat at its execution, by the directory's clock: 500 ms.
 ///
 /// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
 pub(super) const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
 
-/// Maximum time by which the directory's clock is set back unnoticed: 1 s.
+/// Maximum time by which the directory's clock can be set back unnoticed: 1 s.
 ///
 /// Equal to the time by which a lease may be ahead of that clock.
 pub(crate) const MAX_SET_BACK: Duration = Duration::from_secs(1);

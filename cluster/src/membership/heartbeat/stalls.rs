@@ -1,4 +1,4 @@
-//! Detects stalls of this process. After a stall, clients may wait whose requests were not read.
+//! Detects stalls of this process, which may leave clients waiting whose requests were not read.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::membership::turned_away::TurnedAway;
 /// Interval of the checks whether this process has stalled: 200 ms.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Maximum time of a stall that is not reported: 400 ms. After a longer stall, clients may wait whose requests were not read.
+/// Maximum length of a stall that is not reported: 400 ms. A longer stall may leave clients waiting whose requests were not read.
 ///
 /// Chosen as two intervals of the check. Owners allow for it before they rely on a heartbeat.
 pub(crate) const MAX_UNREPORTED_STALL: Duration = CHECK_INTERVAL.saturating_mul(2);

@@ -312,7 +312,7 @@ impl Client {
                     return Some(());
                 }
                 (Read::Disconnected, Plan::Disconnects { .. }) => {
-                    self.client(&label, watcher::Client::Left { since });
+                    self.client(&label, watcher::Client::NeverResumes { since });
                     return None;
                 }
                 (Read::Disconnected, Plan::Resumes { absence, .. }) if event.is_some() => {
@@ -325,7 +325,7 @@ impl Client {
                 }
                 _ => {
                     // Without an event the client cannot resume.
-                    self.client(&label, watcher::Client::Left { since });
+                    self.client(&label, watcher::Client::NeverResumes { since });
                     return None;
                 }
             }
@@ -357,7 +357,7 @@ impl Client {
                     self.pause(RETRY).await;
                 }
                 Some(404) => {
-                    self.lost(session, &exchange);
+                    self.session_not_found(session, &exchange);
                     self.client(label, watcher::Client::Done);
                     return None;
                 }
@@ -366,7 +366,7 @@ impl Client {
                         self.expect_code(status, label, &[502]);
                     }
                     // It is unknown whether the call has begun, and it cannot be resumed.
-                    self.client(label, watcher::Client::Left { since: 0 });
+                    self.client(label, watcher::Client::NeverResumes { since: 0 });
                     return None;
                 }
             }
@@ -388,7 +388,7 @@ impl Client {
                 Some(200) => return Some(exchange),
                 Some(503) => self.0.watcher.turned_away(label, exchange.host),
                 Some(404) => {
-                    self.lost(session, &exchange);
+                    self.session_not_found(session, &exchange);
                     self.client(label, watcher::Client::Done);
                     return None;
                 }
@@ -586,7 +586,7 @@ impl Client {
                     *last = "the stream ended".into();
                 }
                 404 => {
-                    self.lost(session, &exchange);
+                    self.session_not_found(session, &exchange);
                     return true;
                 }
                 503 => self.0.watcher.refused(ingress.host),
@@ -635,7 +635,7 @@ impl Client {
                 () = self.pause(HEAD_LIMIT) => {}
             }
             let may_wait = label.is_some_and(|label| self.0.watcher.may_wait(label, HEAD_LIMIT));
-            if !may_wait && self.0.watcher.has_lived_since(exchange.host, since) {
+            if !may_wait && self.0.watcher.was_running_since(exchange.host, since) {
                 let what = format!("{what} waits at {} since {since}", exchange.host);
                 self.0.watcher.fail(Check::HeadTimeout, what);
             }
@@ -649,7 +649,7 @@ impl Client {
         }
     }
 
-    fn lost(&self, session: &str, exchange: &Exchange) {
+    fn session_not_found(&self, session: &str, exchange: &Exchange) {
         self.0.watcher.not_found(session, exchange.host);
         let mut current = self.0.session.lock().unwrap();
         if current.as_deref() == Some(session) {

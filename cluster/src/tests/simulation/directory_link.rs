@@ -186,8 +186,8 @@ impl Gate for InstanceLink {
             directory_link.post.after(WORLD, request_delay, move || {
                 at.execute(what, work, host, reply_delay, answer);
             });
-            let lost = |_| Err(DirectoryError::failed("the connection broke"));
-            answered.await.unwrap_or_else(lost)
+            let broken = |_| Err(DirectoryError::failed("the connection broke"));
+            answered.await.unwrap_or_else(broken)
         })
     }
 }

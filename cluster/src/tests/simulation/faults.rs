@@ -124,10 +124,10 @@ pub(super) enum Event {
     StartBeside(Machine),
     Suspend(Machine),
     Resume(Machine),
-    /// The oldest instance of a machine shuts down. The balancer detects this `noticed` later.
+    /// The oldest instance of a machine shuts down. The balancer detects this `detected_after` later.
     Leave {
         machine: Machine,
-        noticed: Ms,
+        detected_after: Ms,
     },
     Paths {
         from: Machine,
@@ -242,10 +242,10 @@ impl Plan {
             }
             Fault::SharedAddress => {
                 self.at(at, Event::StartBeside(one));
-                let noticed = roll(1_000);
+                let detected_after = roll(1_000);
                 let leave = Event::Leave {
                     machine: one,
-                    noticed,
+                    detected_after,
                 };
                 self.at(at + 500 + roll(8_000), leave);
             }
@@ -421,8 +421,14 @@ impl Plan {
         }
     }
 
-    fn leave(&mut self, machine: Machine, at: Ms, noticed: Ms) {
-        self.at(at, Event::Leave { machine, noticed });
+    fn leave(&mut self, machine: Machine, at: Ms, detected_after: Ms) {
+        self.at(
+            at,
+            Event::Leave {
+                machine,
+                detected_after,
+            },
+        );
     }
 
     fn directory(&mut self, link_state: LinkState, at: Ms, time: Ms) {

@@ -19,9 +19,9 @@
 //!
 //! # Why not turmoil
 //!
-//! turmoil polls each of its hosts every tick, a millisecond by default, even if the host is idle. In 100 simulated seconds, six hosts are
-//! polled 600,000 times. Its hosts can be crashed and the paths between them held. But no host can be suspended while time continues, and
-//! leases exist because of this fault.
+//! turmoil polls each of its hosts every tick, a millisecond by default, even if the host is idle. In 100 simulated
+//! seconds, six hosts are polled 600,000 times. Its hosts can be crashed and the paths between them held. But no host
+//! can be suspended while time continues, and this fault is the reason for leases.
 //!
 //! Here a runtime is only polled when something arrives for it, or every 100 ms. A suspended process is not polled, and its clock jumps
 //! when it resumes ([`time`]). The network between instances is byte streams with hyper on both ends ([`net`]). A client's request is

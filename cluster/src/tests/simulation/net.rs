@@ -31,7 +31,7 @@ pub(super) type Machine = usize;
 const MACHINES: Machine = 8;
 
 /// Time of silence on a path after which the kernels reset its connections: 15 s.
-const DEAD_AFTER: Ms = 15_000;
+const SILENCE_TIMEOUT: Ms = 15_000;
 
 /// How bytes pass from one machine to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,14 +108,14 @@ pub(super) struct Socket {
 }
 
 /// Opens connections of one process.
-pub(super) struct Dials {
+pub(super) struct Connector {
     pub(super) net: Net,
     pub(super) host: HostId,
     pub(super) machine: Machine,
 }
 
 /// A listener for peers.
-pub(super) struct Listens {
+pub(super) struct PeerListener {
     net: Net,
     host: HostId,
     address: SocketAddr,
@@ -140,7 +140,12 @@ impl Net {
         }
     }
 
-    pub(super) fn listen(&self, host: HostId, machine: Machine, address: SocketAddr) -> Listens {
+    pub(super) fn listen(
+        &self,
+        host: HostId,
+        machine: Machine,
+        address: SocketAddr,
+    ) -> PeerListener {
         let (accepts, accepted) = mpsc::unbounded_channel();
         let listening = Listening {
             host,
@@ -152,7 +157,7 @@ impl Net {
             .entry(address)
             .or_default()
             .push(listening);
-        Listens {
+        PeerListener {
             net: self.clone(),
             host,
             address,
@@ -165,7 +170,7 @@ impl Net {
         if path == PathState::Silent {
             let net = self.clone();
             self.post
-                .after(WORLD, DEAD_AFTER, move || net.time_out(from, to));
+                .after(WORLD, SILENCE_TIMEOUT, move || net.time_out(from, to));
         }
         let released = {
             let mut state = self.state();
@@ -194,7 +199,7 @@ impl Net {
             let mut state = self.state();
             let queued = state.queued.get_mut(&(from, to));
             queued.is_some_and(|(since, queued)| {
-                let is_dead = now - *since >= DEAD_AFTER;
+                let is_dead = now - *since >= SILENCE_TIMEOUT;
                 if is_dead {
                     queued.clear();
                 }
@@ -237,14 +242,14 @@ impl Net {
     }
 
     /// Sets whether a machine has no power.
-    pub(super) fn vanish(&self, machine: Machine, is_without_power: bool) {
+    pub(super) fn set_power_loss(&self, machine: Machine, is_without_power: bool) {
         self.state()
             .vanished
             .retain(|vanished| *vanished != machine);
         if is_without_power {
             self.state().vanished.push(machine);
             let net = self.clone();
-            self.post.after(WORLD, DEAD_AFTER, move || {
+            self.post.after(WORLD, SILENCE_TIMEOUT, move || {
                 for other in 0..MACHINES {
                     net.reset(machine, other);
                 }
@@ -387,23 +392,23 @@ impl State {
     }
 }
 
-// === impl Dials ===
+// === impl Connector ===
 
-impl fmt::Debug for Dials {
+impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dials").finish_non_exhaustive()
     }
 }
 
-impl Dialer for Dials {
+impl Dialer for Connector {
     fn dial(&self, address: SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>> {
         Box::pin(self.net.clone().dial(self.host, self.machine, address))
     }
 }
 
-// === impl Listens ===
+// === impl PeerListener ===
 
-impl Listener for Listens {
+impl Listener for PeerListener {
     type Stream = Socket;
 
     async fn accept(&self) -> (Socket, SocketAddr) {
@@ -414,7 +419,7 @@ impl Listener for Listens {
     }
 }
 
-impl Drop for Listens {
+impl Drop for PeerListener {
     fn drop(&mut self) {
         let mut state = self.net.state();
         if let Some(listening) = state.listeners.get_mut(&self.address) {

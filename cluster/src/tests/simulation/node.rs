@@ -12,7 +12,7 @@ use super::{
     directory_link::DirectoryLink,
     handler::Server,
     ingress::{self, Ingress},
-    net::{Dials, Machine, Net, address_of},
+    net::{Connector, Machine, Net, address_of},
     time::{Host, HostId, Ms},
     watcher::Watcher,
 };
@@ -67,7 +67,7 @@ impl Node {
         };
         let (ingress, arriving) = Ingress::new(id, environment.net.post.clone());
         let cluster = host.run(async {
-            let dials = Dials {
+            let dials = Connector {
                 net: environment.net.clone(),
                 host: id,
                 machine,

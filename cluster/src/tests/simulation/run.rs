@@ -19,7 +19,7 @@ use super::{
     net::{Machine, Net, PathState},
     node::{Environment, GRACE, LEAVE_LIMIT, Node},
     time::{Host, HostId, LAG, Ms, Post, WORLD},
-    watcher::{Check, Failure, Lack, Watcher},
+    watcher::{Check, Failure, Unreachable, Watcher},
 };
 use crate::{
     directory::{
@@ -250,7 +250,7 @@ impl Run {
     fn start(&mut self, machine: Machine) {
         let id = self.next;
         self.next += 1;
-        self.environment.net.vanish(machine, false);
+        self.environment.net.set_power_loss(machine, false);
         for other in 0..self.machines {
             self.environment.watcher.path_changed(machine, other, false);
         }
@@ -298,7 +298,7 @@ impl Run {
                 }
             }
             Event::PowerLoss(machine) => {
-                self.environment.net.vanish(machine, true);
+                self.environment.net.set_power_loss(machine, true);
                 for other in 0..self.machines {
                     watcher.path_changed(machine, other, true);
                 }
@@ -322,7 +322,10 @@ impl Run {
                 }
             }
             Event::Resume(machine) => self.resume(machine),
-            Event::Leave { machine, noticed } => self.leave(machine, noticed),
+            Event::Leave {
+                machine,
+                detected_after,
+            } => self.leave(machine, detected_after),
             Event::Paths { from, to, path } => {
                 watcher.path_changed(from, to, path != PathState::Up);
                 self.environment.net.set(from, to, path);
@@ -337,11 +340,11 @@ impl Run {
                 }
             }
             Event::Directory(link_state) => {
-                watcher.cut(None, Lack::Path, is_cut(link_state));
+                watcher.cut(None, Unreachable::Path, is_cut(link_state));
                 self.environment.directory_link.set_all(link_state);
             }
             Event::DirectoryFor(machine, link_state) => {
-                watcher.cut(Some(machine), Lack::Path, is_cut(link_state));
+                watcher.cut(Some(machine), Unreachable::Path, is_cut(link_state));
                 self.environment.directory_link.set(machine, link_state);
             }
             Event::Snapshot(number) => {
@@ -351,24 +354,24 @@ impl Run {
             Event::LoadSnapshot(number) => {
                 if let Some(snapshot) = self.snapshots.get(&number) {
                     self.environment.directory.memory.load_snapshot(snapshot);
-                    watcher.lost("data from after a snapshot");
+                    watcher.directory_lost("data from after a snapshot");
                 }
             }
             Event::Empty => {
                 self.environment.directory.memory.restart();
-                watcher.lost("all");
+                watcher.directory_lost("all");
             }
             Event::Evict(kind, pick) => {
                 if let Some(what) = self.environment.directory.memory.evict_any(kind, pick) {
                     match kind {
                         Kind::Session => watcher.note(format!("evicted: {what}")),
-                        Kind::Lease => watcher.lost(&what),
+                        Kind::Lease => watcher.directory_lost(&what),
                         Kind::Answer => watcher.evicted_answer(&what),
                     }
                 }
             }
             Event::NoMemory(has_no_memory) => {
-                watcher.cut(None, Lack::Memory, has_no_memory);
+                watcher.cut(None, Unreachable::Memory, has_no_memory);
                 self.environment.directory_link.set_no_memory(has_no_memory);
             }
             Event::CutClients(machine) => {
@@ -449,7 +452,7 @@ impl Run {
         clippy::disallowed_methods,
         reason = "an instance shuts down while it serves"
     )]
-    fn leave(&mut self, machine: Machine, noticed: Ms) {
+    fn leave(&mut self, machine: Machine, detected_after: Ms) {
         let watcher = self.environment.watcher.clone();
         let (post, balancer) = (self.post.clone(), self.balancer.clone());
         let Some(host) = self.on(machine) else {
@@ -468,7 +471,7 @@ impl Run {
             cluster.leave(Duration::from_millis(LEAVE_LIMIT)).await;
             has_left.store(true, Ordering::Release);
         });
-        post.after(WORLD, noticed, move || balancer.remove(host));
+        post.after(WORLD, detected_after, move || balancer.remove(host));
     }
 
     /// Ends all faults.

@@ -75,7 +75,7 @@ pub(super) struct Host {
     pub(super) id: HostId,
     runtime: Option<Runtime>,
     idle: Arc<Mutex<Option<Waker>>>,
-    born: Ms,
+    created: Ms,
     start: Instant,
     /// The time of the process's clock.
     at: Ms,
@@ -184,7 +184,7 @@ impl Host {
             id,
             runtime: Some(runtime),
             idle,
-            born: now,
+            created: now,
             start,
             at: now,
             skew: 0,
@@ -214,7 +214,7 @@ impl Host {
             return;
         };
         self.set_wall_clock();
-        let until = self.start + Duration::from_millis(now - self.born);
+        let until = self.start + Duration::from_millis(now - self.created);
         runtime.block_on(async {
             sleep_until(until).await;
             Idle {

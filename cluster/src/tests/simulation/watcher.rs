@@ -44,12 +44,12 @@ const DELETE_TIME: Ms = 10_000;
 const LEASE_AT_RISK: Ms = 3_400;
 
 /// Time after an outage of an instance within which another instance may still prove to own its sessions: 10 s.
-const AFTERMATH: Ms = 10_000;
+const PROOF_AFTER_OUTAGE: Ms = 10_000;
 
 /// Maximum time from the fault of an instance until its lease lapses, which counts as turned-away clients: 8 s.
 ///
 /// This includes the interval of heartbeats.
-const LAPSE: Ms = 8_000;
+const MAX_LAPSE_DELAY: Ms = 8_000;
 
 /// Maximum time for which a client that was turned away may delay cancels: 50 s.
 const TURNED_AWAY: Ms = 50_000;
@@ -128,14 +128,14 @@ pub(super) enum Client {
     /// Requests its stream again, `disconnected` since that time.
     Resuming { since: Ms, disconnected: Ms },
     /// Has no stream, and never resumes.
-    Left { since: Ms },
+    NeverResumes { since: Ms },
     /// Has an answer, or abandoned the call because of a 404.
     Done,
 }
 
 /// The reason why the directory counts as unreachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lack {
+pub(super) enum Unreachable {
     Path,
     Memory,
 }
@@ -217,7 +217,7 @@ struct Log {
     sessions: BTreeMap<String, Session>,
     processes: BTreeMap<HostId, Process>,
     /// When the directory was unreachable for a machine, or for all.
-    cuts: Vec<(Option<Machine>, Ms, Option<Ms>, Lack)>,
+    cuts: Vec<(Option<Machine>, Ms, Option<Ms>, Unreachable)>,
     /// When the directory lost data.
     losses: Vec<Ms>,
     /// When the directory last evicted an answer.
@@ -334,7 +334,7 @@ impl Watcher {
     }
 
     /// Records that the directory is unreachable for a machine or for all machines, or reachable again.
-    pub(super) fn cut(&self, machine: Option<Machine>, lack: Lack, is_cut: bool) {
+    pub(super) fn cut(&self, machine: Option<Machine>, lack: Unreachable, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
         log.may_lapse(now);
@@ -349,7 +349,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn lost(&self, what: &str) {
+    pub(super) fn directory_lost(&self, what: &str) {
         let now = self.post.now();
         self.note(format!("the directory lost {what}"));
         self.log().losses.push(now);
@@ -582,7 +582,7 @@ impl Watcher {
     }
 
     /// Returns `true` if an instance is alive and was not suspended after `since`.
-    pub(super) fn has_lived_since(&self, host: HostId, since: Ms) -> bool {
+    pub(super) fn was_running_since(&self, host: HostId, since: Ms) -> bool {
         let log = self.log();
         let process = log.processes.get(&host);
         process.is_some_and(|process| {
@@ -602,7 +602,7 @@ impl Watcher {
         for (label, call) in &log.calls {
             let session = log.sessions.get(&call.session);
             let has_ended = session.is_none_or(|session| session.is_deleted || session.is_lost);
-            if let (Client::Left { since }, Some((host, _)), None) =
+            if let (Client::NeverResumes { since }, Some((host, _)), None) =
                 (call.client, call.begun, call.ended)
                 && log.is_alive(host)
                 && now.saturating_sub(since.max(faults_over)) > limit
@@ -702,7 +702,7 @@ impl Log {
 
     /// Returns `true` if the rules permit an instance to have lost a session since `from`.
     fn may_have_lost(&self, host: HostId, from: Ms, now: Ms) -> bool {
-        self.longest_absence(host, from.saturating_sub(AFTERMATH), now) >= LEASE_AT_RISK
+        self.longest_absence(host, from.saturating_sub(PROOF_AFTER_OUTAGE), now) >= LEASE_AT_RISK
     }
 
     /// Returns `true` if another instance served a session last, or owns it in the directory.
@@ -806,7 +806,7 @@ impl Log {
                 let why = format!("its client is disconnected only since {since}");
                 return Some((Check::Attached, why));
             }
-            Client::Left { since } if now - since < GRACE => {
+            Client::NeverResumes { since } if now - since < GRACE => {
                 let why = format!("its client disconnected only at {since}");
                 return Some((Check::Attached, why));
             }
@@ -825,13 +825,13 @@ impl Log {
         None
     }
 
-    /// Returns `true` if the path between two instances is disturbed, or was disturbed within `AFTERMATH`.
+    /// Returns `true` if the path between two instances is disturbed, or was disturbed within `PROOF_AFTER_OUTAGE`.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
         self.paths.iter().any(|(from, to, _, until)| {
             let between = (Some(*from), Some(*to));
             (between == (one, other) || between == (other, one))
-                && until.is_none_or(|until| until + AFTERMATH >= now)
+                && until.is_none_or(|until| until + PROOF_AFTER_OUTAGE >= now)
         })
     }
 
@@ -891,7 +891,7 @@ impl Log {
 
     /// Records that the lease of an instance may lapse, because it died or stalled, or does not reach the directory.
     fn may_lapse(&mut self, now: Ms) {
-        self.last_refusal = self.last_refusal.max(Some(now + LAPSE));
+        self.last_refusal = self.last_refusal.max(Some(now + MAX_LAPSE_DELAY));
     }
 
     /// Returns the time between `from` and `until` in which the directory was consistent for an instance and lost no data.
@@ -922,7 +922,8 @@ impl Log {
         let process = self.processes.get(&owner)?;
         match process.state {
             State::Alive if process.leaves.is_none() => {
-                let is_lost = self.longest_absence(owner, now.saturating_sub(AFTERMATH), now);
+                let is_lost =
+                    self.longest_absence(owner, now.saturating_sub(PROOF_AFTER_OUTAGE), now);
                 (is_lost < LEASE_AT_RISK).then(|| {
                     let why = format!("{owner} is alive, and serves it since {since}");
                     (Check::NotFound, why)
@@ -931,8 +932,11 @@ impl Log {
             State::Suspended => {
                 let stopped = process.stops.last().map_or(now, |stop| stop.0);
                 (now - stopped < LEASE_AT_RISK
-                    && self.longest_absence(owner, stopped.saturating_sub(AFTERMATH), stopped)
-                        < LEASE_AT_RISK)
+                    && self.longest_absence(
+                        owner,
+                        stopped.saturating_sub(PROOF_AFTER_OUTAGE),
+                        stopped,
+                    ) < LEASE_AT_RISK)
                     .then(|| {
                         let why = format!("{owner} serves it, and stopped at {stopped} only");
                         (Check::NotFound, why)

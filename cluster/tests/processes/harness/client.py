@@ -7,12 +7,12 @@ from .wire import Broken, Response
 
 CAPABILITIES = {"sampling": {}, "elicitation": {}}
 # Timeout of operations that need no waiting.
-PATIENCE = 30.0
+TIMEOUT = 30.0
 # Statuses that are temporary: the client retries after a pause.
 BUSY = (502, 503, 504)
-AGAIN_AFTER = 0.2
+RETRY_DELAY = 0.2
 # A living session answers within this time, even if its owner has failed.
-ANSWERS_WITHIN = 10.0
+ANSWERS_TIMEOUT = 10.0
 
 
 class Session:
@@ -26,7 +26,7 @@ class Session:
         params = {"protocolVersion": "2025-11-25", "capabilities": CAPABILITIES,
                   "clientInfo": {"name": "client", "version": "0"}}
         self = cls(facts, None)
-        for _ in range(int(PATIENCE / AGAIN_AFTER)):
+        for _ in range(int(TIMEOUT / RETRY_DELAY)):
             try:
                 response = await self.post(endpoint, {"method": "initialize", "id": "hello", "params": params})
             except Broken:
@@ -37,7 +37,7 @@ class Session:
                 await self.notify(endpoint, "notifications/initialized")
                 facts.note("session", session=self.id, endpoint=endpoint.name)
                 return self
-            await asyncio.sleep(AGAIN_AFTER)
+            await asyncio.sleep(RETRY_DELAY)
         raise TimeoutError(f"no session through {endpoint.name}")
 
     async def post(self, endpoint, message, more=(), until=None):
@@ -49,21 +49,21 @@ class Session:
             response.send_rest()
         return await response.head()
 
-    async def notify(self, endpoint, method, params=None, limit=PATIENCE):
+    async def notify(self, endpoint, method, params=None, limit=TIMEOUT):
         """Sends a notification. Returns the status, 0 for none."""
         message = {"method": method, **({"params": params} if params else {})}
         return await self._status(self.post(endpoint, message), limit)
 
     async def reply(self, endpoint, question, result):
         """Answers a request of the server. Returns the status."""
-        return await self._status(self.post(endpoint, {"id": question["id"], "result": result}), PATIENCE)
+        return await self._status(self.post(endpoint, {"id": question["id"], "result": result}), TIMEOUT)
 
     async def delete(self, endpoint):
         async def send():
             return await (await Response.open(endpoint, "DELETE", self.headers())).head()
-        return await self._status(send(), PATIENCE)
+        return await self._status(send(), TIMEOUT)
 
-    async def poke(self, endpoint, limit=PATIENCE):
+    async def poke(self, endpoint, limit=TIMEOUT):
         """Checks whether the endpoint finds the session."""
         status = await self.notify(endpoint, "notifications/roots/list_changed", limit=limit)
         self.facts.note("poked", session=self.id, endpoint=endpoint.name, status=status)
@@ -71,11 +71,11 @@ class Session:
 
     async def whose(self, endpoint, group):
         """Asks which instance serves the session. Retries after a 503, as `Retry-After` requires."""
-        for _ in range(int(ANSWERS_WITHIN / AGAIN_AFTER)):
+        for _ in range(int(ANSWERS_TIMEOUT / RETRY_DELAY)):
             status, name = await self._whoami(endpoint)
             if status != 503:
                 break
-            await asyncio.sleep(AGAIN_AFTER)
+            await asyncio.sleep(RETRY_DELAY)
         self.facts.note("whose", session=self.id, endpoint=endpoint.name, group=group, status=status, name=name)
         return name
 
@@ -86,7 +86,7 @@ class Session:
         params = {"name": "whoami", "arguments": {}}
         try:
             sent = self.post(endpoint, {"method": "tools/call", "id": self._next, "params": params})
-            response = await asyncio.wait_for(sent, PATIENCE)
+            response = await asyncio.wait_for(sent, TIMEOUT)
             status = response.status
             async for _, data in response.events():
                 message = json.loads(data or "{}")
@@ -144,7 +144,7 @@ class Call:
 
         The second half of its first request is sent when `until` is set."""
         self._note_asked(endpoint)
-        for _ in range(int(PATIENCE / AGAIN_AFTER)):
+        for _ in range(int(TIMEOUT / RETRY_DELAY)):
             try:
                 response = await self.session.post(endpoint, self._message(), until=until)
             except Broken as error:
@@ -159,9 +159,9 @@ class Call:
             until = None
             if response.status != 503:
                 return self
-            await asyncio.sleep(AGAIN_AFTER)
+            await asyncio.sleep(RETRY_DELAY)
         if until_started:
-            await asyncio.wait_for(self._quiet.wait(), PATIENCE)
+            await asyncio.wait_for(self._quiet.wait(), TIMEOUT)
         return self
 
     async def ask_half(self, endpoint, limit):
@@ -181,13 +181,13 @@ class Call:
         self._note("cut", reset=reset, last=self._last)
         self._stream.cut(reset)
 
-    async def resume(self, endpoint, limit=PATIENCE, obeys=False):
+    async def resume(self, endpoint, limit=TIMEOUT, obeys=False):
         """The client resumes, and retries after temporary failures. If `obeys`, it waits as `Retry-After` requires."""
         self._detach()
         self._note("resuming", endpoint=endpoint.name)
         deadline = asyncio.get_running_loop().time() + limit
         while asyncio.get_running_loop().time() < deadline:
-            status, what, pause = 0, None, AGAIN_AFTER
+            status, what, pause = 0, None, RETRY_DELAY
             try:
                 headers = self.session.headers({"last-event-id": self._last} if self._last else {})
                 response = await (await Response.open(endpoint, "GET", headers)).head()
@@ -206,7 +206,7 @@ class Call:
             await asyncio.sleep(pause)
         return False
 
-    async def end(self, endpoint, limit=PATIENCE):
+    async def end(self, endpoint, limit=TIMEOUT):
         """Waits for the answer or an error. If the stream ends before, the client resumes."""
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
@@ -233,12 +233,12 @@ class Call:
         await asyncio.sleep(0.05)
         return await self.resume(endpoint, limit)
 
-    async def until_over(self, limit=PATIENCE):
+    async def until_over(self, limit=TIMEOUT):
         """Waits for the answer or an error on the current stream."""
         await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=limit)
         return self._over.is_set()
 
-    async def until_cut_off(self, limit=PATIENCE):
+    async def until_cut_off(self, limit=TIMEOUT):
         """Returns when the stream has ended without the client's action."""
         await asyncio.wait([self._pump], timeout=limit)
 

@@ -7,7 +7,7 @@ import socket
 
 from .wire import Endpoint
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
 class Process:
@@ -49,7 +49,7 @@ class Process:
         self.facts.note("signalled", process=self.name, signal=signal.Signals(number).name)
         self._process.send_signal(number)
 
-    async def ended(self, limit=PATIENCE):
+    async def ended(self, limit=TIMEOUT):
         """Waits for its end. Kills it after `limit`."""
         if self._process is None:
             return
@@ -90,7 +90,7 @@ class Node(Process):
         await self.launch(*self._command, *options, lines=self._take)
 
     async def ready(self):
-        await asyncio.wait_for(self._ready.wait(), PATIENCE)
+        await asyncio.wait_for(self._ready.wait(), TIMEOUT)
 
     async def restart(self, *options):
         await self.start(*options)
@@ -132,7 +132,7 @@ class Redis(Process):
                           "--dir", self.work, "--protected-mode", "no")
 
     async def ready(self):
-        for _ in range(int(PATIENCE / 0.02)):
+        for _ in range(int(TIMEOUT / 0.02)):
             if await self.ask("PING", 0.5) == "+PONG":
                 return
             await asyncio.sleep(0.02)
@@ -191,7 +191,7 @@ backend instances
         path = self.work / "haproxy.cfg"
         path.write_text(self.CONFIGURATION.format(endpoint=self.endpoint, control=self._control, servers=servers))
         await self.launch("haproxy", "-db", "-f", path)
-        for _ in range(int(PATIENCE / 0.05)):
+        for _ in range(int(TIMEOUT / 0.05)):
             try:
                 (await asyncio.open_connection(self.endpoint.host, self.endpoint.port))[1].close()
                 return

@@ -11,10 +11,10 @@ LOST_CALL = -32603
 # Maximum time until a connected client receives the answer.
 AT_ONCE = 1.0
 LEASE = 6.0
-BEAT = 2.0
+HEARTBEAT_INTERVAL = 2.0
 # Maximum pause of a request body that is relayed or restores its session, plus the time to notice it.
 BODY_IDLE = 30.0
-BODY_IDLE_SEEN = 3.0
+BODY_IDLE_DETECTION = 3.0
 
 
 class Limits:
@@ -23,9 +23,9 @@ class Limits:
     def __init__(self, grace, backoff, strict):
         self.grace = grace
         # Each instance has sent a heartbeat since the end of the grace.
-        self.orphan = 2.0 + BEAT
+        self.orphan = 2.0 + HEARTBEAT_INTERVAL
         # The sessions are written again first, and unknown ones get 503 for the time of a lease.
-        self.orphan_after_outage = LEASE + 3.0 + BEAT
+        self.orphan_after_outage = LEASE + 3.0 + HEARTBEAT_INTERVAL
         # The lease of the killed instance must end first.
         self.error = LEASE + 2.0
         self.backoff = backoff
@@ -92,7 +92,7 @@ class Judge:
         self._outages = Outages(facts)
         self._turned_away = [fact["at"] for fact in facts if fact.get("status") == 503 or fact["event"] == "turned away"]
         # The lease of an instance that was killed or stopped lapses, which counts as turned-away clients.
-        self._turned_away += [fact["at"] + LEASE + BEAT for fact in facts if fact["event"] in ("killed", "signalled")]
+        self._turned_away += [fact["at"] + LEASE + HEARTBEAT_INTERVAL for fact in facts if fact["event"] in ("killed", "signalled")]
         self._closed = {}
         for fact in facts:
             if fact["event"] == "closed":
@@ -199,7 +199,7 @@ class Judge:
             self._fault("began with half a body", call)
         if call.one("refused") and not call.one("cut"):
             idle = call.at("refused") - call.at("asked")
-            self._late("half a body", idle, BODY_IDLE + BODY_IDLE_SEEN, call)
+            self._late("half a body", idle, BODY_IDLE + BODY_IDLE_DETECTION, call)
         elif not call.one("cut"):
             self._fault("half a body without an end", call)
 
@@ -314,7 +314,7 @@ def _of_leases(facts):
         if fact["event"] != "opened" or not fact["restored"]:
             continue
         for stop in stops:
-            early = stop["at"] + LEASE - BEAT - fact["at"]
+            early = stop["at"] + LEASE - HEARTBEAT_INTERVAL - fact["at"]
             if fact["session"] in stop["sessions"] and stop["at"] < fact["at"] and early > EARLY:
                 yield "claimed early", f"claimed early: by {early:.3f} s: {fact}"
 

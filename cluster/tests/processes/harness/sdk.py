@@ -15,7 +15,7 @@ SDKS = ["ts1", "ts2", "py1"]
 # Time in seconds after which a client abandons its call.
 TIMEOUT = 10.0
 # Maximum time until its last event.
-PATIENCE = 10.0
+EVENT_TIMEOUT = 10.0
 
 
 async def sdks(world):
@@ -51,10 +51,10 @@ class SdkCall(Call):
 
     async def answered(self):
         """Returns when the client has the answer or an error."""
-        await self.until(lambda: self.told("outcome"), TIMEOUT + 1.0, "no outcome")
-        if "text" in (self.told("outcome") or {}):
+        await self.until(lambda: self.find_event("outcome"), TIMEOUT + 1.0, "no outcome")
+        if "text" in (self.find_event("outcome") or {}):
             # The client's event may arrive before that of the instance.
-            await self.until(self.over, PATIENCE)
+            await self.until(self.over, EVENT_TIMEOUT)
 
     async def close(self):
         if self.program.runs:
@@ -76,26 +76,26 @@ class SdkCall(Call):
 
     async def leave(self, how):
         """Returns when the end was answered, because a client that is closed immediately aborts its last request."""
-        if not self.told("started"):
+        if not self.find_event("started"):
             # The call has not started, or the client could not connect.
             return
         what = "deleted" if self.over() else "sent"
-        self.gone = how == "delete"
-        if self.gone:
+        self.has_disconnected = how == "delete"
+        if self.has_disconnected:
             # After the DELETE, exchanges may be answered with 404.
             self._record_exchanges()
         self.program.order(**{how: self.name})
-        await self.until(lambda: self._exchange_of(how) or self.told("closed"), PATIENCE)
+        await self.until(lambda: self._exchange_of(how) or self.find_event("closed"), EVENT_TIMEOUT)
         if exchange := self._exchange_of(how):
             self._note(what, at=exchange.at, what=how)
 
     def finish(self):
         self._finished = True
-        if started := self.told("started"):
+        if started := self.find_event("started"):
             self._world.node(started["instance"]).release(self.name)
 
-    def heard(self, event):
-        super().heard(event)
+    def on_event(self, event):
+        super().on_event(event)
         if event["event"] != "outcome":
             return
         if "text" in event:
@@ -107,14 +107,14 @@ class SdkCall(Call):
     def _on_fact(self, fact):
         """A fact of an instance."""
         ends = {"completed": "finished", "cancelled": "cancelled", "dropped": "cancelled"}
-        self.heard({**fact, "event": ends.get(fact.get("how"), fact["event"])})
+        self.on_event({**fact, "event": ends.get(fact.get("how"), fact["event"])})
 
     def _exchange_of(self, how):
-        is_it = {
+        is_own = {
             "cancel": lambda exchange: exchange.rpc == "notifications/cancelled",
             "delete": lambda exchange: exchange.method == "DELETE",
         }[how]
-        return next((exchange for exchange in self.proxy.exchanges if is_it(exchange) and exchange.status), None)
+        return next((exchange for exchange in self.proxy.exchanges if is_own(exchange) and exchange.status), None)
 
     def _record_exchanges(self):
         """Records the exchanges of its proxy, once."""

@@ -6,9 +6,9 @@ import struct
 from typing import NamedTuple
 
 LINE = 1 << 22
-CONNECT_WITHIN = 5.0
+CONNECT_TIMEOUT = 5.0
 # Longer than the timeout of an instance for the head of a relayed response.
-HEAD_WITHIN = 30.0
+HEAD_TIMEOUT = 30.0
 # The errors of a cut connection, whichever side cut it.
 Broken = (OSError, EOFError, asyncio.TimeoutError, ValueError)
 
@@ -29,7 +29,7 @@ class Response:
         """Sends a request, without the last `kept` bytes of its body, and returns at once."""
         self = cls()
         opened = asyncio.open_connection(endpoint.host, endpoint.port, limit=LINE)
-        self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_WITHIN)
+        self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_TIMEOUT)
         # The server accepts host names of this machine.
         lines = [f"{method} /mcp HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -41,7 +41,7 @@ class Response:
         """Sends the rest of the body."""
         self._writer.write(self._rest)
 
-    async def head(self, limit=HEAD_WITHIN):
+    async def head(self, limit=HEAD_TIMEOUT):
         try:
             head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), limit)
         except asyncio.LimitOverrunError as error:
@@ -70,9 +70,9 @@ class Response:
 
     async def some(self, size):
         """Reads at least `size` bytes of the body, without parsing events."""
-        await asyncio.wait_for(self._reader.readexactly(size), HEAD_WITHIN)
+        await asyncio.wait_for(self._reader.readexactly(size), HEAD_TIMEOUT)
 
-    async def text(self, limit=HEAD_WITHIN):
+    async def text(self, limit=HEAD_TIMEOUT):
         async def whole():
             return b"".join([piece async for piece in self._pieces()])
         return (await asyncio.wait_for(whole(), limit)).decode(errors="replace")

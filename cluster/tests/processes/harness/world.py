@@ -16,7 +16,7 @@ BACKOFF = 3.0
 SECRET = "a secret of instances"
 NAMES = "abc"
 # An instance answers "no such session" only after 6 s with a consistent directory.
-SETTLED_WITHIN = 30.0
+SETTLED_TIMEOUT = 30.0
 
 
 class World:
@@ -52,7 +52,7 @@ class World:
 
     async def _settled(self, node):
         other_session = Session(self.facts, str(uuid.uuid4()))
-        for _ in range(int(SETTLED_WITHIN / 0.2)):
+        for _ in range(int(SETTLED_TIMEOUT / 0.2)):
             # No other session has this id, so the instance answers 404 once it is settled.
             if await other_session.notify(node.endpoint, "notifications/roots/list_changed") == 404:
                 return

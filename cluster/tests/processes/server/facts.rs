@@ -11,7 +11,7 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 /// Writes an event with the current time.
-pub(crate) fn note(event: &str, more: Value) {
+pub(crate) fn record(event: &str, more: Value) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let mut fact = json!({ "event": event, "at": now.unwrap_or_default().as_secs_f64() });
     if let (Some(fact), Value::Object(more)) = (fact.as_object_mut(), more) {
@@ -34,7 +34,7 @@ pub(crate) struct TurnedAway;
 impl<S: Subscriber> Layer<S> for TurnedAway {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         if event.metadata().target() == "mcp_cancel_cluster::turned_away" {
-            note("turned away", json!({}));
+            record("turned away", json!({}));
         }
     }
 }

@@ -27,7 +27,7 @@ use tracing_subscriber::{
     EnvFilter, Layer as _, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-use crate::{facts::note, fault::Fault, options::Options, tools::Tools};
+use crate::{facts::record, fault::Fault, options::Options, tools::Tools};
 
 mod facts;
 mod fault;
@@ -87,7 +87,7 @@ async fn serve() -> Result<(), Failure> {
     // A thread, because a blocked read of stdin would delay the end of a runtime.
     std::thread::spawn(move || releases(&tools));
     let mut terminated = signal(SignalKind::terminate())?;
-    note(
+    record(
         "ready",
         json!({ "public": public.local_addr()?.to_string() }),
     );
@@ -97,10 +97,10 @@ async fn serve() -> Result<(), Failure> {
     });
     let ending = async {
         terminated.recv().await;
-        note("ending", json!({}));
+        record("ending", json!({}));
         begin.send(()).ok();
         let cancelled = cluster.leave(options.drain).await;
-        note("left", json!({ "cancelled": cancelled }));
+        record("left", json!({ "cancelled": cancelled }));
     };
     let serving = async {
         let (served, ()) = tokio::join!(served.into_future(), cluster.serve_peers(peers, app));
@@ -131,7 +131,7 @@ fn layer(cluster: &Cluster, options: &Options) -> CancelOnDisconnectLayer {
                     "id": facts::short(call.request_id()),
                     "outcome": format!("{outcome:?}"),
                 });
-                note("outcome", more);
+                record("outcome", more);
             }
         });
     match options.fault {
@@ -151,11 +151,11 @@ fn app(
     let sessions = CancellableSessionManager::local(session).on_session(|event| match event {
         SessionEvent::Opened {
             session, restored, ..
-        } => note(
+        } => record(
             "opened",
             json!({ "session": session, "restored": restored }),
         ),
-        SessionEvent::Closed { session, .. } => note("closed", json!({ "session": session })),
+        SessionEvent::Closed { session, .. } => record("closed", json!({ "session": session })),
         _ => {}
     });
     let sessions = Arc::new(cluster.sessions(sessions));

@@ -23,7 +23,7 @@ use rmcp::{
 use serde_json::{Map, Value, json};
 use tokio::{sync::oneshot, time::sleep};
 
-use crate::facts::{self, note};
+use crate::facts::{self, record};
 
 /// Time after which a call without `seconds` ends if it is not released: 120 s.
 const DEFAULT_SECONDS: f64 = 120.0;
@@ -54,7 +54,7 @@ impl Tools {
     pub(crate) fn release(&self, tag: &str) {
         let held = self.held().remove(tag);
         let was_waiting = held.is_some_and(|held| held.send(()).is_ok());
-        note(
+        record(
             "released",
             json!({ "tag": tag, "was_waiting": was_waiting }),
         );
@@ -116,7 +116,7 @@ impl Tools {
             Ok(Ok(answer)) => word(&answer).to_owned(),
             other => format!("{other:?}"),
         };
-        note("received", json!({ "tag": tag, "word": reply }));
+        record("received", json!({ "tag": tag, "word": reply }));
         working.end("completed");
         Ok(text_result(reply))
     }
@@ -195,7 +195,7 @@ impl Working {
     fn begin(tag: String, context: &RequestContext<RoleServer>) -> Self {
         let parts: Option<&http::request::Parts> = context.extensions.get();
         let session = parts.and_then(|parts| parts.headers.get("mcp-session-id")?.to_str().ok());
-        note(
+        record(
             "started",
             json!({ "tag": tag, "session": session, "id": facts::short(&context.id) }),
         );
@@ -207,14 +207,14 @@ impl Working {
 
     fn end(mut self, how: &str) {
         self.has_ended = true;
-        note("ended", json!({ "tag": self.tag, "how": how }));
+        record("ended", json!({ "tag": self.tag, "how": how }));
     }
 }
 
 impl Drop for Working {
     fn drop(&mut self) {
         if !self.has_ended {
-            note("ended", json!({ "tag": self.tag, "how": "dropped" }));
+            record("ended", json!({ "tag": self.tag, "how": "dropped" }));
         }
     }
 }

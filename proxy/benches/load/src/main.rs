@@ -5,11 +5,11 @@
 //! proxy-load serve-http                   the same on a port, which it prints
 //! proxy-load calls TARGET N SECONDS       N clients with a session each, one call after the other
 //! proxy-load hold TARGET SESSIONS CALLS TOOL
-//!                                         calls of each session in flight (hold), or answered and their connections open
-//!                                         (echo), and after a line on stdin in flight on these
+//!                                         CALLS of each session in flight (TOOL is hold), or answered on connections that
+//!                                         stay open (echo), and in flight on these after a line on stdin
 //! proxy-load upstream URL CALLS           a call in flight by hyper's client, and CALLS more after a line on stdin
 //! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
-//!                                         calls with EVENTS events each, half of them unread, half with their client gone
+//!                                         calls with EVENTS events each, half of them unread, half after a disconnect
 //! ```
 //!
 //! TARGET is a URL, or `pipe` for its own server behind a pipe. The result is one line of JSON. `hold`, `upstream` and

@@ -7,8 +7,8 @@
 //!    dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type. Otherwise such
 //!    an answer may be a second one.
 //! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
-//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. If the
-//!    client of that call is disconnected, the task of the session uses the standalone stream if a client reads it, or if the
+//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
+//!    of that call may be disconnected. Then the task of the session uses the standalone stream if a client reads it, or if the
 //!    stream of the call cannot be resumed.
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.

@@ -83,7 +83,7 @@ fn an_id_is_free_once_it_was_answered_and_not_before() {
 }
 
 #[test]
-fn an_answer_that_crosses_a_cancel_reaches_its_call() {
+fn an_answer_that_coincides_with_a_cancel_reaches_its_call() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", None, 0).unwrap();
     routes.on_cancelled(&id("1"), Instant::now());

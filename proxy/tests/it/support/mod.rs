@@ -9,7 +9,7 @@ mod upstream;
 pub(crate) use self::{
     program::Program,
     proxy::Running,
-    upstream::{Asked, Upstream},
+    upstream::{ReceivedRequest, Upstream},
 };
 pub(crate) use test_support::*;
 

@@ -20,13 +20,13 @@ use test_support::{
 /// A server that passes each request to the test, which answers it.
 pub(crate) struct Upstream {
     pub(crate) addr: SocketAddr,
-    asked: Mutex<mpsc::UnboundedReceiver<Asked>>,
-    give: mpsc::UnboundedSender<Asked>,
+    received: Mutex<mpsc::UnboundedReceiver<ReceivedRequest>>,
+    give: mpsc::UnboundedSender<ReceivedRequest>,
     accepts: JoinHandle<()>,
 }
 
 /// A request and its connection. Its drop closes the connection.
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     /// The request line.
     pub(crate) line: String,
     pub(crate) headers: HeaderMap,
@@ -40,10 +40,10 @@ impl Upstream {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("an address");
-        let (give, asked) = mpsc::unbounded_channel();
+        let (give, received) = mpsc::unbounded_channel();
         Self {
             addr,
-            asked: asked.into(),
+            received: received.into(),
             accepts: accept(listener, give.clone()),
             give,
         }
@@ -64,35 +64,35 @@ impl Upstream {
     }
 
     /// Returns the next request.
-    pub(crate) async fn asked(&self) -> Asked {
-        let mut asked = self.asked.lock().await;
-        let asked = within("a request to the server", asked.recv()).await;
-        asked.expect("the server runs")
+    pub(crate) async fn next_request(&self) -> ReceivedRequest {
+        let mut received = self.received.lock().await;
+        let received = within("a request to the server", received.recv()).await;
+        received.expect("the server runs")
     }
 
     /// Returns `true` if there is a request that the test has not taken.
     pub(crate) async fn has_more(&self) -> bool {
-        self.asked.lock().await.try_recv().is_ok()
+        self.received.lock().await.try_recv().is_ok()
     }
 }
 
-fn accept(listener: TcpListener, give: mpsc::UnboundedSender<Asked>) -> JoinHandle<()> {
+fn accept(listener: TcpListener, give: mpsc::UnboundedSender<ReceivedRequest>) -> JoinHandle<()> {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let give = give.clone();
             tokio::spawn(async move {
-                if let Some(asked) = Asked::read(stream).await {
+                if let Some(received) = ReceivedRequest::read(stream).await {
                     // Fails if the test has dropped the server.
-                    let _gone = give.send(asked);
+                    let _sent = give.send(received);
                 }
             });
         }
     })
 }
 
-// === impl Asked ===
+// === impl ReceivedRequest ===
 
-impl Asked {
+impl ReceivedRequest {
     /// Reads a request. Returns `None` if its client disconnects before it is complete.
     async fn read(mut stream: TcpStream) -> Option<Self> {
         let mut received = BytesMut::new();

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 LINE = 1 << 22
 GRACE = 2.0
 # A tool that works for this many seconds never finishes within a story.
@@ -74,7 +74,7 @@ class Actor:
             turn += 1
             self._tag = f"{self.name}.{turn}"
             try:
-                await asyncio.wait_for(self._visit(), 4 * PATIENCE)
+                await asyncio.wait_for(self._visit(), 4 * TIMEOUT)
             except Exception as error:
                 self._facts.note("broke", tag=self._tag, error=repr(error))
 
@@ -155,7 +155,7 @@ class Actor:
         response = await Response().open(self._port, "GET", {**self._headers(), "last-event-id": last})
         return await response.head()
 
-    async def _answer(self, cell, response, size, last, until=PATIENCE):
+    async def _answer(self, cell, response, size, last, until=TIMEOUT):
         """Reads for at most this many seconds. Returns the last event id, or `None` after the answer."""
         async def read():
             nonlocal last
@@ -200,7 +200,7 @@ class Actor:
     async def _post(self, method, params, head=True, **more):
         message = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more})
         response = await Response().open(self._port, "POST", self._headers(), message.encode())
-        return await asyncio.wait_for(response.head(), PATIENCE) if head else response
+        return await asyncio.wait_for(response.head(), TIMEOUT) if head else response
 
     def _headers(self):
         headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}

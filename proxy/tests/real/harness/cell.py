@@ -4,7 +4,7 @@ import asyncio
 
 from .relay import Relay
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 ANSWER = 2000
 CLIENT_TIMEOUT = 120
 
@@ -35,7 +35,7 @@ class Cell:
             program.order(close=self.name)
             # A client that is asked to close may send further requests.
             self._relay.refusing = True
-            self._relay.let_back()
+            self._relay.accept_again()
             self._relay.stop()
 
     @property
@@ -52,9 +52,9 @@ class Cell:
             call = self._relay.of_call()
             # Without the proxy most servers send no event id.
             needs_id = self.resumable and self.tier == "proxy"
-            return self._world.told(self.name, "started") and call and (call[0].event_ids or not needs_id)
+            return self._world.find_event(self.name, "started") and call and (call[0].event_ids or not needs_id)
 
-        if not await self._world.until(lambda: ready() or self._world.told(self.name, "outcome"), PATIENCE) or not ready():
+        if not await self._world.until(lambda: ready() or self._world.find_event(self.name, "outcome"), TIMEOUT) or not ready():
             self._note("broken", what="the call never began, or its client has nothing to come back with")
         await self.sleep(0.2)
         self._world.begun(self)
@@ -69,13 +69,13 @@ class Cell:
 
     def back(self):
         self._note("back")
-        self._relay.let_back()
+        self._relay.accept_again()
 
     async def sleep(self, seconds):
         await asyncio.sleep(seconds)
 
     async def until(self, event, seconds):
-        await self._world.until(lambda: self._world.told(self.name, event), seconds)
+        await self._world.until(lambda: self._world.find_event(self.name, event), seconds)
 
     def _note(self, event, **more):
         self._world.facts.note(event, cell=self.name, **more)
@@ -85,7 +85,7 @@ class World:
     """Shared by all cells."""
 
     # Interval of reads of the servers' files.
-    LOOK = 0.05
+    POLL_INTERVAL = 0.05
     # Pause between two cuts, so that they are not simultaneous.
     PACE = 0.05
 
@@ -111,7 +111,7 @@ class World:
         self._turn += 1
         await asyncio.sleep(1.0 + self.PACE * self._turn)
 
-    def told(self, cell, event):
+    def find_event(self, cell, event):
         return event in self._told.get(cell, ())
 
     async def until(self, condition, seconds):
@@ -142,4 +142,4 @@ class World:
                     news = True
             if news:
                 self.changed()
-            await asyncio.sleep(self.LOOK)
+            await asyncio.sleep(self.POLL_INTERVAL)

@@ -43,8 +43,8 @@ class Verdict:
     def late(self):
         """How late the tool was notified, or `None` if it was not. Some servers only notice that the connection was
         closed."""
-        told = self.told if self.plan["sync"] else self.at.get("closed", self.at.get("cancelled"))
-        return None if told is None or "cut" not in self.at else told - self.at["cut"] - self.due
+        notified = self.notified_at if self.plan["sync"] else self.at.get("closed", self.at.get("cancelled"))
+        return None if notified is None or "cut" not in self.at else notified - self.at["cut"] - self.due
 
     @property
     def due(self):
@@ -66,7 +66,7 @@ class Verdict:
         return f"{'told: ' if self.plan['sync'] else ''}{self.due:.0f} s {1000 * self.late:+.0f} ms"
 
     @property
-    def told(self):
+    def notified_at(self):
         """The time at which the proxy logged a cancel to a server that it cannot stop. A cancel at the proxy's own
         end does not count."""
         found = CANCELLED.search(Path(self.plan["log"]).read_text())

@@ -17,7 +17,7 @@ class Relay(Proxy):
     def hold(self):
         self._open.clear()
 
-    def let_back(self):
+    def accept_again(self):
         self._open.set()
 
     async def _serve(self, reader, writer):

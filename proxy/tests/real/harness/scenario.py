@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Time in seconds after the end of the grace, when a cancel has long been sent.
 AFTER_GRACE = 1.5
 # Maximum delay of a cancel before a cell is abandoned. The referee has its own limit.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class Scenario:
             case "resume":
                 cell.back()
             case "late":
-                await cell.until("finished", self.seconds + PATIENCE)
+                await cell.until("finished", self.seconds + TIMEOUT)
                 await cell.sleep(0.5)
                 cell.back()
             case "after-grace":
                 await cell.sleep(cell.grace + AFTER_GRACE)
                 cell.back()
             case "gone":
-                await cell.until("cancelled", cell.grace + PATIENCE)
+                await cell.until("cancelled", cell.grace + TIMEOUT)
                 return
-        await cell.until("outcome", PATIENCE + 20.0)
+        await cell.until("outcome", TIMEOUT + 20.0)
 
 
-GONE = Scenario("gone", "gone", 90.0, answered=False)
+NEVER_RESUMES = Scenario("gone", "gone", 90.0, answered=False)
 RESUME = Scenario("resume", "back before the end", 6.0)
 LATE = Scenario("late", "back after the end", 3.0)
 AFTER = Scenario("after-grace", "back after the grace", 3.0)
-SCENARIOS = [GONE, RESUME, LATE, AFTER]
+SCENARIOS = [NEVER_RESUMES, RESUME, LATE, AFTER]

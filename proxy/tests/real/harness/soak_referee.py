@@ -33,7 +33,7 @@ class Call:
             yield left, float("inf")
 
     def may_be_cancelled(self, at, is_early):
-        if any(told is not None and told - EARLY <= at for told in (self.first("told"), self.first("deleted"))):
+        if any(notified is not None and notified - EARLY <= at for notified in (self.first("told"), self.first("deleted"))):
             return True
         # A call whose client disconnects before the first event id may be cancelled at once.
         grace = 0.0 if is_early else GRACE

@@ -6,7 +6,7 @@ import signal
 
 from matrix.process import ENVIRONMENT, Program
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 
 
@@ -49,7 +49,7 @@ class Serving:
             self._proxy = await asyncio.create_subprocess_exec(
                 *map(str, command), stdin=asyncio.subprocess.DEVNULL, stderr=log, env=ENVIRONMENT
             )
-        for _ in range(int(PATIENCE / 0.05)):
+        for _ in range(int(TIMEOUT / 0.05)):
             if found := LISTENING.search(self.log.read_text()):
                 return int(found[1])
             if self._proxy.returncode is not None:
@@ -64,7 +64,7 @@ class Serving:
         if self._proxy and self._proxy.returncode is None:
             self._proxy.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(self._proxy.wait(), PATIENCE)
+                await asyncio.wait_for(self._proxy.wait(), TIMEOUT)
             except asyncio.TimeoutError:
                 ended = False
                 self._proxy.kill()
@@ -78,7 +78,7 @@ class Serving:
         return ended
 
 
-def lives(pid):
+def is_running(pid):
     """Returns whether the process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:

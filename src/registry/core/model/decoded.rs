@@ -1,14 +1,14 @@
-//! Operations as a fuzzer writes them: each byte a choice, and zeros when they are used up.
+//! Decodes the bytes of a fuzzer into operations. Each byte is a choice; after the last byte all choices are zero.
 
 use super::*;
 
-/// Bytes that decide.
+/// The bytes that are left.
 struct Choices<'a>(&'a [u8]);
 
 /// Maximum number of operations, because the comparison after each grows with them.
 const MAX_OPS: usize = 200;
 
-/// Runs the operations that these bytes stand for. Panics where core and model differ.
+/// Runs the operations that the bytes encode. Panics if core and model differ.
 pub(crate) fn check_against_model(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let first = choices.byte();
@@ -18,7 +18,7 @@ pub(crate) fn check_against_model(bytes: &[u8]) {
         ROOMY
     };
     let mut ops = Vec::new();
-    // They take the time of all else: the model searches line by line.
+    // At most one flood, because the model searches lists and a flood takes most of the time.
     let mut floods_left = u32::from(first >= 250);
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
@@ -49,12 +49,12 @@ impl Choices<'_> {
         self.coin().then(|| choose(self))
     }
 
-    /// A number below `end`, of 16 bits at most.
+    /// Returns a number below `end`, of at most 16 bits.
     fn below(&mut self, end: u64) -> u64 {
         u64::from(u16::from_le_bytes([self.byte(), self.byte()])) % end
     }
 
-    /// A time up to `end`, in steps that reach it.
+    /// Returns a time below `end`, in steps that cover the whole range.
     fn ms(&mut self, end: u64) -> u64 {
         self.below(1 << 16) * (end >> 16).max(1) % end
     }

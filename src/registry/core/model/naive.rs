@@ -1,4 +1,4 @@
-//! The rules of the design as the slow and simple way has them: by linear search.
+//! A slow and simple model of the registry's rules, which searches lists.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::call::{CallId, Detachment, RequestId};
 
-// The numbers of the rules, on purpose not those of the core.
+// The constants of the rules. They are repeated here, so that a wrong constant of the core is found.
 const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(1);
-const A_LITTLE_LATE: Duration = Duration::from_millis(2);
+const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 const MAX_RECHECKS: usize = 10;
@@ -27,13 +27,13 @@ const MAX_DELIVERED: usize = 64;
 /// An answer is identified by its number.
 pub(super) type Answer = u32;
 
-/// What an event id stands for.
+/// The meaning of an event id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stream {
     /// rmcp's `<n>/<m>`, by `m`.
     Numbered(u64),
     Opaque(u32),
-    /// `<index>/<stream>` of a server that may mean anything by it: stream and index.
+    /// `<index>/<stream>` of a server whose ids have a meaning of their own: stream and index.
     Event(u64, u32),
 }
 
@@ -57,13 +57,13 @@ pub(super) struct Completed {
 
 #[derive(Debug)]
 pub(super) struct Model {
-    /// How much may be retained, in units of an answer's size.
-    room: usize,
-    /// Oldest first.
+    /// Capacity for retained answers, in units of an answer's size.
+    capacity: usize,
+    /// The calls in flight, oldest first.
     calls: Vec<Call>,
-    /// In order of completion.
-    kept: Vec<Kept>,
-    /// Calls that were evicted although their clients may resume, and are not reported yet.
+    /// The retained answers, in order of completion.
+    retained: Vec<RetainedAnswer>,
+    /// Calls whose answers were evicted although their clients may resume. The evictions are not reported yet.
     evicted: Vec<CallId>,
 }
 
@@ -73,40 +73,40 @@ pub(super) struct Call {
     scope: usize,
     request: RequestId,
     accepted: bool,
-    /// How many resumes were accepted.
+    /// Number of accepted resumes.
     resumes: usize,
-    /// The open streams: the POST's is 0, that of each resume the next.
+    /// The open streams. The stream of the POST is 0, and each resume has the next number.
     streams: Vec<usize>,
     state: Option<DetachedState>,
-    /// How long its client may wait before it resumes.
+    /// Maximum time until its client resumes.
     resume_window: Duration,
-    /// It keeps running when it is detached.
+    /// If set, the call keeps running when it is detached.
     is_maybe_resumed: bool,
     detachment: Option<Detachment>,
     was_postponed: bool,
-    /// When it was, or is, checked again because its grace was found expired late.
+    /// The times of the rechecks, which are due if the grace was found expired late.
     rechecks: Vec<Instant>,
-    /// When the last pending resume ended, at most its own deadline.
+    /// When the last pending resume ended, or its deadline if that is earlier.
     resumes_ended_at: Option<Instant>,
     pending_resumes: usize,
     background_readers: usize,
-    /// When it is removed, if no background reader will observe its end.
+    /// When the call is removed, if no background reader will observe its end.
     unobserved_until: Option<Instant>,
-    /// Its grace has expired, and it is to be cancelled.
+    /// The grace has expired, and the call is about to be cancelled.
     is_expired: bool,
-    /// How often its grace has expired.
+    /// Number of times that the grace has expired.
     expiry_count: usize,
     /// The cancel was confirmed.
     is_confirmed: bool,
     empty_resumes: u32,
     last_deadline: Option<Instant>,
-    /// When it is cancelled at the latest.
+    /// The deadline of the call, attached or not.
     pub(super) may_last_to: Option<Instant>,
     event_ids: Vec<Stream>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct RetainedAnswer {
     id: CallId,
     scope: usize,
     event_ids: Vec<Stream>,
@@ -118,11 +118,11 @@ struct Kept {
 // === impl Model ===
 
 impl Model {
-    pub(super) fn new(room: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self {
-            room,
+            capacity,
             calls: Vec::new(),
-            kept: Vec::new(),
+            retained: Vec::new(),
             evicted: Vec::new(),
         }
     }
@@ -191,7 +191,7 @@ impl Model {
         Some(older)
     }
 
-    /// The same call under another key, without its event ids.
+    /// Moves a call to another key. Its event ids are removed.
     pub(super) fn rekey(
         &mut self,
         id: CallId,
@@ -264,7 +264,7 @@ impl Model {
         }
     }
 
-    /// Whether it is in flight.
+    /// Returns `true` if the call is in flight.
     pub(super) fn attach(&mut self, id: CallId) -> bool {
         let Some(call) = self.get_mut(id) else {
             return false;
@@ -346,12 +346,12 @@ impl Model {
         }
     }
 
-    /// Rule 6: whether a cancel that was decided before still holds.
+    /// Rule 6. Returns `true` if an earlier decision to cancel still holds.
     pub(super) fn is_due(&self, id: CallId) -> bool {
         self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// The expiry at which it was to be cancelled, if that still holds.
+    /// Returns the expiry for which the cancel was decided. Returns `None` if the decision no longer holds.
     pub(super) fn due(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)
@@ -391,7 +391,8 @@ impl Model {
         true
     }
 
-    /// Rules 3 and 14: whether no client has it, is about to resume it, or may have resumed it unobserved.
+    /// Rules 3 and 14. Returns `true` if no client has the call, is about to resume it, or may have resumed it
+    /// unobserved.
     pub(super) fn may_cancel(&self, id: CallId) -> bool {
         self.get(id).is_some_and(|call| {
             call.state.is_some() && call.pending_resumes == 0 && !call.is_maybe_resumed
@@ -412,7 +413,7 @@ impl Model {
             }
             let event_ids = call.known_event_ids().collect();
             let answered = matches!(completed.end, RetainedOutcome::Answered(_));
-            self.keep(Kept {
+            self.keep(RetainedAnswer {
                 id,
                 scope: call.scope,
                 event_ids,
@@ -423,44 +424,47 @@ impl Model {
         Some(may_cancel_server)
     }
 
-    /// Rule 11: what cannot fit whatever is evicted is not kept. Otherwise delivered answers are evicted, oldest first, and then the
-    /// oldest of the others. No undelivered answer is evicted for a delivered one, and of the delivered ones only the latest are
-    /// kept.
-    fn keep(&mut self, new: Kept) {
+    /// Rule 11. An answer that cannot fit is not retained. Otherwise delivered answers are evicted first, then
+    /// undelivered ones, each oldest first. No undelivered answer is evicted for a delivered one. Only the latest
+    /// delivered answers are retained.
+    fn keep(&mut self, new: RetainedAnswer) {
         let is_kept = if new.undelivered { 0 } else { self.units(true) };
-        if new.completed.units + is_kept > self.room {
+        if new.completed.units + is_kept > self.capacity {
             if new.undelivered {
                 self.evicted.push(new.id);
             }
             return;
         }
-        while self.units(false) + self.units(true) + new.completed.units > self.room
+        while self.units(false) + self.units(true) + new.completed.units > self.capacity
             || !new.undelivered && self.delivered() >= MAX_DELIVERED
         {
             let oldest = |undelivered: bool| {
-                self.kept
+                self.retained
                     .iter()
-                    .position(|kept| kept.undelivered == undelivered)
+                    .position(|retained| retained.undelivered == undelivered)
             };
             let index = oldest(false).or_else(|| oldest(true)).unwrap();
-            let evicted = self.kept.remove(index);
+            let evicted = self.retained.remove(index);
             if evicted.undelivered {
                 self.evicted.push(evicted.id);
             }
         }
-        self.kept.push(new);
+        self.retained.push(new);
     }
 
     fn delivered(&self) -> usize {
-        self.kept.iter().filter(|kept| !kept.undelivered).count()
+        self.retained
+            .iter()
+            .filter(|retained| !retained.undelivered)
+            .count()
     }
 
     fn units(&self, undelivered: bool) -> usize {
         let counted = self
-            .kept
+            .retained
             .iter()
-            .filter(|kept| kept.undelivered == undelivered);
-        counted.map(|kept| kept.completed.units).sum()
+            .filter(|retained| retained.undelivered == undelivered);
+        counted.map(|retained| retained.completed.units).sum()
     }
 
     pub(super) fn take_evicted(&mut self) -> Vec<CallId> {
@@ -469,7 +473,7 @@ impl Model {
 
     /// Rule 12: the accepted calls, whose event ids are removed together with the retained calls.
     pub(super) fn begin_close(&mut self, scope: usize) -> Vec<CallId> {
-        self.kept.retain(|kept| kept.scope != scope);
+        self.retained.retain(|retained| retained.scope != scope);
         let its = self.calls.iter_mut().filter(|call| call.scope == scope);
         let accepted = its.filter(|call| call.accepted);
         let taken = accepted.map(|call| {
@@ -481,10 +485,10 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        // One with a later deadline keeps those behind it.
+        // An answer with a later deadline also keeps the answers behind it.
         let mut is_kept = false;
-        self.kept.retain(|kept| {
-            is_kept |= kept.completed.until > now;
+        self.retained.retain(|retained| {
+            is_kept |= retained.completed.until > now;
             is_kept
         });
         let mut expired_calls = Vec::new();
@@ -515,17 +519,19 @@ impl Model {
         expired_calls
     }
 
-    /// The first time at which something is to be done.
+    /// Returns the earliest deadline.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        let kept = self.kept.first().into_iter();
-        calls.chain(kept.map(|kept| kept.completed.until)).min()
+        let retained = self.retained.first().into_iter();
+        calls
+            .chain(retained.map(|retained| retained.completed.until))
+            .min()
     }
 
-    /// Number of deadlines.
-    pub(super) fn appointments(&self) -> usize {
+    /// Returns the number of deadlines.
+    pub(super) fn deadline_count(&self) -> usize {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        calls.count() + self.kept.len()
+        calls.count() + self.retained.len()
     }
 
     pub(super) fn find(&self, scope: usize, request: &RequestId) -> Option<CallId> {
@@ -544,7 +550,7 @@ impl Model {
         detached.map(|call| call.id).collect()
     }
 
-    /// Rule 8: what an event id matches.
+    /// Rule 8. Returns what an event id matches.
     pub(super) fn match_event(&self, scope: usize, stream: Stream) -> Match {
         let ids_of = |is_one: &dyn Fn(&Call) -> bool| {
             let its = self.calls.iter().filter(|call| call.scope == scope);
@@ -561,10 +567,12 @@ impl Model {
             [id] => return Match::Call(id),
             _ => return Match::Ambiguous(in_flight),
         }
-        let mut latest = self.kept.iter().rev();
-        let is_its = |kept: &&Kept| kept.scope == scope && kept.event_ids.contains(&stream);
-        if let Some(kept) = latest.find(is_its) {
-            return Match::Ended(kept.completed.end.clone());
+        let mut latest = self.retained.iter().rev();
+        let is_its = |retained: &&RetainedAnswer| {
+            retained.scope == scope && retained.event_ids.contains(&stream)
+        };
+        if let Some(retained) = latest.find(is_its) {
+            return Match::Ended(retained.completed.end.clone());
         }
         let overflowed = ids_of(&|call| call.event_ids.len() > MAX_EVENT_IDS + 1);
         if overflowed.is_empty() {
@@ -575,7 +583,7 @@ impl Model {
     }
 
     pub(super) fn retained_calls(&self) -> impl Iterator<Item = CallId> {
-        self.kept.iter().map(|kept| kept.id)
+        self.retained.iter().map(|retained| retained.id)
     }
 }
 
@@ -590,7 +598,7 @@ impl Call {
         self.state.is_none()
     }
 
-    /// Whether a resume keeps it from being cancelled.
+    /// Returns `true` if a pending resume keeps the call from being cancelled.
     pub(super) fn has_pending_resume_at(&self, now: Instant) -> bool {
         let held = self.pending_resumes > 0;
         match self.state {
@@ -626,7 +634,7 @@ impl Call {
         self.due().is_some_and(|at| at <= now && !self.is_expired)
     }
 
-    /// Rule 7. Whether it is postponed, because its grace was found expired late.
+    /// Rule 7. Postpones the call if its grace was found expired late. Returns `true` if the call was postponed.
     fn postpone_if_late(&mut self, now: Instant) -> bool {
         let Some(due) = self.due() else {
             return false;
@@ -641,8 +649,8 @@ impl Call {
             self.last_deadline = Some(*deadline);
             return true;
         }
-        let is_look = self.rechecks.contains(&due);
-        let on_time = now <= due + A_LITTLE_LATE || is_look && now <= due + RECHECK_TOLERANCE;
+        let is_recheck = self.rechecks.contains(&due);
+        let on_time = now <= due + TIMER_RESOLUTION || is_recheck && now <= due + RECHECK_TOLERANCE;
         if on_time || self.rechecks.len() == MAX_RECHECKS {
             return false;
         }
@@ -655,7 +663,7 @@ impl Call {
         self.known_event_ids().any(|known| known == stream)
     }
 
-    /// The first, and the latest.
+    /// Returns the first event id, and the latest ones.
     fn known_event_ids(&self) -> impl Iterator<Item = Stream> {
         let latest = self.event_ids.len().saturating_sub(MAX_EVENT_IDS);
         let event_ids = self.event_ids.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Random operations, mostly such as happen.
+//! Random operations. Likely sequences are drawn most often.
 
 use proptest::{collection::vec, option, prelude::*, test_runner::RngAlgorithm};
 
@@ -32,7 +32,7 @@ fn name() -> impl Strategy<Value = Name> {
     ]
 }
 
-/// Not beside a flood: which of them count up depends on what else there is.
+/// Not used together with a flood, because whether a stream counts up depends on the other ids.
 fn events() -> impl Strategy<Value = Op> {
     let events = (0..3_u64, 0..6_u32, 1..4_u32);
     (pick(), events).prop_map(|(call, (stream, first, count))| {
@@ -121,30 +121,33 @@ fn op() -> impl Strategy<Value = Op> {
         3 => pick().prop_map(Op::RemoveBackgroundReader),
         3 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDue(call, how)),
         4 => pick().prop_map(Op::Ask),
-        4 => (0..64_usize, answering()).prop_map(|(asked, answer)| Op::Answer(asked, answer)),
+        4 => (0..64_usize, answering()).prop_map(|(question, answer)| Op::Answer(question, answer)),
         2 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
         8 => (pick(), option::weighted(0.7, retaining()))
             .prop_map(|(call, completed)| Op::Finish(call, completed)),
         2 => (SCOPES, option::weighted(0.7, retaining()))
             .prop_map(|(scope, end)| Op::BeginClose { scope, end }),
         12 => pass().prop_map(Op::Pass),
-        1 => (1..12_u32, 19..22_u64).prop_map(|(looks, and_ms)| Op::Late { looks, and_ms }),
+        1 => (1..12_u32, 19..22_u64).prop_map(|(checks, and_ms)| Op::Late { checks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
     ]
 }
 
 fn whole() -> impl Strategy<Value = Op> {
-    (any::<bool>(), retaining()).prop_map(|(away, completed)| Op::Whole { away, completed })
+    (any::<bool>(), retaining()).prop_map(|(is_detached, completed)| Op::Whole {
+        is_detached,
+        completed,
+    })
 }
 
-/// A call with about as many event ids as are known by name.
-fn flood() -> impl Strategy<Value = Op> {
+/// A call with about as many event ids as a call can store.
+fn many_events() -> impl Strategy<Value = Op> {
     (pick(), 1_000..1_010_u32, 250..266_u32)
         .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
 }
 
-/// A few more.
-fn trickle() -> impl Strategy<Value = Op> {
+/// A few further event ids.
+fn few_events() -> impl Strategy<Value = Op> {
     (pick(), 990..1_300_u32, 1..8_u32)
         .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
 }
@@ -153,7 +156,7 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
         failure_persistence: None,
-        // In a debug build, the default one takes more time than all else together.
+        // In a debug build, the default generator takes more time than the test.
         rng_algorithm: RngAlgorithm::XorShift,
         ..ProptestConfig::default()
     }
@@ -172,7 +175,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn with_little_memory_it_does_so_too(
+    fn the_core_behaves_like_its_model_with_little_memory(
         ops in vec(prop_oneof![2 => op_or_events(), 1 => whole()], 1..100),
     ) {
         agrees_with_model(TIGHT, &ops);
@@ -183,12 +186,12 @@ proptest! {
     #![proptest_config(config(24))]
 
     #[test]
-    fn the_core_behaves_like_its_model_with_more_event_ids_than_it_knows(
+    fn the_core_behaves_like_its_model_with_more_event_ids_than_it_stores(
         before in vec(op(), 0..8),
         start in start(),
-        flood in flood(),
-        after in vec(prop_oneof![2 => op(), 1 => trickle()], 0..24),
+        many_events in many_events(),
+        after in vec(prop_oneof![2 => op(), 1 => few_events()], 0..24),
     ) {
-        agrees_with_model(ROOMY, &[before, vec![start, flood], after].concat());
+        agrees_with_model(ROOMY, &[before, vec![start, many_events], after].concat());
     }
 }

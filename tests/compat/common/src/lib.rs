@@ -53,14 +53,14 @@ pub struct Setup {
 
 /// What happened to a call whose client disconnected.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum Outcome {
     /// The server's own token fired, this long after the disconnect.
     Cancelled(Duration),
     /// Only its `CallToken` fired.
-    Told(Duration),
+    CallTokenFired(Duration),
     /// The future of its handler was dropped.
     Dropped(Duration),
-    /// The call still ran when `WATCHED` had passed.
+    /// The call still ran when `OBSERVATION_TIME` had passed.
     RunsOn,
 }
 
@@ -77,28 +77,28 @@ struct Case {
 /// Whether the client resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Story {
-    /// It does not.
-    Leaves,
-    /// It resumes while the call runs.
-    ComesBack,
-    /// It resumes after the call has ended.
-    ComesLate,
+    /// The client never resumes.
+    Disconnects,
+    /// The client resumes while the call runs.
+    Resumes,
+    /// The client resumes after the call has ended.
+    ResumesLate,
 }
 
 /// Interval between two probes.
 pub const PROBE: Duration = Duration::from_secs(1);
 
 /// Time until a probed server detects a disconnect, with the failure of its second write.
-const NOTICED: Duration = Duration::from_secs(2);
+const DETECTION_TIME: Duration = Duration::from_secs(2);
 
 /// Tolerance for "at once", and for the end of a grace.
 const SLACK: Duration = Duration::from_millis(1_500);
 
 /// Timeout of a client.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a call is observed after its client has disconnected.
-const WATCHED: Duration = Duration::from_secs(27);
+const OBSERVATION_TIME: Duration = Duration::from_secs(27);
 
 /// The work of a tool. It ends when its label is released, when the server's own token fires, or when its future is
 /// dropped. Returns `true` if it was released.
@@ -109,17 +109,17 @@ pub async fn work(
     token: Option<CallToken>,
 ) -> bool {
     let running = witness.begin(label);
-    let told = async {
+    let call_token_label = async {
         match token {
             Some(token) => token.cancelled().await,
             None => pending().await,
         }
-        witness.begin(&told(label)).cancel();
+        witness.begin(&call_token_label(label)).cancel();
         pending::<Infallible>().await
     };
     let held = tokio::select! {
         held = running.held(cancelled) => held,
-        never = told => match never {},
+        never = call_token_label => match never {},
     };
     match held {
         Held::Released => running.complete(),
@@ -207,9 +207,9 @@ impl Story {
     fn of(tier: Tier, mode: Mode) -> &'static [Self] {
         match (tier, mode) {
             (Tier::Layer | Tier::Manager | Tier::Probed, Mode::Session) => {
-                &[Self::Leaves, Self::ComesBack, Self::ComesLate]
+                &[Self::Disconnects, Self::Resumes, Self::ResumesLate]
             }
-            _ => &[Self::Leaves],
+            _ => &[Self::Disconnects],
         }
     }
 }
@@ -228,7 +228,7 @@ impl Case {
             Mode::Plain => mcp.send(&Request::new("GET", PATH)).await,
             _ => mcp.call(1, "hold", json!({ "label": label })).await,
         };
-        if timeout(PATIENCE, self.witness.started(&label))
+        if timeout(TIMEOUT, self.witness.started(&label))
             .await
             .is_err()
         {
@@ -236,32 +236,35 @@ impl Case {
         }
         let event = timeout(Duration::from_secs(1), last_event(&mut call));
         let event = event.await.ok().flatten();
-        let gone = Instant::now();
+        let disconnected = Instant::now();
         call.fin();
         match (self.story, event) {
-            (Story::Leaves, _) => self.fate(&label, gone).await.words(self.noticed()),
+            (Story::Disconnects, _) => self
+                .outcome(&label, disconnected)
+                .await
+                .describe(self.detection_time()),
             (_, None) => "no event ids".to_owned(),
             (story, Some(event)) => self.resume(&mcp, &label, &event, story).await,
         }
     }
 
     async fn resume(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
-        let away = self.noticed() + Duration::from_millis(500);
-        sleep(away).await;
-        if story == Story::ComesLate {
+        let absence = self.detection_time() + Duration::from_millis(500);
+        sleep(absence).await;
+        if story == Story::ResumesLate {
             self.witness.release(label);
             self.witness.ended(label).await;
-            sleep(away).await;
+            sleep(absence).await;
         }
         let mut resumed = mcp.resume(event).await;
-        let Ok(head) = timeout(PATIENCE, resumed.head()).await else {
+        let Ok(head) = timeout(TIMEOUT, resumed.head()).await else {
             return "gets nothing".to_owned();
         };
         if head.status != 200 {
             return "is refused".to_owned();
         }
         self.witness.release(label);
-        let answer = timeout(PATIENCE, resumed.answer()).await.ok().flatten();
+        let answer = timeout(TIMEOUT, resumed.answer()).await.ok().flatten();
         match answer {
             Some(answer) if answer.get("result").is_some() => "gets its answer".to_owned(),
             Some(_) => "gets an error".to_owned(),
@@ -270,36 +273,43 @@ impl Case {
     }
 
     /// Returns what happens to a call whose client has disconnected.
-    async fn fate(&self, label: &str, gone: Instant) -> Fate {
+    async fn outcome(&self, label: &str, disconnected: Instant) -> Outcome {
         loop {
-            let left = WATCHED.saturating_sub(gone.elapsed()).min(PATIENCE);
+            let left = OBSERVATION_TIME
+                .saturating_sub(disconnected.elapsed())
+                .min(TIMEOUT);
             match timeout(left, self.witness.ended(label)).await {
-                Ok(End::Cancelled { at }) => return Fate::Cancelled(at - gone),
-                Ok(End::Dropped { at }) => return Fate::Dropped(at - gone),
+                Ok(End::Cancelled { at }) => return Outcome::Cancelled(at - disconnected),
+                Ok(End::Dropped { at }) => return Outcome::Dropped(at - disconnected),
                 Ok(End::Completed { .. }) => unreachable!("it was not released"),
                 Err(_) if left.is_zero() => break,
                 Err(_) => {}
             }
         }
-        let told = self.witness.find(&told(label)).and_then(|it| it.end);
-        told.map_or(Fate::RunsOn, |it| Fate::Told(it.at() - gone))
+        let call_token_label = self
+            .witness
+            .find(&call_token_label(label))
+            .and_then(|it| it.end);
+        call_token_label.map_or(Outcome::RunsOn, |it| {
+            Outcome::CallTokenFired(it.at() - disconnected)
+        })
     }
 
     /// Time until the server detects a disconnect.
-    fn noticed(&self) -> Duration {
+    fn detection_time(&self) -> Duration {
         match self.tier {
-            Tier::Probed => NOTICED,
+            Tier::Probed => DETECTION_TIME,
             _ => Duration::ZERO,
         }
     }
 }
 
-// === impl Fate ===
+// === impl Outcome ===
 
-impl Fate {
-    fn words(self, noticed: Duration) -> String {
+impl Outcome {
+    fn describe(self, detection_time: Duration) -> String {
         let when = |after: Duration| {
-            let after = after.saturating_sub(noticed);
+            let after = after.saturating_sub(detection_time);
             if after < SLACK {
                 "at once".to_owned()
             } else if after + SLACK > MIN_GRACE && after < MIN_GRACE + SLACK {
@@ -310,7 +320,7 @@ impl Fate {
         };
         match self {
             Self::Cancelled(after) => format!("cancelled {}", when(after)),
-            Self::Told(after) => format!("only its `CallToken` fires, {}", when(after)),
+            Self::CallTokenFired(after) => format!("only its `CallToken` fires, {}", when(after)),
             Self::Dropped(after) => format!("dropped {}", when(after)),
             Self::RunsOn => "runs on".to_owned(),
         }
@@ -330,6 +340,6 @@ async fn last_event(call: &mut Connection) -> Option<String> {
 }
 
 /// The label under which a call's `CallToken` is recorded.
-fn told(label: &str) -> String {
+fn call_token_label(label: &str) -> String {
     format!("{label}, its CallToken")
 }

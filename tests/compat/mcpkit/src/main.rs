@@ -12,7 +12,7 @@ use mcpkit_core::{
 use mcpkit_server::{Context, PromptHandler, ResourceHandler, ServerHandler, ToolHandler};
 use serde_json::{Map, Value};
 
-struct Works(Witness);
+struct Server(Witness);
 
 #[tokio::main]
 async fn main() {
@@ -20,13 +20,13 @@ async fn main() {
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
-    let router = McpRouter::new(Works(setup.witness.clone())).post_path(PATH);
+    let router = McpRouter::new(Server(setup.witness.clone())).post_path(PATH);
     setup.serve(router.into_router()).await
 }
 
-// === impl Works ===
+// === impl Server ===
 
-impl ServerHandler for Works {
+impl ServerHandler for Server {
     fn server_info(&self) -> ServerInfo {
         ServerInfo::new("compat", "0")
     }
@@ -36,7 +36,7 @@ impl ServerHandler for Works {
     }
 }
 
-impl ToolHandler for Works {
+impl ToolHandler for Server {
     async fn list_tools(&self, _: &Context<'_>) -> Result<Vec<Tool>, McpError> {
         Ok(Vec::new())
     }
@@ -52,7 +52,7 @@ impl ToolHandler for Works {
     }
 }
 
-impl ResourceHandler for Works {
+impl ResourceHandler for Server {
     async fn list_resources(&self, _: &Context<'_>) -> Result<Vec<Resource>, McpError> {
         Ok(Vec::new())
     }
@@ -66,7 +66,7 @@ impl ResourceHandler for Works {
     }
 }
 
-impl PromptHandler for Works {
+impl PromptHandler for Server {
     async fn list_prompts(&self, _: &Context<'_>) -> Result<Vec<Prompt>, McpError> {
         Ok(Vec::new())
     }

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tower::{Layer as _, Service, service_fn};
 
 /// The story of every client of this server.
-const LABEL: &str = "Leaves";
+const LABEL: &str = "Disconnects";
 
 #[tokio::main]
 async fn main() {

@@ -26,9 +26,9 @@ macro_rules! on_rmcp {
             use super::*;
 
             #[derive(Clone)]
-            struct Works(Witness);
+            struct Server(Witness);
 
-            impl ServerHandler for Works {
+            impl ServerHandler for Server {
                 async fn call_tool(
                     &self,
                     request: $params,
@@ -50,7 +50,7 @@ macro_rules! on_rmcp {
             pub(super) async fn serve(setup: Setup) -> SocketAddr {
                 let mut config = StreamableHttpServerConfig::default();
                 config.stateful_mode = setup.mode == Mode::Session;
-                let handler = Works(setup.witness.clone());
+                let handler = Server(setup.witness.clone());
                 let sessions = Arc::new(LocalSessionManager::default());
                 let service =
                     StreamableHttpService::new(move || Ok(handler.clone()), sessions, config);

@@ -16,7 +16,7 @@ use rust_mcp_sdk::{
 };
 use tokio::sync::{Mutex, RwLock};
 
-struct Works(Witness);
+struct Server(Witness);
 
 #[tokio::main]
 async fn main() {
@@ -43,7 +43,7 @@ async fn serve(setup: Setup) -> SocketAddr {
             meta: None,
             instructions: None,
         }),
-        handler: Works(setup.witness.clone()).to_mcp_server_handler(),
+        handler: Server(setup.witness.clone()).to_mcp_server_handler(),
         ping_interval: Duration::from_secs(12),
         transport_options: Arc::default(),
         enable_json_response: false,
@@ -62,10 +62,10 @@ async fn serve(setup: Setup) -> SocketAddr {
         .await
 }
 
-// === impl Works ===
+// === impl Server ===
 
 #[async_trait::async_trait]
-impl ServerHandler for Works {
+impl ServerHandler for Server {
     async fn handle_call_tool_request(
         &self,
         params: CallToolRequestParams,

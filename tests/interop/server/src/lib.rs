@@ -17,7 +17,7 @@ pub struct Orders(Lines<BufReader<Stdin>>);
 /// # Panics
 ///
 /// If `more` is not an object, or if `run` has closed the pipe.
-pub fn tell(event: &str, more: Value) {
+pub fn emit(event: &str, more: Value) {
     let at = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or(Duration::ZERO);

@@ -20,7 +20,8 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::{
     exchange::{
-        Answer, Asked, Kind, Tokens, bodyless, exchange, immediate, poll_once, reading, respond,
+        Answer, InnerRequest, Kind, Tokens, bodyless, exchange, immediate, poll_once, reading,
+        respond,
     },
     script::{Script, Step},
 };
@@ -87,10 +88,10 @@ fn a_disconnect_from_a_request_that_was_answered_before_its_body_has_no_effect()
     for kind in Kind::ALL {
         let (layer, log) = immediate();
         let tokens = Tokens::default();
-        let noting = tokens.clone();
-        let service = layer.layer(service_fn(move |request: Asked| {
-            noting.note(&request);
-            noting.latest().answered();
+        let recording = tokens.clone();
+        let service = layer.layer(service_fn(move |request: InnerRequest| {
+            recording.record(&request);
+            recording.latest().answered();
             async move {
                 // Only after the client has disconnected.
                 tokio::task::yield_now().await;
@@ -238,7 +239,7 @@ async fn the_resume_of_a_call_that_is_answered_meanwhile_passes() {
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
     let answered = token.clone();
-    foreign.when_asked(move || answered.answered());
+    foreign.on_next_request(move || answered.answered());
     clock.advance(GRACE / 2).await;
 
     let mut resumed = foreign.resume("x-1").await;
@@ -262,9 +263,12 @@ async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_gets_the_er
 
     within("the token", token.cancelled()).await;
     assert_eq!(foreign.log.ends(&number(1)), [Outcome::Cancelled(Orphaned)]);
-    let told = foreign.resume("x-1").await.collect().await;
-    let told = told.expect("it is whole").to_bytes();
-    assert!(told.windows(6).any(|text| text == b"-32800"), "{told:?}");
+    let received = foreign.resume("x-1").await.collect().await;
+    let received = received.expect("it is whole").to_bytes();
+    assert!(
+        received.windows(6).any(|text| text == b"-32800"),
+        "{received:?}"
+    );
 }
 
 #[tokio::test]

@@ -36,9 +36,9 @@ fn in_flight(layer: &CancelOnDisconnectLayer, kind: Kind) -> (Body, CallToken) {
 }
 
 /// Registers a clean-up that reports the reason with which it ran.
-fn telling(token: &CallToken) -> Ran {
-    let (tell, ran) = mpsc::unbounded_channel();
-    token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+fn register_reporting(token: &CallToken) -> Ran {
+    let (sender, ran) = mpsc::unbounded_channel();
+    token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
     ran
 }
 
@@ -49,12 +49,12 @@ async fn ran(clean_up: &mut Ran) -> CancelReason {
 
 /// Asserts that the clean-up was dropped without having run (again).
 async fn assert_dropped(mut clean_up: Ran, kind: Kind) {
-    let told = within("the clean-up to be dropped", clean_up.recv()).await;
-    assert_eq!(told, None, "{kind:?}");
+    let received = within("the clean-up to be dropped", clean_up.recv()).await;
+    assert_eq!(received, None, "{kind:?}");
 }
 
 /// Registers a clean-up that owns a value. Returns a function that is `true` while the clean-up owns it.
-fn owning(token: &CallToken) -> impl Fn() -> bool + use<> {
+fn register_owning(token: &CallToken) -> impl Fn() -> bool + use<> {
     let shared = Arc::new(());
     let owned = Owned(shared.clone());
     token.on_cancel(async move |_| drop(owned));
@@ -66,7 +66,7 @@ async fn a_clean_up_runs_once_after_a_disconnect() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
-        let mut clean_up = telling(&token);
+        let mut clean_up = register_reporting(&token);
         drop(response);
         assert_eq!(ran(&mut clean_up).await, ClientDisconnected, "{kind:?}");
         assert_dropped(clean_up, kind).await;
@@ -77,8 +77,8 @@ async fn a_clean_up_runs_once_after_a_disconnect() {
 async fn a_clean_up_may_be_a_closure_that_returns_a_future() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
-    let (tell, mut clean_up) = mpsc::unbounded_channel();
-    token.on_cancel(|reason| async move { tell.send(reason).expect("the test listens") });
+    let (sender, mut clean_up) = mpsc::unbounded_channel();
+    token.on_cancel(|reason| async move { sender.send(reason).expect("the test listens") });
     drop(response);
     assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
 }
@@ -89,12 +89,12 @@ async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
-        let (tell, mut clean_up) = mpsc::unbounded_channel();
+        let (sender, mut clean_up) = mpsc::unbounded_channel();
         let early = Arc::new(AtomicBool::new(false));
         let begun = early.clone();
         token.on_cancel(move |reason| {
             begun.store(true, Ordering::Relaxed);
-            async move { tell.send(reason).expect("the test listens") }
+            async move { sender.send(reason).expect("the test listens") }
         });
         drop(response);
         assert!(!early.load(Ordering::Relaxed), "{kind:?}");
@@ -106,10 +106,10 @@ async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
 async fn a_clean_up_that_panics_affects_no_other() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Session);
-    let mut first = telling(&token);
+    let mut first = register_reporting(&token);
     token.on_cancel(async |_| panic!("the clean-up panics on purpose"));
     token.on_cancel(|_| -> std::future::Ready<()> { panic!("and so does its closure") });
-    let mut last = telling(&token);
+    let mut last = register_reporting(&token);
     drop(response);
     assert_eq!(ran(&mut first).await, ClientDisconnected);
     assert_eq!(ran(&mut last).await, ClientDisconnected);
@@ -121,7 +121,7 @@ async fn a_clean_up_that_waits_delays_no_other() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     token.on_cancel(async |_| std::future::pending().await);
-    let mut other = telling(&token);
+    let mut other = register_reporting(&token);
     drop(response);
     ran(&mut other).await;
 }
@@ -132,7 +132,7 @@ async fn a_clean_up_that_is_added_after_the_cancel_runs_at_once() {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
         drop(response);
-        let mut late = telling(&token);
+        let mut late = register_reporting(&token);
         assert_eq!(ran(&mut late).await, ClientDisconnected, "{kind:?}");
     }
 }
@@ -142,10 +142,10 @@ async fn a_clean_up_that_is_added_after_the_cancel_runs_at_once() {
 async fn a_clean_up_may_register_another() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Session);
-    let (tell, mut clean_up) = mpsc::unbounded_channel();
+    let (sender, mut clean_up) = mpsc::unbounded_channel();
     let again = token.clone();
     token.on_cancel(async move |_| {
-        again.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+        again.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
     });
     drop(response);
     assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
@@ -157,7 +157,7 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
         let (layer, _log) = immediate();
         let answered = Script::new([Step::data(ANSWER)]);
         let (response, token) = exchange(&layer, kind.request(), &answered);
-        let (owns, clean_up) = (owning(&token), telling(&token));
+        let (owns, clean_up) = (register_owning(&token), register_reporting(&token));
         assert!(owns(), "{kind:?}");
         let body = response.into_body().collect().await.expect("a body");
         assert_eq!(body.to_bytes(), ANSWER);
@@ -179,7 +179,7 @@ async fn a_disconnect_after_the_answer_causes_no_clean_up() {
             Step::data(": still open\n\n"),
         ]);
         let (response, token) = exchange(&layer, kind.request(), &answered);
-        let clean_up = telling(&token);
+        let clean_up = register_reporting(&token);
         let mut body = response.into_body();
         body.frame().await.expect("a frame").expect("the answer");
         drop(body);
@@ -206,7 +206,7 @@ async fn an_answer_in_one_piece_and_a_refusal_cause_no_clean_up() {
             respond(&layer, kind.request(), json),
             respond(&layer, kind.request(), refused),
         ] {
-            let clean_up = telling(&token);
+            let clean_up = register_reporting(&token);
             let whole = response.into_body().collect().await;
             whole.expect("a body");
             assert_dropped(clean_up, kind).await;
@@ -221,7 +221,7 @@ async fn a_clean_up_that_is_added_after_the_end_never_runs() {
         let answered = Script::new([Step::data(ANSWER)]);
         let (response, token) = exchange(&layer, kind.request(), &answered);
         response.into_body().collect().await.expect("a body");
-        let (owns, clean_up) = (owning(&token), telling(&token));
+        let (owns, clean_up) = (register_owning(&token), register_reporting(&token));
         assert!(!owns(), "{kind:?}");
         assert_dropped(clean_up, kind).await;
     }
@@ -231,7 +231,7 @@ async fn a_clean_up_that_is_added_after_the_end_never_runs() {
 fn where_no_runtime_ever_was_clean_ups_are_dropped() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
-    let mut clean_up = telling(&token);
+    let mut clean_up = register_reporting(&token);
     drop(response);
     assert_eq!(token.reason(), Some(ClientDisconnected));
     assert_eq!(
@@ -254,7 +254,7 @@ async fn a_panic_in_a_destructor_is_contained() {
     let (response, token) = exchange(&layer, Kind::Session.request(), &answered);
     let bomb = Bomb;
     token.on_cancel(async move |_| drop(bomb));
-    let owns = owning(&token);
+    let owns = register_owning(&token);
     response.into_body().collect().await.expect("a body");
     assert!(!owns());
 }

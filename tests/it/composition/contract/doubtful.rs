@@ -12,7 +12,7 @@ use super::{
     exchange::{CALL, Tokens, event_stream, immediate},
     script::{
         End,
-        Reading::{self, NotAtAll, OneFrame, ToItsEnd},
+        Reading::{self, Nothing, OneFrame, ToEnd},
         Script, Scripted, read,
     },
 };
@@ -33,7 +33,7 @@ impl Post {
         Self {
             fields: vec![JSON],
             body: Script::whole(body),
-            reading: ToItsEnd,
+            reading: ToEnd,
         }
     }
 
@@ -59,10 +59,10 @@ impl Post {
         [true, false].map(|is_pending| {
             let (layer, log) = immediate();
             let tokens = Tokens::default();
-            let noting = tokens.clone();
+            let recording = tokens.clone();
             let reading = self.reading;
             let service = layer.layer(service_fn(move |request: Request<TeeBody<Scripted>>| {
-                noting.note(&request);
+                recording.record(&request);
                 read(&mut request.into_body(), reading);
                 async move {
                     if is_pending {
@@ -90,7 +90,7 @@ fn deep() -> String {
 }
 
 #[test]
-fn hanging_up_on_what_may_be_json_rpc_fires_no_token() {
+fn a_disconnect_from_a_body_that_may_be_json_rpc_fires_no_token() {
     let gzip = (header::CONTENT_ENCODING, "gzip");
     for (what, post) in [
         (
@@ -142,7 +142,7 @@ fn hanging_up_on_what_may_be_json_rpc_fires_no_token() {
 }
 
 #[test]
-fn hanging_up_on_what_is_plainly_no_json_rpc_fires_the_token() {
+fn a_disconnect_from_a_body_that_is_no_json_rpc_fires_the_token() {
     for (what, post) in [
         ("a text", Post::new(CALL).fields(&[TEXT])),
         ("no media type", Post::new(CALL).fields(&[])),
@@ -153,7 +153,7 @@ fn hanging_up_on_what_is_plainly_no_json_rpc_fires_the_token() {
             "an object of another protocol",
             Post::new(r#"{"id":1,"method":"POST","name":"x"}"#),
         ),
-        ("left unread", Post::new(CALL).read_as(NotAtAll)),
+        ("left unread", Post::new(CALL).read_as(Nothing)),
         (
             "no JSON and not to its end",
             Post::new("name=value").read_as(OneFrame),

@@ -17,7 +17,7 @@ use tokio::{
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::{
-    exchange::{Asked, CALL, Kind, event_stream, immediate, poll_once},
+    exchange::{CALL, InnerRequest, Kind, event_stream, immediate, poll_once},
     script::{Script, Scripted},
 };
 use crate::{log::number, support::within};
@@ -45,7 +45,7 @@ impl Reader {
     }
 
     /// Has a task read the body of `request`, and notifies when the body is read.
-    fn hand_over(&self, request: Asked) -> Arc<Notify> {
+    fn hand_over(&self, request: InnerRequest) -> Arc<Notify> {
         let Self { allowed, read, .. } = self.clone();
         let done = Arc::new(Notify::new());
         let notify = done.clone();
@@ -83,7 +83,7 @@ async fn a_call_whose_body_another_task_reads_is_known_with_the_head() {
     let (layer, log) = immediate();
     let (reader, mut bodies) = Reader::new();
     let reading = reader.clone();
-    let service = layer.layer(service_fn(move |request: Asked| {
+    let service = layer.layer(service_fn(move |request: InnerRequest| {
         let read = reading.hand_over(request);
         async move {
             read.notified().await;
@@ -104,7 +104,7 @@ async fn a_call_whose_body_another_task_has_read_is_cancelled_without_a_head() {
     let (layer, log) = immediate();
     let (reader, mut bodies) = Reader::new();
     let reading = reader.clone();
-    let service = layer.layer(service_fn(move |request: Asked| {
+    let service = layer.layer(service_fn(move |request: InnerRequest| {
         // The future is not woken when the body has been read.
         let _read = reading.hand_over(request);
         pending::<Result<Response<Scripted>, Infallible>>()
@@ -123,7 +123,7 @@ async fn a_body_that_is_read_after_the_disconnect_leaves_no_state() {
     let (layer, log) = immediate();
     let (reader, mut bodies) = Reader::new();
     let reading = reader.clone();
-    let service = layer.layer(service_fn(move |request: Asked| {
+    let service = layer.layer(service_fn(move |request: InnerRequest| {
         let _read = reading.hand_over(request);
         pending::<Result<Response<Scripted>, Infallible>>()
     }));

@@ -27,7 +27,7 @@ use super::{
     },
     script::{
         End, Length,
-        Reading::{NotAtAll, OneFrame, ToItsEnd},
+        Reading::{Nothing, OneFrame, ToEnd},
         Script, Scripted, Seen, Step, read,
     },
 };
@@ -68,9 +68,9 @@ fn a_body_that_is_read_up_to_its_trailers_and_dropped_is_no_disconnect() {
 fn a_request_whose_reader_stops_at_its_trailers_was_read() {
     let (layer, log) = immediate();
     let tokens = Tokens::default();
-    let noting = tokens.clone();
+    let recording = tokens.clone();
     let service = layer.layer(service_fn(move |request: Request<TeeBody<Scripted>>| {
-        noting.note(&request);
+        recording.record(&request);
         let mut body = request.into_body();
         read(&mut body, OneFrame);
         let trailers = read(&mut body, OneFrame);
@@ -171,14 +171,14 @@ fn a_call_whose_answer_is_being_written_is_in_flight_until_the_end_of_the_body()
         ])
     };
     for kind in [Kind::Stateless, Kind::Session] {
-        for length in [Length::Unsaid, Length::Exact] {
+        for length in [Length::Unknown, Length::Exact] {
             let (layer, log) = immediate();
             let (response, token) = json_answer(&layer, kind, pieces().length(length));
             assert_eq!(layer.calls().len(), 1, "{kind:?} {length:?}");
             let mut body = response.into_body();
             read(&mut body, OneFrame);
             assert_eq!(layer.calls().len(), 1, "{kind:?} {length:?}");
-            read(&mut body, ToItsEnd);
+            read(&mut body, ToEnd);
             assert_eq!(log.ends(&number(7)), [Outcome::Completed], "{length:?}");
             drop(body);
             assert_eq!(token.reason(), None, "{kind:?} {length:?}");
@@ -189,7 +189,7 @@ fn a_call_whose_answer_is_being_written_is_in_flight_until_the_end_of_the_body()
 #[test]
 fn a_disconnect_before_the_answer_is_complete_cancels_the_call() {
     for kind in [Kind::Stateless, Kind::Session] {
-        for length in [Length::Unsaid, Length::Exact] {
+        for length in [Length::Unknown, Length::Exact] {
             for frames in 0..3 {
                 let (layer, log) = immediate();
                 let steps = ["  ", "{\"jsonrpc\":", "\"2.0\"}"].map(Step::data);
@@ -236,9 +236,9 @@ fn a_call_that_is_cancelled_before_its_answer_begins_gets_the_error_in_the_body(
     let Poll::Ready(Ok(rest)) = rest else {
         panic!("the body ends");
     };
-    let told: Value = serde_json::from_slice(&rest.to_bytes()).expect("JSON");
+    let received: Value = serde_json::from_slice(&rest.to_bytes()).expect("JSON");
     assert_eq!(
-        (&told["id"], &told["error"]["code"]),
+        (&received["id"], &received["error"]["code"]),
         (&json!(7), &json!(-32800))
     );
     assert_eq!(log.ends(&number(7)), [Outcome::Cancelled(Requested)]);
@@ -252,7 +252,7 @@ async fn a_drain_waits_for_an_answer_that_is_being_written() {
     let calls = layer.calls();
     let mut drain = Box::pin(calls.drain(Duration::from_secs(60)));
     assert!(poll_once(drain.as_mut()).is_pending());
-    read(&mut response.into_body(), ToItsEnd);
+    read(&mut response.into_body(), ToEnd);
     let report = within("the drain", drain).await;
     assert_eq!((report.ended, report.cancelled), (1, 0));
 }
@@ -337,9 +337,9 @@ fn fires(request: &Request<Full<Bytes>>, content_type: &'static str) -> [bool; 2
     [true, false].map(|is_pending| {
         let (layer, _log) = immediate();
         let tokens = Tokens::default();
-        let noting = tokens.clone();
+        let recording = tokens.clone();
         let service = layer.layer(service_fn(move |request: Request<TeeBody<Full<Bytes>>>| {
-            noting.note(&request);
+            recording.record(&request);
             async move {
                 let Ok(_) = request.into_body().collect().await;
                 if is_pending {
@@ -469,14 +469,14 @@ fn with<B>(
 #[test]
 fn a_json_answer_that_is_empty_or_never_read_is_an_end_or_a_disconnect() {
     for (script, end) in [
-        (Script::new([]).end(End::Said), Outcome::Completed),
+        (Script::new([]).end(End::Announced), Outcome::Completed),
         (Script::stalled().length(Length::Exact), Outcome::Completed),
         (Script::stalled(), Outcome::Cancelled(ClientDisconnected)),
     ] {
         let (layer, log) = immediate();
         let (response, _token) = json_answer(&layer, Kind::Session, script);
         let mut body = response.into_body();
-        read(&mut body, NotAtAll);
+        read(&mut body, Nothing);
         drop(body);
         assert_eq!(log.ends(&number(7)), [end]);
     }

@@ -27,7 +27,7 @@ pub(super) const CALL: &str =
     r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"hold","arguments":{}}}"#;
 
 /// The request that the inner service gets.
-pub(super) type Asked = Request<TeeBody<Full<Bytes>>>;
+pub(super) type InnerRequest = Request<TeeBody<Full<Bytes>>>;
 
 /// The result of the inner service.
 pub(super) type Answer<E> = Result<Response<Scripted>, E>;
@@ -47,15 +47,15 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tokens(Arc<Mutex<Option<CallToken>>>);
 
-/// What a destructor saw of the token when it ran. Clones share it.
+/// What a destructor found in the token when it ran. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LastWords(Arc<Mutex<Option<Option<CancelReason>>>>);
+pub(super) struct TokenAtDrop(Arc<Mutex<Option<Option<CancelReason>>>>);
 
 /// Records in its destructor whether the token has fired by then.
 #[derive(Debug)]
-pub(super) struct Dying {
+pub(super) struct RecordsTokenOnDrop {
     token: CallToken,
-    words: LastWords,
+    at_drop: TokenAtDrop,
 }
 
 // === impl Kind ===
@@ -108,7 +108,7 @@ where
     service_fn(move |request: Request<B>| {
         let (tokens, rest) = (tokens.clone(), rest.clone());
         async move {
-            tokens.note(&request);
+            tokens.record(&request);
             let Ok(_whole) = request.into_body().collect().await;
             rest(&tokens).await
         }
@@ -164,7 +164,7 @@ pub(super) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Outp
 
 impl Tokens {
     /// Records the token of a client's request.
-    pub(super) fn note<B>(&self, request: &Request<B>) {
+    pub(super) fn record<B>(&self, request: &Request<B>) {
         let token = request.extensions().get::<CallToken>();
         if let Some(token) = token.filter(|token| !token.is_replay()) {
             // Querying the token marks it as observed, so that a cancel counts as delivered.
@@ -179,27 +179,31 @@ impl Tokens {
     }
 }
 
-// === impl LastWords ===
+// === impl TokenAtDrop ===
 
-impl LastWords {
+impl TokenAtDrop {
     /// Returns `None` before the destructor has run, and then what it found in the token.
-    pub(super) fn said(&self) -> Option<Option<CancelReason>> {
+    pub(super) fn reason_at_drop(&self) -> Option<Option<CancelReason>> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Dying ===
+// === impl RecordsTokenOnDrop ===
 
-impl Dying {
-    pub(super) fn new(token: CallToken, words: &LastWords) -> Self {
-        let words = words.clone();
-        Self { token, words }
+impl RecordsTokenOnDrop {
+    pub(super) fn new(token: CallToken, at_drop: &TokenAtDrop) -> Self {
+        let at_drop = at_drop.clone();
+        Self { token, at_drop }
     }
 }
 
-impl Drop for Dying {
+impl Drop for RecordsTokenOnDrop {
     fn drop(&mut self) {
-        let mut words = self.words.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *words = Some(self.token.reason());
+        let mut at_drop = self
+            .at_drop
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *at_drop = Some(self.token.reason());
     }
 }

@@ -96,14 +96,14 @@ async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned(
 /// A cancel that the layer replays passes the same extractors as a client's request.
 #[tokio::test]
 async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
-    let (told, mut cancels) = mpsc::unbounded_channel();
+    let (sender, mut cancels) = mpsc::unbounded_channel();
     let serve = async move |is_cancel: bool, token: Option<CallToken>| {
         if !is_cancel {
             return std::future::pending().await;
         }
         let token = token.expect("the route has the layer");
         assert!(token.is_replay() && !token.is_cancelled());
-        told.send(()).expect("the test listens");
+        sender.send(()).expect("the test listens");
         StatusCode::ACCEPTED
     };
     let is_cancel = |body: &str| body.contains("notifications/cancelled");
@@ -129,7 +129,7 @@ async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
         let mut response = Box::pin(app.oneshot(call.expect("a request")));
         assert!(poll_once(response.as_mut()).is_pending());
         drop(response);
-        let heard = crate::support::within("the cancel", cancels.recv());
-        heard.await.expect("the server gets it");
+        let cancel = crate::support::within("the cancel", cancels.recv());
+        cancel.await.expect("the server gets it");
     }
 }

@@ -17,14 +17,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What the options of a layer result in for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Meant {
+struct Effect {
     /// How long the call waits for its client, or `None` if it runs on.
     grace: Option<Duration>,
     has_timeout: bool,
 }
 
 /// Returns the result for a call whose client disconnects.
-fn meant_by(layer: CancelOnDisconnectLayer) -> Meant {
+fn effect_of(layer: CancelOnDisconnectLayer) -> Effect {
     let grace = Arc::new(Mutex::new(None));
     let seen = grace.clone();
     let layer = layer.observe(move |event: &Event<'_>| {
@@ -44,7 +44,7 @@ fn meant_by(layer: CancelOnDisconnectLayer) -> Meant {
     );
     drop(response);
     let grace = *grace.lock().unwrap_or_else(PoisonError::into_inner);
-    Meant {
+    Effect {
         grace: grace.expect("the call lost its client"),
         has_timeout: time_left.is_some(),
     }
@@ -75,9 +75,9 @@ fn a_policy_that_sets_nothing_keeps_the_options_of_the_layer() {
         layer.call_timeout(TIMEOUT)
     };
     for layer in in_any_order(whole, |layer| layer.policy(|_| Policy::new())) {
-        let meant = meant_by(layer);
-        assert_eq!(meant.grace, Some(GRACE));
-        assert!(meant.has_timeout);
+        let effect = effect_of(layer);
+        assert_eq!(effect.grace, Some(GRACE));
+        assert!(effect.has_timeout);
     }
 }
 
@@ -89,15 +89,15 @@ fn a_policy_replaces_only_what_it_sets() {
         |layer: CancelOnDisconnectLayer| layer.policy(|_| Policy::new().call_timeout(TIMEOUT));
     let grace_of_policy =
         |layer: CancelOnDisconnectLayer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)));
-    let both = Meant {
+    let both = Effect {
         grace: Some(GRACE),
         has_timeout: true,
     };
     for layer in in_any_order(grace, timeout_of_policy) {
-        assert_eq!(meant_by(layer), both);
+        assert_eq!(effect_of(layer), both);
     }
     for layer in in_any_order(timeout, grace_of_policy) {
-        assert_eq!(meant_by(layer), both);
+        assert_eq!(effect_of(layer), both);
     }
 }
 
@@ -111,16 +111,16 @@ fn a_policy_overrides_the_layer() {
         })
     };
     for layer in in_any_order(never, of_policy) {
-        let meant = Meant {
+        let effect = Effect {
             grace: Some(GRACE),
             has_timeout: false,
         };
-        assert_eq!(meant_by(layer), meant);
+        assert_eq!(effect_of(layer), effect);
     }
     // Without an event with which a client could resume, `Auto` does not wait.
     let auto = |_: &CallInfo| Policy::new().grace(Grace::Auto);
-    let meant = meant_by(layer().grace(Grace::Never).policy(auto));
-    assert_eq!(meant.grace, Some(Duration::ZERO));
+    let effect = effect_of(layer().grace(Grace::Never).policy(auto));
+    assert_eq!(effect.grace, Some(Duration::ZERO));
 }
 
 #[test]
@@ -131,11 +131,11 @@ fn a_policy_that_panics_keeps_the_options_of_the_layer() {
         layer.call_timeout(TIMEOUT)
     };
     for layer in in_any_order(whole, |layer| layer.policy(broken)) {
-        let meant = Meant {
+        let effect = Effect {
             grace: Some(GRACE),
             has_timeout: true,
         };
-        assert_eq!(meant_by(layer), meant);
+        assert_eq!(effect_of(layer), effect);
     }
 }
 
@@ -155,14 +155,14 @@ fn is_broken(_: &CallInfo) -> bool {
 fn a_call_is_exempt_if_any_of_several_closures_returns_true() {
     let hold = |layer: CancelOnDisconnectLayer| layer.exempt(is_hold);
     for layer in in_any_order(hold, |layer| layer.exempt(is_other)) {
-        assert_eq!(meant_by(layer).grace, None);
+        assert_eq!(effect_of(layer).grace, None);
     }
     for layer in in_any_order(hold, |layer| layer.exempt(is_broken)) {
-        assert_eq!(meant_by(layer).grace, None, "the other was asked");
+        assert_eq!(effect_of(layer).grace, None, "the other closure was called");
     }
     let none = layer().exempt(is_other).exempt(is_broken).exempt(is_other);
-    let meant = meant_by(none.grace(Grace::After(GRACE)));
-    assert_eq!(meant.grace, Some(GRACE));
+    let effect = effect_of(none.grace(Grace::After(GRACE)));
+    assert_eq!(effect.grace, Some(GRACE));
 }
 
 #[test]
@@ -174,10 +174,10 @@ fn an_exempt_call_has_no_grace_and_keeps_its_timeout() {
         })
     };
     for layer in in_any_order(policy, |layer| layer.exempt(is_hold)) {
-        let meant = Meant {
+        let effect = Effect {
             grace: None,
             has_timeout: true,
         };
-        assert_eq!(meant_by(layer), meant);
+        assert_eq!(effect_of(layer), effect);
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tower::{Layer as _, Service, ServiceBuilder, ServiceExt as _};
 
 use super::{
-    exchange::{Asked, Kind, immediate, poll_once},
+    exchange::{InnerRequest, Kind, immediate, poll_once},
     script::{Broken, Script},
 };
 use crate::{log::number, support::within};
@@ -29,13 +29,13 @@ use crate::{log::number, support::within};
 type Readiness = Poll<Result<(), Broken>>;
 
 /// Answers `poll_ready` from a list. A clone is never ready, and knows that it is a clone.
-struct Moody {
+struct ScriptedReadiness {
     answers: Arc<Mutex<VecDeque<Readiness>>>,
     calls: Arc<AtomicUsize>,
     is_clone: bool,
 }
 
-impl Clone for Moody {
+impl Clone for ScriptedReadiness {
     fn clone(&self) -> Self {
         Self {
             answers: self.answers.clone(),
@@ -45,15 +45,20 @@ impl Clone for Moody {
     }
 }
 
-impl Service<Request<TeeBody<Full<Bytes>>>> for Moody {
+impl Service<Request<TeeBody<Full<Bytes>>>> for ScriptedReadiness {
     type Response = Response<Full<Bytes>>;
     type Error = Broken;
     type Future = Ready<Result<Self::Response, Broken>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Readiness {
-        assert!(!self.is_clone, "the layered service itself is asked");
+        assert!(
+            !self.is_clone,
+            "`poll_ready` of the layered service itself is called"
+        );
         let mut answers = self.answers.lock().expect("no panic before");
-        answers.pop_front().expect("not asked more often")
+        answers
+            .pop_front()
+            .expect("`poll_ready` is not called more often")
     }
 
     fn call(&mut self, _: Request<TeeBody<Full<Bytes>>>) -> Self::Future {
@@ -63,9 +68,11 @@ impl Service<Request<TeeBody<Full<Bytes>>>> for Moody {
     }
 }
 
-fn moody(answers: impl IntoIterator<Item = Readiness>) -> (Moody, Arc<AtomicUsize>) {
+fn scripted_readiness(
+    answers: impl IntoIterator<Item = Readiness>,
+) -> (ScriptedReadiness, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let service = Moody {
+    let service = ScriptedReadiness {
         answers: Arc::new(Mutex::new(answers.into_iter().collect())),
         calls: calls.clone(),
         is_clone: false,
@@ -76,7 +83,7 @@ fn moody(answers: impl IntoIterator<Item = Readiness>) -> (Moody, Arc<AtomicUsiz
 #[test]
 fn readiness_is_that_of_the_inner_service() {
     let answers = [Poll::Pending, Poll::Ready(Ok(())), Poll::Ready(Err(Broken))];
-    let (inner, _calls) = moody(answers);
+    let (inner, _calls) = scripted_readiness(answers);
     let mut service = CancelOnDisconnectLayer::new().layer(inner);
     let mut cx = Context::from_waker(Waker::noop());
     for answer in answers {
@@ -86,7 +93,7 @@ fn readiness_is_that_of_the_inner_service() {
 
 #[test]
 fn the_service_that_was_ready_is_the_one_that_is_called() {
-    let (inner, calls) = moody([Poll::Ready(Ok(()))]);
+    let (inner, calls) = scripted_readiness([Poll::Ready(Ok(()))]);
     let mut service = CancelOnDisconnectLayer::new().layer(inner);
     let mut cx = Context::from_waker(Waker::noop());
     assert_eq!(service.poll_ready(&mut cx), Poll::Ready(Ok(())));
@@ -101,7 +108,7 @@ async fn a_replay_waits_until_its_service_is_ready() {
     let inner = ServiceBuilder::new()
         // The limiter panics if it is called before it is ready, and the call holds its only permit.
         .concurrency_limit(1)
-        .service_fn(move |request: Asked| {
+        .service_fn(move |request: InnerRequest| {
             let replayed = replayed.clone();
             async move {
                 let token = request.extensions().get::<CallToken>();

@@ -21,7 +21,7 @@ use super::{
     exchange::{CALL, Kind, Tokens, event_stream, exchange, immediate},
     script::{
         Broken, End, Length,
-        Reading::{self, NotAtAll, OneFrame, ToItsEnd},
+        Reading::{self, Nothing, OneFrame, ToEnd},
         Script, Scripted, Seen, Step, read,
     },
 };
@@ -67,8 +67,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn script(steps: impl Strategy<Value = Vec<Step>>) -> impl Strategy<Value = Script> {
-    let length = prop::sample::select(vec![Length::Unsaid, Length::Bounds, Length::Exact]);
-    let end = prop::sample::select(vec![End::None, End::Said, End::Silent]);
+    let length = prop::sample::select(vec![Length::Unknown, Length::Bounds, Length::Exact]);
+    let end = prop::sample::select(vec![End::None, End::Announced, End::Silent]);
     (steps, length, end).prop_map(|(steps, length, end)| Script::new(steps).length(length).end(end))
 }
 
@@ -78,7 +78,7 @@ proptest! {
     #[test]
     fn any_body_reaches_the_inner_service_unchanged_frame_by_frame(
         script in script(steps()),
-        reading in prop::sample::select(vec![ToItsEnd, OneFrame, NotAtAll]),
+        reading in prop::sample::select(vec![ToEnd, OneFrame, Nothing]),
         kind in prop::sample::select(Kind::ALL.to_vec()),
         method in prop::sample::select(vec![Method::POST, Method::GET, Method::PUT]),
     ) {
@@ -95,7 +95,7 @@ proptest! {
         tool in "\\PC{0,20}",
         text in "\\PC{0,2000}",
         cuts in vec(any::<prop::sample::Index>(), 0..40),
-        end in prop::sample::select(vec![End::None, End::Said]),
+        end in prop::sample::select(vec![End::None, End::Announced]),
         trailers in any::<bool>(),
         kind in prop::sample::select(vec![Kind::Stateless, Kind::Session]),
     ) {
@@ -109,7 +109,7 @@ proptest! {
         steps.extend(trailers.then_some(Step::Trailers));
         let request = kind.request_with(Script::new(steps).end(end).body());
         let (layer, log) = immediate();
-        seen_inside(&layer, request, ToItsEnd);
+        seen_inside(&layer, request, ToEnd);
         let call = Call {
             id,
             method: "tools/call".to_owned(),
@@ -156,10 +156,10 @@ fn events_of(script: Script, reading: Reading) -> Vec<Happened> {
 fn a_body_that_was_not_read_to_its_end_is_unknown() {
     let unread = [Happened::UnparsedBody(ParseFailure::NotRead)];
     let call = || Script::whole(CALL);
-    assert_eq!(events_of(call(), NotAtAll), unread);
+    assert_eq!(events_of(call(), Nothing), unread);
     // All of the body was read, but its end was not.
     assert_eq!(events_of(call(), OneFrame), unread);
-    assert_eq!(events_of(call().end(End::Silent), ToItsEnd), unread);
+    assert_eq!(events_of(call().end(End::Silent), ToEnd), unread);
 }
 
 /// Returns the events of a call whose body the service does not read. The service answers with `status`.
@@ -233,7 +233,7 @@ fn a_body_that_a_service_accepted_unread_is_unknown() {
 
 #[test]
 fn a_body_that_announces_its_end_with_its_last_frame_is_parsed() {
-    let events = events_of(Script::whole(CALL).end(End::Said), OneFrame);
+    let events = events_of(Script::whole(CALL).end(End::Announced), OneFrame);
     assert!(matches!(
         events[..],
         [Happened::Started(_), Happened::Ended(..)]
@@ -246,7 +246,7 @@ fn a_body_longer_than_4_mib_passes_unread() {
     let script = Script::new([Step::Data(padding.clone()), Step::data(CALL)]);
     let (layer, log) = immediate();
     let request = Kind::Session.request_with(script.body());
-    let seen = seen_inside(&layer, request, ToItsEnd);
+    let seen = seen_inside(&layer, request, ToEnd);
     assert!(seen.contains(&Seen::Data(padding)), "unchanged");
     assert_eq!(
         log.events(),
@@ -258,7 +258,7 @@ fn a_body_longer_than_4_mib_passes_unread() {
 fn a_body_of_exactly_4_mib_is_read() {
     let padding = vec![b' '; 4 * 1024 * 1024 - CALL.len()];
     let script = Script::new([Step::Data(padding.into()), Step::data(CALL)]);
-    assert_eq!(events_of(script, ToItsEnd).len(), 2);
+    assert_eq!(events_of(script, ToEnd).len(), 2);
 }
 
 /// Returns a call after this many bytes of white space, each in a frame of its own.
@@ -272,8 +272,8 @@ fn a_body_in_more_than_16_384_frames_passes_unread() {
     let script = in_frames(16_384);
     let (layer, log) = immediate();
     let request = Kind::Session.request_with(script.body());
-    let seen = seen_inside(&layer, request, ToItsEnd);
-    assert_eq!(seen, read(&mut script.body(), ToItsEnd), "unchanged");
+    let seen = seen_inside(&layer, request, ToEnd);
+    assert_eq!(seen, read(&mut script.body(), ToEnd), "unchanged");
     assert_eq!(
         log.events(),
         [Happened::UnparsedBody(ParseFailure::TooLarge)]
@@ -282,10 +282,10 @@ fn a_body_in_more_than_16_384_frames_passes_unread() {
 
 #[test]
 fn a_body_in_16_384_frames_is_read_and_any_number_of_empty_ones_as_well() {
-    assert_eq!(events_of(in_frames(16_383), ToItsEnd).len(), 2);
+    assert_eq!(events_of(in_frames(16_383), ToEnd).len(), 2);
     let empty = (0..20_000).map(|_| Step::data(""));
     let script = Script::new(empty.chain([Step::data(CALL)]));
-    let events = events_of(script, ToItsEnd);
+    let events = events_of(script, ToEnd);
     assert!(matches!(
         events[..],
         [Happened::Started(_), Happened::Ended(..)]
@@ -339,9 +339,9 @@ async fn complain(
 fn a_request_that_breaks_off_fires_the_token_of_a_plain_route_and_its_answer_passes() {
     let (layer, _log) = immediate();
     let tokens = Tokens::default();
-    let noting = tokens.clone();
+    let recording = tokens.clone();
     let service = layer.layer(service_fn(move |request: Request<TeeBody<Scripted>>| {
-        noting.note(&request);
+        recording.record(&request);
         complain(request)
     }));
     let script = Script::new([Step::data("half of "), Step::Error]);

@@ -15,7 +15,8 @@ use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
 
 use super::{
     exchange::{
-        Answer, Asked, Dying, Kind, LastWords, Tokens, event_stream, immediate, poll_once, reading,
+        Answer, InnerRequest, Kind, RecordsTokenOnDrop, TokenAtDrop, Tokens, event_stream,
+        immediate, poll_once, reading,
     },
     script::{Broken, Script},
 };
@@ -50,9 +51,9 @@ fn a_future_dropped_before_its_head_is_a_disconnect() {
 fn a_future_that_is_never_polled_is_a_disconnect() {
     let (layer, _log) = immediate();
     let tokens = Tokens::default();
-    let noting = tokens.clone();
-    let mut service = layer.layer(service_fn(move |request: Asked| {
-        noting.note(&request);
+    let recording = tokens.clone();
+    let mut service = layer.layer(service_fn(move |request: InnerRequest| {
+        recording.record(&request);
         pending::<Answer<Infallible>>()
     }));
     let response = service.call(Kind::Plain.request());
@@ -84,10 +85,10 @@ fn an_error_of_the_inner_service_passes_and_is_no_disconnect() {
 fn a_panic_in_call_fires_the_token() {
     let (layer, _log) = immediate();
     let tokens = Tokens::default();
-    let noting = tokens.clone();
+    let recording = tokens.clone();
     let mut service = layer.layer(service_fn(
-        move |request: Asked| -> Ready<Answer<Infallible>> {
-            noting.note(&request);
+        move |request: InnerRequest| -> Ready<Answer<Infallible>> {
+            recording.record(&request);
             panic!("the service panics in `call` on purpose");
         },
     ));
@@ -137,25 +138,29 @@ fn a_panic_in_an_observer_of_a_panicked_call_is_contained() {
 fn the_token_has_fired_when_the_destructor_of_the_future_runs() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
-        let words = LastWords::default();
-        let last_words = words.clone();
+        let at_drop = TokenAtDrop::default();
+        let recorded = at_drop.clone();
         let service = layer.layer(reading(&Tokens::default(), move |tokens| {
-            let dying = Dying::new(tokens.latest(), &last_words);
+            let on_drop = RecordsTokenOnDrop::new(tokens.latest(), &recorded);
             async move {
-                let _dying = dying;
+                let _dying = on_drop;
                 pending::<Answer<Infallible>>().await
             }
         }));
         let mut response = Box::pin(service.oneshot(kind.request()));
         assert!(poll_once(response.as_mut()).is_pending());
-        assert_eq!(words.said(), None, "the future exists");
+        assert_eq!(at_drop.reason_at_drop(), None, "the future exists");
         drop(response);
-        assert_eq!(words.said(), Some(Some(ClientDisconnected)), "{kind:?}");
+        assert_eq!(
+            at_drop.reason_at_drop(),
+            Some(Some(ClientDisconnected)),
+            "{kind:?}"
+        );
     }
 }
 
 #[test]
-fn a_future_dropped_after_its_head_leaves_the_call_to_the_body() {
+fn after_its_head_the_drop_of_the_future_does_not_end_the_call() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let tokens = Tokens::default();

@@ -99,7 +99,7 @@ async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
 
 /// As on a runtime with several threads.
 #[tokio::test]
-async fn a_result_that_comes_between_the_poll_and_the_cancel_wins() {
+async fn a_result_that_is_ready_between_the_poll_and_the_cancel_wins() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = exchange(&layer, kind.request(), &Script::stalled());

@@ -20,7 +20,7 @@ use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
 use super::{
     exchange::{
-        Answer, Asked, Kind, Tokens, event_stream, exchange, immediate, poll_once, reading,
+        Answer, InnerRequest, Kind, Tokens, event_stream, exchange, immediate, poll_once, reading,
     },
     script::{End, Script, Scripted, Step},
 };
@@ -38,7 +38,7 @@ fn paused() -> Runtime {
     builder.build().expect("a runtime")
 }
 
-fn patient() -> (CancelOnDisconnectLayer, Log) {
+fn with_grace() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(HOUR)))
 }
 
@@ -52,11 +52,13 @@ fn in_flight(
 
 /// A service that keeps its calls open, and the messages that are replayed to it.
 fn with_replays() -> (
-    impl Service<Asked, Response = Response<Scripted>, Error = Infallible, Future: Send> + Clone + Send,
+    impl Service<InnerRequest, Response = Response<Scripted>, Error = Infallible, Future: Send>
+    + Clone
+    + Send,
     mpsc::UnboundedReceiver<Bytes>,
 ) {
     let (replayed, replays) = mpsc::unbounded_channel();
-    let service = service_fn(move |request: Asked| {
+    let service = service_fn(move |request: InnerRequest| {
         let replayed = replayed.clone();
         async move {
             let token = request.extensions().get::<CallToken>();
@@ -111,7 +113,7 @@ fn a_token_fires_where_no_runtime_ever_was() {
 
 #[test]
 fn a_grace_may_begin_where_no_runtime_ever_was() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (response, token) = in_flight(&layer, Kind::Session);
     drop(response);
     assert_eq!(token.reason(), None);
@@ -180,7 +182,7 @@ fn a_runtime_that_shuts_down_cancels_the_calls_that_have_no_head_yet() {
 
 #[test]
 fn a_grace_that_began_while_a_runtime_shut_down_ends_on_the_next_one() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let runtime = paused();
     let (response, token) = runtime.block_on(async { in_flight(&layer, Kind::Session) });
     runtime.spawn(async move {
@@ -199,7 +201,7 @@ fn a_grace_that_began_while_a_runtime_shut_down_ends_on_the_next_one() {
 
 #[test]
 fn a_grace_ends_on_the_second_runtime_of_a_layer() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let first = paused();
     first.block_on(async { drop(in_flight(&layer, Kind::Plain)) });
     drop(first);
@@ -213,7 +215,7 @@ fn a_grace_ends_on_the_second_runtime_of_a_layer() {
 
 #[test]
 fn a_grace_ends_on_a_runtime_that_outlives_the_one_the_layer_met_first() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let first = paused();
     first.block_on(async { drop(in_flight(&layer, Kind::Plain)) });
     let second = paused();
@@ -289,8 +291,8 @@ fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let second = paused();
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
     meet(&second, &layer);
-    let (tell, mut ran) = mpsc::unbounded_channel();
-    token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
     first.block_on(async { drop(response) });
     let reason = second.block_on(within("the clean-up", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
@@ -298,7 +300,7 @@ fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
 
 #[test]
 fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let first = paused();
     let token = first.block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
@@ -320,7 +322,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
 
 #[test]
 fn a_grace_ends_in_time_on_its_runtime_whichever_runtime_registered_first() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let first = paused();
     meet(&first, &layer);
     paused().block_on(async {
@@ -375,7 +377,7 @@ fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
 
 #[test]
 fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (computes, computing) = blocking::channel();
     let (end, ended) = blocking::channel::<()>();
     let first = layer.clone();
@@ -426,8 +428,8 @@ fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
     let (first, second) = (paused(), paused());
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
     meet(&second, &layer);
-    let (tell, mut ran) = mpsc::unbounded_channel();
-    token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
     first.spawn(async move {
         let _response = response;
         pending::<()>().await;
@@ -440,7 +442,7 @@ fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
 
 #[test]
 fn a_grace_that_began_while_a_runtime_shut_down_ends_on_another_that_only_waits() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (first, second) = (paused(), paused());
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Session) });
     meet(&second, &layer);

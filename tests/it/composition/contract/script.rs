@@ -32,7 +32,7 @@ pub(super) enum Step {
 /// The value of `size_hint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
-    Unsaid,
+    Unknown,
     /// At least the remaining bytes, and at most a hundred more.
     Bounds,
     Exact,
@@ -44,7 +44,7 @@ pub(super) enum End {
     /// `None`.
     None,
     /// `None`, which `is_end_stream` has announced.
-    Said,
+    Announced,
     /// Never `None`, as seen by a reader that knows the length and does not poll again.
     Silent,
 }
@@ -63,7 +63,7 @@ pub(super) struct Broken;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// `size_hint` and `is_end_stream`, queried before each poll and after the last.
-    Look(u64, Option<u64>, bool),
+    SizeHints(u64, Option<u64>, bool),
     Data(Bytes),
     Trailers(HeaderMap),
     Error(Broken),
@@ -74,9 +74,9 @@ pub(super) enum Seen {
 /// How far a body is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    ToItsEnd,
+    ToEnd,
     OneFrame,
-    NotAtAll,
+    Nothing,
 }
 
 // === impl Script ===
@@ -85,7 +85,7 @@ impl Script {
     pub(super) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         Self {
             steps: steps.into_iter().collect(),
-            length: Length::Unsaid,
+            length: Length::Unknown,
             end: End::None,
         }
     }
@@ -172,12 +172,12 @@ impl Body for Scripted {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left.end == End::Said && self.left.steps.is_empty()
+        self.left.end == End::Announced && self.left.steps.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.left.length {
-            Length::Unsaid => SizeHint::new(),
+            Length::Unknown => SizeHint::new(),
             Length::Exact => SizeHint::with_exact(self.left.bytes_left()),
             Length::Bounds => {
                 let left = self.left.bytes_left();
@@ -215,11 +215,11 @@ pub(super) fn read<B>(body: &mut B, reading: Reading) -> Vec<Seen>
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,
 {
-    let mut seen = vec![look(body)];
+    let mut seen = vec![size_hints(body)];
     let frames = match reading {
-        Reading::ToItsEnd => usize::MAX,
+        Reading::ToEnd => usize::MAX,
         Reading::OneFrame => 1,
-        Reading::NotAtAll => 0,
+        Reading::Nothing => 0,
     };
     for _ in 0..frames {
         let polled = poll(body);
@@ -229,7 +229,7 @@ where
             // `size_hint` and `is_end_stream` mean nothing after the end.
             break;
         }
-        seen.push(look(body));
+        seen.push(size_hints(body));
     }
     seen
 }
@@ -249,9 +249,9 @@ where
     Seen::Pending
 }
 
-fn look<B: Body>(body: &B) -> Seen {
+fn size_hints<B: Body>(body: &B) -> Seen {
     let hint = body.size_hint();
-    Seen::Look(hint.lower(), hint.upper(), body.is_end_stream())
+    Seen::SizeHints(hint.lower(), hint.upper(), body.is_end_stream())
 }
 
 // === impl Seen ===
@@ -259,7 +259,7 @@ fn look<B: Body>(body: &B) -> Seen {
 impl Seen {
     /// Removes the bounds of a body whose length is unknown, because the layer may insert bytes into such a stream.
     pub(super) fn promise_no_length(&mut self) {
-        if let Self::Look(lower, upper, _) = self
+        if let Self::SizeHints(lower, upper, _) = self
             && *upper != Some(*lower)
         {
             (*lower, *upper) = (0, None);

@@ -13,7 +13,7 @@ use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 
 use super::{
     exchange::{Answer, Kind, Tokens, event_stream, exchange, immediate, reading},
-    script::{Reading::ToItsEnd, Script, Step, read},
+    script::{Reading::ToEnd, Script, Step, read},
 };
 use crate::log::{Happened, Log, number};
 
@@ -78,8 +78,8 @@ fn a_body_passes_two_layers_as_it_is() {
     let service = outer.layer(inner.layer(service));
     let response = service.oneshot(Kind::Stateless.request()).now_or_never();
     let Ok(response) = response.expect("the service answers at once");
-    let seen = read(&mut response.into_body(), ToItsEnd);
-    assert_eq!(seen, read(&mut script.body(), ToItsEnd));
+    let seen = read(&mut response.into_body(), ToEnd);
+    assert_eq!(seen, read(&mut script.body(), ToEnd));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tower_http::limit::RequestBodyLimitLayer;
 use super::{text, whole_answer};
 use crate::{
     log::number,
-    stack::{Bench, Way, bare, listening},
+    stack::{Bench, SessionMode, bare, listening},
     support::*,
 };
 
@@ -21,10 +21,12 @@ async fn a_call_over_the_body_limit_is_refused_as_without_the_layer() {
         |rmcp, cancel| rmcp.layer(cancel).layer(RequestBodyLimitLayer::new(1_024)),
     ];
     for build in builds {
-        for way in Way::ALL {
-            let bench = Bench::new(way, build).await;
-            let bare =
-                Bench::new(way, |rmcp, _| rmcp.layer(RequestBodyLimitLayer::new(1_024))).await;
+        for mode in SessionMode::ALL {
+            let bench = Bench::new(mode, build).await;
+            let bare = Bench::new(mode, |rmcp, _| {
+                rmcp.layer(RequestBodyLimitLayer::new(1_024))
+            })
+            .await;
             let mut replies = Vec::new();
             for bench in [&bench, &bare] {
                 let mcp = bench.client(&[]).await;
@@ -36,9 +38,9 @@ async fn a_call_over_the_body_limit_is_refused_as_without_the_layer() {
                 let reply = call.reply().await;
                 replies.push((reply.status, reply.text().to_owned()));
             }
-            assert_eq!(replies[0], replies[1], "{way:?}");
-            assert_eq!(bench.log.cancelled(), [], "{way:?}");
-            assert!(bench.layer.calls().is_empty(), "{way:?}");
+            assert_eq!(replies[0], replies[1], "{mode:?}");
+            assert_eq!(bench.log.cancelled(), [], "{mode:?}");
+            assert!(bench.layer.calls().is_empty(), "{mode:?}");
         }
     }
 }
@@ -55,12 +57,12 @@ async fn a_disconnect_before_the_head_releases_the_permit_for_the_next_call() {
             let served = serve(build(rmcp, cancel)).await;
             (served.addr, served)
         };
-        let bench = Bench::start(Way::Stateless, start).await;
+        let bench = Bench::start(SessionMode::Stateless, start).await;
         let mcp = bench.client(&[]).await;
-        let gone = mcp.call(1, "hold", json!({ "label": "gone" })).await;
+        let cancelled = mcp.call(1, "hold", json!({ "label": "gone" })).await;
         bench.witness.started("gone").await;
         let mut next = mcp.call(2, "hold", json!({ "label": "next" })).await;
-        gone.fin();
+        cancelled.fin();
         let started = bench.witness.started("next").await;
         let ended = bench.witness.ended("gone").await;
         assert!(ended.is_cancelled());
@@ -74,8 +76,8 @@ async fn a_disconnect_before_the_head_releases_the_permit_for_the_next_call() {
 
 #[tokio::test]
 async fn a_refused_request_leaves_no_state_in_an_outer_layer() {
-    for way in Way::ALL {
-        let bench = Bench::new(way, |rmcp, cancel| {
+    for mode in SessionMode::ALL {
+        let bench = Bench::new(mode, |rmcp, cancel| {
             let refuse =
                 axum::middleware::from_fn(async |request, next: axum::middleware::Next| {
                     let request: axum::extract::Request = request;
@@ -91,8 +93,8 @@ async fn a_refused_request_leaves_no_state_in_an_outer_layer() {
         let mcp = bench.client(&[]).await;
         let refused = mcp.clone().header("x-refuse", "1");
         let mut call = refused.call(1, "hold", json!({ "label": "a" })).await;
-        assert_eq!(call.reply().await.status, 429, "{way:?}");
-        assert_eq!(bench.log.started(), 0, "{way:?}");
-        assert!(bench.layer.calls().is_empty(), "{way:?}");
+        assert_eq!(call.reply().await.status, 429, "{mode:?}");
+        assert_eq!(bench.log.started(), 0, "{mode:?}");
+        assert!(bench.layer.calls().is_empty(), "{mode:?}");
     }
 }

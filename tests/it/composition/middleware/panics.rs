@@ -18,29 +18,33 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::{text, whole_answer};
 use crate::{
     log::number,
-    stack::{Bench, Way},
+    stack::{Bench, SessionMode},
     support::*,
 };
 
 /// Adds a middleware that panics once after the inner response, if a request asks for it.
 fn fragile(app: Router) -> Router {
-    async fn fall(State(fallen): State<Arc<AtomicBool>>, request: Request, next: Next) -> Response {
-        let falls = request.headers().contains_key("x-panic");
+    async fn panic_once(
+        State(has_panicked): State<Arc<AtomicBool>>,
+        request: Request,
+        next: Next,
+    ) -> Response {
+        let panics = request.headers().contains_key("x-panic");
         let response = next.run(request).await;
         // Only once, because the replay of a cancel has the headers of its call.
-        if falls && !fallen.swap(true, Ordering::Relaxed) {
+        if panics && !has_panicked.swap(true, Ordering::Relaxed) {
             panic!("a middleware panics on purpose");
         }
         response
     }
-    app.layer(from_fn_with_state(Arc::default(), fall))
+    app.layer(from_fn_with_state(Arc::default(), panic_once))
 }
 
 /// Returns the reply to a call during which a middleware inside the layer panics.
-async fn fall(bench: &Bench) -> (Mcp, Reply) {
+async fn call_with_panic(bench: &Bench) -> (Mcp, Reply) {
     let mcp = bench.client(&[]).await;
-    let falling = mcp.clone().header("x-panic", "1");
-    let mut call = falling.call(1, "hold", json!({ "label": "a" })).await;
+    let panicking = mcp.clone().header("x-panic", "1");
+    let mut call = panicking.call(1, "hold", json!({ "label": "a" })).await;
     let reply = call.reply().await;
     (mcp, reply)
 }
@@ -52,35 +56,35 @@ async fn assert_session_works(mcp: &Mcp) {
 
 #[tokio::test]
 async fn a_panic_that_is_caught_outside_cancels_the_call() {
-    for way in Way::ALL {
-        let bench = Bench::new(way, |rmcp, cancel| {
+    for mode in SessionMode::ALL {
+        let bench = Bench::new(mode, |rmcp, cancel| {
             fragile(rmcp).layer(cancel).layer(CatchPanicLayer::new())
         })
         .await;
-        let (mcp, reply) = fall(&bench).await;
-        assert_eq!(reply.status, 500, "{way:?}");
-        let expected = match way {
+        let (mcp, reply) = call_with_panic(&bench).await;
+        assert_eq!(reply.status, 500, "{mode:?}");
+        let expected = match mode {
             // No handler had its token yet, and it has no session.
-            Way::Stateless => Outcome::Abandoned(ServicePanicked),
-            Way::Wrapped | Way::LayerOnly => Outcome::Cancelled(ServicePanicked),
+            SessionMode::Stateless => Outcome::Abandoned(ServicePanicked),
+            SessionMode::Wrapped | SessionMode::LayerOnly => Outcome::Cancelled(ServicePanicked),
         };
-        assert_eq!(bench.log.ends(&number(1)), [expected], "{way:?}");
+        assert_eq!(bench.log.ends(&number(1)), [expected], "{mode:?}");
         assert_session_works(&mcp).await;
-        assert!(bench.layer.calls().is_empty(), "{way:?}");
+        assert!(bench.layer.calls().is_empty(), "{mode:?}");
         // The handler may not have started.
         if bench.witness.starts("a") > 0 {
-            assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+            assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_panic_that_is_caught_inside_cancels_the_call_if_it_was_bound() {
-    let bench = Bench::new(Way::Wrapped, |rmcp, cancel| {
+    let bench = Bench::new(SessionMode::Wrapped, |rmcp, cancel| {
         fragile(rmcp).layer(CatchPanicLayer::new()).layer(cancel)
     })
     .await;
-    let (mcp, reply) = fall(&bench).await;
+    let (mcp, reply) = call_with_panic(&bench).await;
     assert_eq!(reply.status, 500);
     assert_eq!(bench.log.cancelled(), [(number(1), ServicePanicked)]);
     assert_session_works(&mcp).await;

@@ -36,7 +36,7 @@ use serde_json::json;
 use super::{AUTHORIZATION, check_bench};
 use crate::{
     log::number,
-    stack::{Bench, Way},
+    stack::{Bench, SessionMode},
     support::within,
 };
 
@@ -124,10 +124,10 @@ macro_rules! stacks_with_compression_inside {
             $(
                 #[tokio::test]
                 async fn $name() {
-                    let bench = Bench::new(Way::Wrapped, $build).await;
+                    let bench = Bench::new(SessionMode::Wrapped, $build).await;
                     check_bench(&bench).await;
-                    for way in [Way::LayerOnly, Way::Stateless] {
-                        check_in_doubt(&Bench::new(way, $build).await).await;
+                    for mode in [SessionMode::LayerOnly, SessionMode::Stateless] {
+                        check_in_doubt(&Bench::new(mode, $build).await).await;
                     }
                 }
             )+
@@ -144,23 +144,23 @@ stacks_with_compression_inside! {
 /// Disconnects the client of a call whose stream has sent bytes that the layer could not read.
 async fn check_in_doubt(bench: &Bench) {
     let Bench {
-        way, witness, log, ..
+        mode, witness, log, ..
     } = bench;
     let mcp = bench.client(&[AUTHORIZATION]).await;
     let arguments = json!({ "label": "gone", "events": 1 });
-    let mut gone = mcp.call(1, "chatty", arguments).await;
+    let mut cancelled = mcp.call(1, "chatty", arguments).await;
     witness.started("gone").await;
-    gone.head().await;
-    gone.event().await.expect("an event");
-    gone.fin();
+    cancelled.head().await;
+    cancelled.event().await.expect("an event");
+    cancelled.fin();
     let ended = async {
         while log.ends(&number(1)).is_empty() {
             tokio::task::yield_now().await;
         }
     };
     within("the end of the call", ended).await;
-    assert_eq!(log.ends(&number(1)), [Outcome::Unknown], "{way:?}");
-    assert!(bench.layer.calls().is_empty(), "{way:?}");
+    assert_eq!(log.ends(&number(1)), [Outcome::Unknown], "{mode:?}");
+    assert!(bench.layer.calls().is_empty(), "{mode:?}");
     let mut echo = mcp.call("3", "echo", json!({ "text": "again" })).await;
     assert_eq!(echo.answer().await.expect("an answer")["id"], "3");
 }

@@ -21,7 +21,7 @@ use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
 use super::{text, whole_answer};
 use crate::{
     log::number,
-    stack::{Bench, Way, bare, listening},
+    stack::{Bench, SessionMode, bare, listening},
     support::*,
 };
 
@@ -48,10 +48,10 @@ async fn time_out() {
 
 /// Starts a held call through the stack of `build`.
 async fn held(
-    way: Way,
+    mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
 ) -> (Bench, Connection) {
-    let bench = Bench::new(way, build).await;
+    let bench = Bench::new(mode, build).await;
     let call = bench.client(&[]).await;
     let call = call.call(1, "hold", json!({ "label": "a" })).await;
     bench.witness.started("a").await;
@@ -60,22 +60,22 @@ async fn held(
 
 /// The same after the limit for the head has passed.
 async fn timed_out(
-    way: Way,
+    mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
 ) -> (Bench, Connection) {
-    let (bench, call) = held(way, build).await;
+    let (bench, call) = held(mode, build).await;
     time_out().await;
     (bench, call)
 }
 
 /// The same after the body has begun and was silent for too long.
 async fn silent(
-    way: Way,
+    mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
 ) -> (Bench, Connection) {
-    let (bench, mut call) = held(way, build).await;
+    let (bench, mut call) = held(mode, build).await;
     call.head().await;
-    if way != Way::Stateless {
+    if mode != SessionMode::Stateless {
         call.event().await.expect("the priming event");
     }
     time_out().await;
@@ -84,18 +84,18 @@ async fn silent(
 
 #[tokio::test]
 async fn a_timeout_outside_that_fires_is_a_disconnect() {
-    for way in Way::ALL {
-        let (bench, mut call) = timed_out(way, |rmcp, cancel| {
+    for mode in SessionMode::ALL {
+        let (bench, mut call) = timed_out(mode, |rmcp, cancel| {
             rmcp.layer(from_fn(collected))
                 .layer(cancel)
                 .layer(timeout())
         })
         .await;
-        assert_eq!(call.reply().await.status, 504, "{way:?}");
-        assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+        assert_eq!(call.reply().await.status, 504, "{mode:?}");
+        assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
         let cancelled = [(number(1), ClientDisconnected)];
-        assert_eq!(bench.log.cancelled(), cancelled, "{way:?}");
-        assert!(bench.layer.calls().is_empty(), "{way:?}");
+        assert_eq!(bench.log.cancelled(), cancelled, "{mode:?}");
+        assert!(bench.layer.calls().is_empty(), "{mode:?}");
     }
 }
 
@@ -106,7 +106,7 @@ async fn a_timeout_outside_that_fires_is_a_disconnect_of_a_call_with_a_json_answ
         let served = serve(rmcp.layer(cancel).layer(timeout())).await;
         (served.addr, served)
     };
-    let bench = Bench::start(Way::Stateless, start).await;
+    let bench = Bench::start(SessionMode::Stateless, start).await;
     let mcp = bench.client(&[]).await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     bench.witness.started("a").await;
@@ -124,8 +124,8 @@ fn inside(rmcp: Router, cancel: CancelOnDisconnectLayer) -> Router {
 }
 
 #[tokio::test]
-async fn a_call_whose_response_a_timeout_inside_gave_up_is_cancelled_if_it_was_bound() {
-    let (bench, mut call) = timed_out(Way::Wrapped, inside).await;
+async fn a_call_whose_response_an_inner_timeout_dropped_is_cancelled_if_it_was_bound() {
+    let (bench, mut call) = timed_out(SessionMode::Wrapped, inside).await;
     assert_eq!(call.reply().await.status, 504);
     assert!(bench.witness.ended("a").await.is_cancelled());
     assert_eq!(bench.log.cancelled(), [(number(1), ResponseDropped)]);
@@ -133,19 +133,19 @@ async fn a_call_whose_response_a_timeout_inside_gave_up_is_cancelled_if_it_was_b
 }
 
 #[tokio::test]
-async fn a_call_whose_response_a_timeout_inside_gave_up_has_failed_if_it_was_not_bound() {
-    for way in [Way::LayerOnly, Way::Stateless] {
-        let (bench, mut call) = timed_out(way, inside).await;
-        assert_eq!(call.reply().await.status, 504, "{way:?}");
-        assert_eq!(bench.log.ends(&number(1)), [Outcome::Failed], "{way:?}");
-        assert_eq!(bench.log.cancelled(), [], "{way:?}");
-        assert!(bench.layer.calls().is_empty(), "{way:?}");
+async fn a_call_whose_response_an_inner_timeout_dropped_has_failed_if_it_was_not_bound() {
+    for mode in [SessionMode::LayerOnly, SessionMode::Stateless] {
+        let (bench, mut call) = timed_out(mode, inside).await;
+        assert_eq!(call.reply().await.status, 504, "{mode:?}");
+        assert_eq!(bench.log.ends(&number(1)), [Outcome::Failed], "{mode:?}");
+        assert_eq!(bench.log.cancelled(), [], "{mode:?}");
+        assert!(bench.layer.calls().is_empty(), "{mode:?}");
     }
 }
 
 #[tokio::test]
 async fn a_session_continues_after_a_timeout_inside() {
-    let bench = Bench::new(Way::Wrapped, inside).await;
+    let bench = Bench::new(SessionMode::Wrapped, inside).await;
     let mcp = bench.client(&[]).await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     bench.witness.started("a").await;
@@ -159,32 +159,32 @@ async fn a_session_continues_after_a_timeout_inside() {
 
 #[tokio::test]
 async fn a_body_that_times_out_inside_is_a_dropped_response() {
-    for way in Way::ALL {
-        let (bench, mut call) = silent(way, |rmcp, cancel| {
+    for mode in SessionMode::ALL {
+        let (bench, mut call) = silent(mode, |rmcp, cancel| {
             let limit = ResponseBodyTimeoutLayer::new(LIMIT);
             rmcp.layer(limit).layer(cancel)
         })
         .await;
-        assert_eq!(call.answer().await, None, "{way:?}");
-        assert!(!call.is_complete(), "{way:?}");
-        assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+        assert_eq!(call.answer().await, None, "{mode:?}");
+        assert!(!call.is_complete(), "{mode:?}");
+        assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
         let cancelled = [(number(1), ResponseDropped)];
-        assert_eq!(bench.log.cancelled(), cancelled, "{way:?}");
+        assert_eq!(bench.log.cancelled(), cancelled, "{mode:?}");
     }
 }
 
 #[tokio::test]
 async fn a_body_that_times_out_outside_is_a_disconnect() {
-    for way in Way::ALL {
-        let (bench, mut call) = silent(way, |rmcp, cancel| {
+    for mode in SessionMode::ALL {
+        let (bench, mut call) = silent(mode, |rmcp, cancel| {
             let limit = ResponseBodyTimeoutLayer::new(LIMIT);
             rmcp.layer(cancel).layer(limit)
         })
         .await;
-        assert_eq!(call.answer().await, None, "{way:?}");
-        assert!(!call.is_complete(), "{way:?}");
-        assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+        assert_eq!(call.answer().await, None, "{mode:?}");
+        assert!(!call.is_complete(), "{mode:?}");
+        assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
         let cancelled = [(number(1), ClientDisconnected)];
-        assert_eq!(bench.log.cancelled(), cancelled, "{way:?}");
+        assert_eq!(bench.log.cancelled(), cancelled, "{mode:?}");
     }
 }

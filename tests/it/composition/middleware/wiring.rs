@@ -18,7 +18,7 @@ use tower_http::trace::TraceLayer;
 
 use super::check_bench;
 use crate::{
-    stack::{Bench, Way, bare, listening, wrapped},
+    stack::{Bench, SessionMode, bare, listening, wrapped},
     support::*,
 };
 
@@ -36,8 +36,8 @@ macro_rules! wirings {
                     ) -> Router {
                         $app
                     }
-                    for way in Way::ALL {
-                        check_bench(&Bench::wired(way, wire, wire).await).await;
+                    for mode in SessionMode::ALL {
+                        check_bench(&Bench::wired(mode, wire, wire).await).await;
                     }
                 }
             )+
@@ -113,20 +113,20 @@ impl Hyper {
 
 #[tokio::test]
 async fn a_disconnect_cancels_a_call_on_plain_hyper() {
-    for way in Way::ALL {
+    for mode in SessionMode::ALL {
         let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
             let tools = listening(witness);
-            let hyper = match way {
-                Way::Wrapped => {
-                    Hyper::serve(cancel.layer(tools.service(way.mode(), wrapped()))).await
+            let hyper = match mode {
+                SessionMode::Wrapped => {
+                    Hyper::serve(cancel.layer(tools.service(mode.mode(), wrapped()))).await
                 }
-                Way::LayerOnly | Way::Stateless => {
-                    Hyper::serve(cancel.layer(tools.service(way.mode(), bare()))).await
+                SessionMode::LayerOnly | SessionMode::Stateless => {
+                    Hyper::serve(cancel.layer(tools.service(mode.mode(), bare()))).await
                 }
             };
             (hyper.addr, hyper)
         };
-        check_bench(&Bench::start(way, start).await).await;
+        check_bench(&Bench::start(mode, start).await).await;
     }
 }
 
@@ -142,5 +142,5 @@ async fn a_disconnect_cancels_a_call_on_plain_hyper_with_a_service_builder() {
         let hyper = Hyper::serve(service).await;
         (hyper.addr, hyper)
     };
-    check_bench(&Bench::start(Way::LayerOnly, start).await).await;
+    check_bench(&Bench::start(SessionMode::LayerOnly, start).await).await;
 }

@@ -13,14 +13,14 @@ use serde_json::json;
 
 use super::{
     methods_of_rmcp,
-    recorder::{Heard, RECORDED, Recorder, initialize, notifications, requests, versions},
+    recorder::{MethodLog, RECORDED, Recorder, initialize, notifications, requests, versions},
     wire::Wire,
 };
 use crate::support::within;
 
 #[tokio::test]
 async fn every_method_of_rmcps_trait_is_forwarded() {
-    let (handler, heard) = recorder();
+    let (handler, log) = recorder();
     let mut wire = Wire::to(handler.clone());
     let mut expected = 0;
     for (method, params, _) in requests() {
@@ -32,8 +32,8 @@ async fn every_method_of_rmcps_trait_is_forwarded() {
         wire.notify(method, params);
     }
     let all = async {
-        // Notifications have no answer to wait for. One of the `on_` methods handles a request.
-        while heard
+        // Notifications have no answer. One of the `on_` methods handles a request.
+        while log
             .names()
             .iter()
             .filter(|name| name.starts_with("on_"))
@@ -50,7 +50,7 @@ async fn every_method_of_rmcps_trait_is_forwarded() {
     handler.accepted_subscription_filter(&SubscriptionFilter::default());
     let _result = handler.negotiate_initialize(&initialize());
 
-    assert_eq!(heard.names(), methods_of_rmcp::names());
+    assert_eq!(log.names(), methods_of_rmcp::names());
 }
 
 #[tokio::test]
@@ -94,8 +94,8 @@ fn the_names_are_those_of_the_trait() {
     assert!(!names.contains("handle_request"), "{names:?}");
 }
 
-fn recorder() -> (AbortOnCancel<Recorder>, Heard) {
+fn recorder() -> (AbortOnCancel<Recorder>, MethodLog) {
     let recorder = Recorder::default();
-    let heard = recorder.heard().clone();
-    (AbortOnCancel::new(recorder), heard)
+    let log = recorder.log().clone();
+    (AbortOnCancel::new(recorder), log)
 }

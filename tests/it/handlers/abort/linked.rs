@@ -247,7 +247,7 @@ impl ServerHandler for Listener {
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         context.cancelled().await;
         // The test may have dropped its receiver.
-        let _gone = self.0.send(());
+        let _sent = self.0.send(());
         Ok(())
     }
 }

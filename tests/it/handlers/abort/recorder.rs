@@ -23,7 +23,7 @@ pub(super) const RECORDED: i32 = 4_711;
 
 /// The methods that were called, and those that were dropped before their end. Clones share the log.
 #[derive(Clone, Default)]
-pub(super) struct Heard(Arc<Mutex<Log>>);
+pub(super) struct MethodLog(Arc<Mutex<Log>>);
 
 #[derive(Default)]
 struct Log {
@@ -34,12 +34,12 @@ struct Log {
 /// A handler that answers every request with an error of its own, or never.
 #[derive(Clone, Default)]
 pub(super) struct Recorder {
-    heard: Heard,
+    log: MethodLog,
     stuck: bool,
 }
 
 /// Records that its method was dropped.
-struct Guard(Heard, &'static str);
+struct Guard(MethodLog, &'static str);
 
 // === Requests and notifications ===
 
@@ -148,9 +148,9 @@ pub(super) fn versions() -> [ProtocolVersion; 2] {
     [ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28]
 }
 
-// === impl Heard ===
+// === impl MethodLog ===
 
-impl Heard {
+impl MethodLog {
     pub(super) fn names(&self) -> BTreeSet<String> {
         self.log(|log| log.called.iter().map(|name| (*name).to_owned()).collect())
     }
@@ -163,7 +163,7 @@ impl Heard {
         self.log(|log| log.dropped.contains(method))
     }
 
-    fn note(&self, method: &'static str) {
+    fn record(&self, method: &'static str) {
         self.log(|log| log.called.insert(method));
     }
 
@@ -183,14 +183,14 @@ impl Recorder {
         }
     }
 
-    pub(super) fn heard(&self) -> &Heard {
-        &self.heard
+    pub(super) fn log(&self) -> &MethodLog {
+        &self.log
     }
 
     async fn end<T>(&self, method: &'static str) -> Result<T, ErrorData> {
-        self.heard.note(method);
+        self.log.record(method);
         if self.stuck {
-            let _guard = Guard(self.heard.clone(), method);
+            let _guard = Guard(self.log.clone(), method);
             std::future::pending::<()>().await;
         }
         Err(ErrorData::new(ErrorCode(RECORDED), method, None))
@@ -221,7 +221,7 @@ macro_rules! notifications {
     ($($method:ident($($params:ty)?);)+) => {
         $(
             async fn $method(&self, $(_: $params,)? _: NotificationContext<RoleServer>) {
-                self.heard.note(stringify!($method));
+                self.log.record(stringify!($method));
             }
         )+
     };
@@ -268,12 +268,12 @@ impl ServerHandler for Recorder {
         &self,
         requested: &SubscriptionFilter,
     ) -> Option<SubscriptionFilter> {
-        self.heard.note("accepted_subscription_filter");
+        self.log.record("accepted_subscription_filter");
         Some(requested.clone())
     }
 
     fn get_info(&self) -> ServerConfig {
-        self.heard.note("get_info");
+        self.log.record("get_info");
         let capabilities = ServerCapabilities::builder()
             .enable_resources()
             .enable_tasks()
@@ -283,7 +283,7 @@ impl ServerHandler for Recorder {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        self.heard.note("get_tool");
+        self.log.record("get_tool");
         Some(Tool::new(name.to_owned(), "recorded", JsonObject::new()))
     }
 
@@ -291,12 +291,12 @@ impl ServerHandler for Recorder {
         &self,
         _: &InitializeRequestParams,
     ) -> Result<InitializeResult, ErrorData> {
-        self.heard.note("negotiate_initialize");
+        self.log.record("negotiate_initialize");
         Err(ErrorData::new(ErrorCode(RECORDED), "recorded", None))
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        self.heard.note("supported_protocol_versions");
+        self.log.record("supported_protocol_versions");
         Cow::Owned(versions().into())
     }
 }

@@ -128,11 +128,11 @@ async fn only_requests_without_side_effects_are_stopped() {
     let mut running = BTreeSet::new();
     for (method, params, name) in requests() {
         let recorder = Recorder::stuck();
-        let heard = recorder.heard().clone();
+        let log = recorder.log().clone();
         let mut wire = Wire::to(AbortOnCancel::new(recorder).after(Duration::ZERO));
         wire.request(1, method, params);
         let begun = async {
-            while !heard.has_begun(name) {
+            while !log.has_begun(name) {
                 tokio::task::yield_now().await;
             }
         };
@@ -140,7 +140,7 @@ async fn only_requests_without_side_effects_are_stopped() {
         wire.cancel(1);
         // A handler that is to be dropped is dropped by then, because its task is woken before the task that answers.
         wire.assert_usable().await;
-        if heard.was_dropped(name) {
+        if log.was_dropped(name) {
             dropped.insert(name)
         } else {
             running.insert(name)
@@ -225,7 +225,7 @@ async fn stored_answer(handler: Scripted) -> Value {
     call.fin();
 
     assert!(setup.witness.ended("a").await.is_dropped());
-    let asking = async {
+    let polling = async {
         let mcp = setup.mcp().await;
         loop {
             if let Some(answer) = mcp.resume(FIRST_STORED).await.answer().await {
@@ -233,7 +233,7 @@ async fn stored_answer(handler: Scripted) -> Value {
             }
         }
     };
-    let answer = within("the answer in the store", asking).await;
+    let answer = within("the answer in the store", polling).await;
     assert_eq!(answer["id"], 1);
     answer
 }

@@ -11,13 +11,13 @@ use rmcp::{
 };
 use tokio::time::Instant;
 
-use super::ways::{Bench, Way, begin, for_ways};
+use super::modes::{Bench, TransportMode, begin, for_modes};
 use crate::{
     setup::{Scripted, Server, Setup, arguments},
     support::*,
 };
 
-for_ways! {
+for_modes! {
     a_handler_that_awaits_its_token_ends,
     a_handler_that_ignores_its_token_is_dropped,
     what_a_handler_has_called_on_another_server_ends,
@@ -25,22 +25,22 @@ for_ways! {
 
 #[cfg(unix)]
 mod processes {
-    use super::{super::ways::for_ways, Way};
+    use super::{super::modes::for_modes, TransportMode};
 
-    for_ways! {
+    for_modes! {
         a_child_process_that_a_handler_awaits_is_killed,
     }
 
-    async fn a_child_process_that_a_handler_awaits_is_killed(way: Way) {
-        super::child::is_gone(way).await;
+    async fn a_child_process_that_a_handler_awaits_is_killed(mode: TransportMode) {
+        super::child::is_gone(mode).await;
     }
 }
 
-async fn a_handler_that_awaits_its_token_ends(way: Way) {
-    let bench = way.start(Scripted::new(|context| async move {
+async fn a_handler_that_awaits_its_token_ends(mode: TransportMode) {
+    let bench = mode.start(Scripted::new(|context| async move {
         begin(&context).await;
         context.ct.cancelled().await;
-        Ok("nobody reads this".to_owned())
+        Ok("unread".to_owned())
     }));
     let bench = bench.await;
 
@@ -48,11 +48,11 @@ async fn a_handler_that_awaits_its_token_ends(way: Way) {
 
     let end = bench.setup.witness.ended("a").await;
     assert!(end.is_completed());
-    say(way, "awaits its token", hung_up, end.at());
+    print_time(mode, "awaits its token", hung_up, end.at());
 }
 
-async fn a_handler_that_ignores_its_token_is_dropped(way: Way) {
-    let bench = way.start(Scripted::new(|context| async move {
+async fn a_handler_that_ignores_its_token_is_dropped(mode: TransportMode) {
+    let bench = mode.start(Scripted::new(|context| async move {
         begin(&context).await;
         pending().await
     }));
@@ -62,19 +62,19 @@ async fn a_handler_that_ignores_its_token_is_dropped(way: Way) {
 
     let end = bench.setup.witness.ended("a").await;
     assert!(end.is_dropped());
-    say(way, "ignores its token", hung_up, end.at());
+    print_time(mode, "ignores its token", hung_up, end.at());
 }
 
 /// The handler only awaits the answer. rmcp cancels the request that the handler dropped.
-async fn what_a_handler_has_called_on_another_server_ends(way: Way) {
+async fn what_a_handler_has_called_on_another_server_ends(mode: TransportMode) {
     let behind = Server::Wrapped.start().await;
     let client = client_of(&behind).await;
-    let bench = way.start(Scripted::labelled(move |label, context| {
+    let bench = mode.start(Scripted::labelled(move |label, context| {
         let client = client.clone();
         async move {
             begin(&context).await;
             call_behind(&client, &label, &context).await;
-            Ok("nobody reads this".to_owned())
+            Ok("unread".to_owned())
         }
     }));
     let bench = bench.await;
@@ -87,7 +87,7 @@ async fn what_a_handler_has_called_on_another_server_ends(way: Way) {
     let end = behind.witness.ended("a").await;
     assert!(end.is_cancelled());
     assert!(bench.setup.witness.ended("a").await.is_dropped());
-    say(way, "awaits another server", hung_up, end.at());
+    print_time(mode, "awaits another server", hung_up, end.at());
 }
 
 #[cfg(unix)]
@@ -103,20 +103,20 @@ mod child {
         io::AsyncReadExt as _, net::unix::pipe::Receiver, process::Command, time::Instant,
     };
 
-    use super::{Way, begin, say};
+    use super::{TransportMode, begin, print_time};
     use crate::{setup::Scripted, support::within};
 
     /// The process holds the only other end of a pipe. The pipe closes when the process ends, reaped or not.
-    pub(super) async fn is_gone(way: Way) {
+    pub(super) async fn is_gone(mode: TransportMode) {
         let (reader, writer) = io::pipe().expect("a pipe");
         let mut reader = Receiver::from_owned_fd(OwnedFd::from(reader)).expect("a pipe");
         let writer = Arc::new(std::sync::Mutex::new(Some(writer)));
-        let bench = way.start(Scripted::new(move |context| {
+        let bench = mode.start(Scripted::new(move |context| {
             let writer = writer.lock().expect("no panics here").take();
             async move {
                 begin(&context).await;
                 sleep_for_ever(writer.expect("it runs once")).await;
-                Ok("nobody reads this".to_owned())
+                Ok("unread".to_owned())
             }
         }));
         let bench = bench.await;
@@ -130,7 +130,7 @@ mod child {
         let mut rest = Vec::new();
         let ended = within("the process to end", reader.read_to_end(&mut rest)).await;
         assert_eq!(ended.expect("the end of the pipe"), 0);
-        say(way, "awaits a process", hung_up, Instant::now());
+        print_time(mode, "awaits a process", hung_up, Instant::now());
         assert!(bench.setup.witness.ended("a").await.is_dropped());
     }
 
@@ -159,9 +159,9 @@ async fn hang_up(bench: &Bench) -> Instant {
     hung_up
 }
 
-fn say(way: Way, work: &str, hung_up: Instant, stopped: Instant) {
+fn print_time(mode: TransportMode, work: &str, hung_up: Instant, stopped: Instant) {
     let took = stopped - hung_up;
-    eprintln!("{way:?}: a handler that {work} had stopped {took:.1?} after the hang-up");
+    eprintln!("{mode:?}: a handler that {work} had stopped {took:.1?} after the hang-up");
 }
 
 async fn client_of(server: &Setup) -> Arc<RunningService<RoleClient, ()>> {

@@ -6,10 +6,10 @@ use mcp_cancel_on_disconnect::{CallToken, CancelReason};
 use rmcp::{RoleServer, service::RequestContext};
 use tokio::sync::{Notify, mpsc};
 
-use super::ways::{Bench, Way, begin, for_ways};
+use super::modes::{Bench, TransportMode, begin, for_modes};
 use crate::{setup::Scripted, support::*};
 
-for_ways! {
+for_modes! {
     a_completed_call_runs_no_clean_up_and_gets_one_answer,
     a_cancelled_call_runs_its_clean_up_once,
     a_panic_in_a_clean_up_harms_nothing,
@@ -19,8 +19,8 @@ for_ways! {
 /// The clean-ups that ran: the labels of their calls, and the reasons.
 type Ran = mpsc::UnboundedReceiver<(String, CancelReason)>;
 
-async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(way: Way) {
-    let (bench, mut ran, done) = start(way).await;
+async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(mode: TransportMode) {
+    let (bench, mut ran, done) = start(mode).await;
     let mut call = bench.start_call(1, "a").await;
     let owned = Arc::new(());
     let owned_too = owned.clone();
@@ -42,36 +42,36 @@ async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(way: Way) {
     assert!(ran.try_recv().is_err());
 }
 
-async fn a_cancelled_call_runs_its_clean_up_once(way: Way) {
-    let (bench, mut ran, _done) = start(way).await;
+async fn a_cancelled_call_runs_its_clean_up_once(mode: TransportMode) {
+    let (bench, mut ran, _done) = start(mode).await;
 
     bench.start_call(1, "a").await.fin();
 
-    let told = within("the clean-up", ran.recv()).await;
+    let reported = within("the clean-up", ran.recv()).await;
     let disconnected = CancelReason::ClientDisconnected;
-    assert_eq!(told, Some(("a".to_owned(), disconnected)));
+    assert_eq!(reported, Some(("a".to_owned(), disconnected)));
     bench.setup.witness.ended("a").await;
     bench.setup.assert_usable(&bench.mcp).await;
     assert!(ran.try_recv().is_err());
 }
 
-async fn a_panic_in_a_clean_up_harms_nothing(way: Way) {
-    let (bench, mut ran, done) = start(way).await;
-    let mut staying = bench.start_call(1, "staying").await;
-    let leaving = bench.start_call(2, "broken clean-up").await;
+async fn a_panic_in_a_clean_up_harms_nothing(mode: TransportMode) {
+    let (bench, mut ran, done) = start(mode).await;
+    let mut unaffected = bench.start_call(1, "staying").await;
+    let cancelled_client = bench.start_call(2, "broken clean-up").await;
 
-    leaving.fin();
+    cancelled_client.fin();
 
-    let told = within("its other clean-up", ran.recv()).await;
-    assert_eq!(told.expect("a report").0, "broken clean-up");
+    let reported = within("its other clean-up", ran.recv()).await;
+    assert_eq!(reported.expect("a report").0, "broken clean-up");
     bench.setup.witness.ended("broken clean-up").await;
     done.notify_one();
-    assert_eq!(answers(&mut staying).await, 1);
+    assert_eq!(answers(&mut unaffected).await, 1);
 }
 
-async fn a_panic_in_a_handler_harms_no_other(way: Way) {
-    let (bench, mut ran, done) = start(way).await;
-    let mut staying = bench.start_call(1, "staying").await;
+async fn a_panic_in_a_handler_harms_no_other(mode: TransportMode) {
+    let (bench, mut ran, done) = start(mode).await;
+    let mut unaffected = bench.start_call(1, "staying").await;
 
     let mut broken = bench.start_call(2, "broken").await;
 
@@ -79,19 +79,19 @@ async fn a_panic_in_a_handler_harms_no_other(way: Way) {
     assert_eq!(answer["error"]["code"], -32_603);
     assert!(bench.setup.witness.ended("broken").await.is_dropped());
     done.notify_one();
-    assert_eq!(answers(&mut staying).await, 1);
+    assert_eq!(answers(&mut unaffected).await, 1);
     assert!(ran.try_recv().is_err());
 }
 
 /// Starts a server whose handler has a clean-up, and works until the notice is given.
-async fn start(way: Way) -> (Bench, Ran, Arc<Notify>) {
-    let (tell, ran) = mpsc::unbounded_channel();
+async fn start(mode: TransportMode) -> (Bench, Ran, Arc<Notify>) {
+    let (reports, ran) = mpsc::unbounded_channel();
     let done = Arc::new(Notify::new());
     let cue = done.clone();
     let handler = Scripted::labelled(move |label, context| {
-        let (tell, cue) = (tell.clone(), cue.clone());
+        let (reports, cue) = (reports.clone(), cue.clone());
         async move {
-            clean_up_after(&label, &context, tell);
+            clean_up_after(&label, &context, reports);
             begin(&context).await;
             if label == "broken" {
                 panic!("the handler panics on purpose");
@@ -101,13 +101,13 @@ async fn start(way: Way) -> (Bench, Ran, Arc<Notify>) {
             Ok("done".to_owned())
         }
     });
-    (way.start(handler).await, ran, done)
+    (mode.start(handler).await, ran, done)
 }
 
 fn clean_up_after(
     label: &str,
     context: &RequestContext<RoleServer>,
-    tell: mpsc::UnboundedSender<(String, CancelReason)>,
+    reports: mpsc::UnboundedSender<(String, CancelReason)>,
 ) {
     let call = CallToken::of(context).expect("the layer is there");
     if label == "broken clean-up" {
@@ -116,7 +116,7 @@ fn clean_up_after(
     let label = label.to_owned();
     call.on_cancel(async move |reason| {
         // The test may have dropped its receiver.
-        let _gone = tell.send((label, reason));
+        let _sent = reports.send((label, reason));
     });
 }
 

@@ -8,7 +8,7 @@ use crate::support::*;
 
 /// What the work and its clean-up report.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Report {
     Begun,
     Stopped,
     CleanedUp(CancelReason),
@@ -16,46 +16,49 @@ enum Told {
 
 #[tokio::test]
 async fn work_that_a_handler_spawned_stops_and_is_cleaned_up_after() {
-    let (served, mut told) = start().await;
+    let (served, mut reports) = start().await;
     let mut reader = Connection::open(served.addr).await;
     reader.send(&Request::new("GET", "/waits")).await;
-    assert_eq!(next(&mut told).await, Told::Begun);
+    assert_eq!(next(&mut reports).await, Report::Begun);
 
     reader.fin();
 
-    let both = [next(&mut told).await, next(&mut told).await];
-    assert!(both.contains(&Told::Stopped), "{both:?}");
-    let cleaned_up = Told::CleanedUp(CancelReason::ClientDisconnected);
+    let both = [next(&mut reports).await, next(&mut reports).await];
+    assert!(both.contains(&Report::Stopped), "{both:?}");
+    let cleaned_up = Report::CleanedUp(CancelReason::ClientDisconnected);
     assert!(both.contains(&cleaned_up), "{both:?}");
 }
 
 #[tokio::test]
 async fn a_response_that_was_read_needs_no_clean_up() {
-    let (served, mut told) = start().await;
+    let (served, mut reports) = start().await;
 
     let reply = Connection::fetch(served.addr, &Request::new("GET", "/answers")).await;
 
     assert_eq!(reply.text(), "done");
-    assert_eq!(next(&mut told).await, Told::Begun);
+    assert_eq!(next(&mut reports).await, Report::Begun);
     drop(served);
-    assert_eq!(within("the routes to go", told.recv()).await, None);
+    assert_eq!(
+        within("the routes to be dropped", reports.recv()).await,
+        None
+    );
 }
 
-async fn next(told: &mut mpsc::UnboundedReceiver<Told>) -> Told {
-    within("a report", told.recv())
+async fn next(reports: &mut mpsc::UnboundedReceiver<Report>) -> Report {
+    within("a report", reports.recv())
         .await
         .expect("the routes are there")
 }
 
-async fn start() -> (Served, mpsc::UnboundedReceiver<Told>) {
-    let (tell, told) = mpsc::unbounded_channel();
-    let answering = tell.clone();
+async fn start() -> (Served, mpsc::UnboundedReceiver<Report>) {
+    let (sender, reports) = mpsc::unbounded_channel();
+    let answering = sender.clone();
     let routes = Router::new()
         .route(
             "/waits",
             get(async move |call: CallToken| {
-                begin(&call, &tell);
-                work(call, tell);
+                begin(&call, &sender);
+                work(call, sender);
                 std::future::pending::<()>().await
             }),
         )
@@ -68,27 +71,27 @@ async fn start() -> (Served, mpsc::UnboundedReceiver<Told>) {
         );
     (
         serve(routes.layer(CancelOnDisconnectLayer::new())).await,
-        told,
+        reports,
     )
 }
 
-fn begin(call: &CallToken, tell: &mpsc::UnboundedSender<Told>) {
-    let clean_up = tell.clone();
+fn begin(call: &CallToken, sender: &mpsc::UnboundedSender<Report>) {
+    let clean_up = sender.clone();
     call.on_cancel(async move |reason| {
         clean_up
-            .send(Told::CleanedUp(reason))
+            .send(Report::CleanedUp(reason))
             .expect("the test listens");
     });
-    tell.send(Told::Begun).expect("the test listens");
+    sender.send(Report::Begun).expect("the test listens");
 }
 
 #[allow(
     clippy::disallowed_methods,
     reason = "the work is in a task of its own"
 )]
-fn work(call: CallToken, tell: mpsc::UnboundedSender<Told>) {
+fn work(call: CallToken, sender: mpsc::UnboundedSender<Report>) {
     tokio::spawn(async move {
         call.cancelled().await;
-        tell.send(Told::Stopped).expect("the test listens");
+        sender.send(Report::Stopped).expect("the test listens");
     });
 }

@@ -144,7 +144,7 @@ async fn a_call_that_is_cancelled_at_once_was_detached_for_no_time(server: Serve
 
 async fn a_client_that_does_not_read_is_distinguished_from_a_disconnect(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, causes) = watched(impatient(server)).await;
+    let (setup, causes) = watched(with_stall_timeout(server)).await;
     let mcp = setup.mcp().await;
     let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4_096).await;
     unread.send(&flood(&mcp)).await;
@@ -160,7 +160,7 @@ async fn a_client_that_does_not_read_its_resumed_stream_is_distinguished_from_a_
     server: Server,
 ) {
     let clock = StoppedClock::stop();
-    let (setup, causes) = watched(impatient(server)).await;
+    let (setup, causes) = watched(with_stall_timeout(server)).await;
     let mcp = setup.mcp().await;
     let mut call = mcp.send(&flood(&mcp)).await;
     setup.witness.started("a").await;
@@ -178,7 +178,7 @@ async fn a_client_that_does_not_read_its_resumed_stream_is_distinguished_from_a_
 }
 
 async fn an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconnect(server: Server) {
-    let forgetful = |router: axum::Router| {
+    let drops_first_stream = |router: axum::Router| {
         router.layer(from_fn(async |request: Request, next: Next| {
             let is_call = request.headers().contains_key(EXCHANGE);
             let response = next.run(request).await;
@@ -190,7 +190,7 @@ async fn an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconne
             }
         }))
     };
-    let (setup, causes) = watched(Plan::of(server).inside(forgetful)).await;
+    let (setup, causes) = watched(Plan::of(server).inside(drops_first_stream)).await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.ended(&mcp, 1).await;
@@ -231,7 +231,7 @@ fn broken() -> impl futures_util::Stream<Item = Result<bytes::Bytes, std::io::Er
 const STALL: Duration = Duration::from_secs(5);
 
 /// A server that takes a client that does not read for disconnected. Its sockets have small buffers.
-fn impatient(server: Server) -> Plan {
+fn with_stall_timeout(server: Server) -> Plan {
     let plan = Plan::of(server).grace(Grace::After(GRACE));
     plan.layer(|layer| layer.stall_timeout(STALL))
         .send_buffer(4_096)
@@ -259,15 +259,15 @@ async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
 
 async fn watched(plan: Plan) -> (Setup, Causes) {
     let causes = Causes::default();
-    let note = causes.clone();
-    let plan = plan.layer(|layer| layer.observe(move |event: &Event<'_>| note.note(event)));
+    let record = causes.clone();
+    let plan = plan.layer(|layer| layer.observe(move |event: &Event<'_>| record.record(event)));
     (plan.start().await, causes)
 }
 
 // === impl Causes ===
 
 impl Causes {
-    fn note(&self, event: &Event<'_>) {
+    fn record(&self, event: &Event<'_>) {
         let cause = match event {
             Event::Detached { cause, grace, .. } => Detached(*cause, *grace),
             Event::Resumed { detachment, .. } => {

@@ -2,7 +2,7 @@
 
 mod causes;
 mod injection;
-mod lives;
+mod lifecycle;
 mod observers;
 mod sessions;
 mod setup_hints;

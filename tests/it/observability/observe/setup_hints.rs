@@ -26,10 +26,10 @@ const WAITS: &str =
     "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
 
 /// Asserts that each of the lines begins with the expected text, in order.
-fn assert_said(lines: &Lines, expected: &[&str]) {
-    let said = lines.of_layer();
-    assert_eq!(said.len(), expected.len(), "{said:#?}");
-    for (line, start) in said.iter().zip(expected) {
+fn assert_lines(lines: &Lines, expected: &[&str]) {
+    let logged = lines.of_layer();
+    assert_eq!(logged.len(), expected.len(), "{logged:#?}");
+    for (line, start) in logged.iter().zip(expected) {
         assert!(line.starts_with(start), "{start}: {line}");
     }
 }
@@ -56,7 +56,7 @@ async fn a_documented_set_up_emits_no_hint() {
     let clone = CancelOnDisconnectLayer::new();
     let app = two_routes(&clone, &clone.clone().grace(Grace::Never));
     assert_both_work(app).await;
-    assert_said(&lines, &[]);
+    assert_lines(&lines, &[]);
 }
 
 #[tokio::test]
@@ -67,12 +67,12 @@ async fn a_layer_inside_another_hints_that_its_options_have_no_effect() {
     };
     let inner = CancelOnDisconnectLayer::new();
     assert_works(inside(inner.clone())).await;
-    assert_said(&lines, &[NESTED]);
+    assert_lines(&lines, &[NESTED]);
     // A clone is the same layer. A new layer is another one.
     assert_works(inside(inner.grace(Grace::Never))).await;
-    assert_said(&lines, &[NESTED]);
+    assert_lines(&lines, &[NESTED]);
     assert_works(inside(CancelOnDisconnectLayer::new())).await;
-    assert_said(&lines, &[NESTED, NESTED]);
+    assert_lines(&lines, &[NESTED, NESTED]);
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn a_session_manager_without_a_layer_hints_that_disconnects_are_not_detect
         let mcp = Mcp::session(served.addr, PATH).await;
         assert_echoes(&mcp).await;
         assert_echoes(&mcp).await;
-        assert_said(&lines, &[NO_LAYER].repeat(servers));
+        assert_lines(&lines, &[NO_LAYER].repeat(servers));
     }
 }
 
@@ -97,7 +97,7 @@ async fn a_session_manager_behind_two_layers_hints_which_of_them_it_does_not_ser
         &CancelOnDisconnectLayer::new(),
     );
     assert_both_work(app).await;
-    assert_said(&lines, &[TWO_LAYERS]);
+    assert_lines(&lines, &[TWO_LAYERS]);
 }
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn rmcps_own_sessions_behind_the_layer_emit_a_hint() {
     let lines = Lines::up_to(Level::INFO);
     for servers in 1..=2 {
         assert_works(Plan::of(Server::LayerOnly)).await;
-        assert_said(&lines, &[NO_MANAGER].repeat(servers));
+        assert_lines(&lines, &[NO_MANAGER].repeat(servers));
     }
 }
 
@@ -113,7 +113,7 @@ async fn rmcps_own_sessions_behind_the_layer_emit_a_hint() {
 async fn event_ids_that_are_not_rmcps_emit_no_hint_about_the_session_manager() {
     let lines = Lines::up_to(Level::INFO);
     assert_works(Plan::of(Server::LayerOnly).stored()).await;
-    assert_said(&lines, &[]);
+    assert_lines(&lines, &[]);
 }
 
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn the_effects_of_a_policy_or_a_store_are_hinted_once_for_each_layer() {
     };
     for servers in 1..=2 {
         assert_works(superseding()).await;
-        assert_said(&lines, &[SUPERSEDE].repeat(servers));
+        assert_lines(&lines, &[SUPERSEDE].repeat(servers));
     }
     drop(lines);
     let lines = Lines::up_to(Level::INFO);
@@ -134,7 +134,7 @@ async fn the_effects_of_a_policy_or_a_store_are_hinted_once_for_each_layer() {
         let setup = plan.start().await;
         cut(&setup, &setup.mcp().await).await;
         cut(&setup, &setup.mcp().await).await;
-        assert_said(&lines, &[STORED].repeat(servers));
+        assert_lines(&lines, &[STORED].repeat(servers));
     }
 }
 
@@ -145,21 +145,21 @@ async fn the_first_call_that_waits_for_its_client_hints_at_the_grace_and_how_to_
         let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
         cut(&setup, &setup.mcp().await).await;
         cut(&setup, &setup.mcp().await).await;
-        assert_said(&lines, &[WAITS].repeat(servers));
+        assert_lines(&lines, &[WAITS].repeat(servers));
     }
-    let said = lines.of_layer().remove(0);
+    let logged = lines.of_layer().remove(0);
     for part in [
         "after the grace (20 s or more by default) the call is cancelled",
         "CancelOnDisconnectLayer::grace",
         "Grace::Immediate",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(logged.contains(part), "{part}: {logged}");
     }
     drop(lines);
     let lines = Lines::up_to(Level::INFO);
     let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
     cut(&setup, &setup.mcp().await).await;
-    assert_said(&lines, &[]);
+    assert_lines(&lines, &[]);
 }
 
 /// The call restores its session, which no session manager has when the body is read.
@@ -181,7 +181,7 @@ async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_n
 
     second.assert_usable(&mcp.at(second.served.addr)).await;
 
-    assert_said(&lines, &[]);
+    assert_lines(&lines, &[]);
 }
 
 /// The client polls, and was connected all the time.
@@ -199,7 +199,7 @@ async fn a_stream_that_the_server_ends_emits_no_hint_about_a_disconnect() {
     closed.expect("it is closed");
     setup.events.detached(&mcp, 1).await;
 
-    assert_said(&lines, &[]);
+    assert_lines(&lines, &[]);
 }
 
 // === The parts ===

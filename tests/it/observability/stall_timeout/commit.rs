@@ -24,10 +24,10 @@ fn committing() -> (CancelOnDisconnectLayer, Log) {
 async fn committed(
     layer: &CancelOnDisconnectLayer,
     request: Request<Body>,
-) -> (ResponseBody<Body>, Asked) {
+) -> (ResponseBody<Body>, ReceivedRequest) {
     let (client, mut server) = between(layer);
     let begun = Instant::now();
-    let (response, asked) = tokio::join!(client.send(request), server.asked());
+    let (response, next_request) = tokio::join!(client.send(request), server.next_request());
     assert_eq!(begun.elapsed().as_secs(), 10);
     assert_eq!(response.status(), 200);
     assert_eq!(
@@ -35,7 +35,7 @@ async fn committed(
         "text/event-stream"
     );
     assert_eq!(response.headers()["x-accel-buffering"], "no");
-    (response.into_body(), asked)
+    (response.into_body(), next_request)
 }
 
 /// Returns the single message of a body of events.
@@ -84,8 +84,8 @@ async fn its_probes_have_the_usual_interval() {
 #[tokio::test(start_paused = true)]
 async fn a_json_answer_becomes_one_event() {
     let (layer, log) = committing();
-    let (mut body, asked) = committed(&layer, call()).await;
-    asked.answer(typed("application/json; charset=utf-8", Body::from(ANSWER)));
+    let (mut body, next_request) = committed(&layer, call()).await;
+    next_request.answer(typed("application/json; charset=utf-8", Body::from(ANSWER)));
     assert_eq!(rest(&mut body).await, format!("data: {ANSWER}\n\n"));
     assert_eq!(log.ends(&number(7)), [Outcome::Completed]);
 }
@@ -93,9 +93,9 @@ async fn a_json_answer_becomes_one_event() {
 #[tokio::test(start_paused = true)]
 async fn a_json_answer_on_many_lines_in_many_frames_is_still_one_event() {
     let (layer, _log) = committing();
-    let (mut body, asked) = committed(&layer, call()).await;
+    let (mut body, next_request) = committed(&layer, call()).await;
     let (feed, answer) = Feed::new();
-    asked.answer(typed("application/json", answer));
+    next_request.answer(typed("application/json", answer));
     for piece in [
         "{\n  \"jsonrpc\"",
         ": \"2.0\",\r\n",
@@ -112,9 +112,9 @@ async fn a_json_answer_on_many_lines_in_many_frames_is_still_one_event() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_is_passed_on() {
     let (layer, log) = committing();
-    let (mut body, asked) = committed(&layer, call()).await;
+    let (mut body, next_request) = committed(&layer, call()).await;
     let (feed, events_to_come) = Feed::new();
-    asked.answer(events(events_to_come));
+    next_request.answer(events(events_to_come));
     let answer = format!("data: {ANSWER}\n\n");
     for event in ["id: 1\ndata:\n\n", &answer] {
         feed.write(event.to_owned());
@@ -128,8 +128,8 @@ async fn a_stream_is_passed_on() {
 #[tokio::test(start_paused = true)]
 async fn an_error_status_becomes_an_error_of_the_call() {
     let (layer, log) = committing();
-    let (mut body, asked) = committed(&layer, call()).await;
-    asked.answer(status(503, "text/plain", "busy"));
+    let (mut body, next_request) = committed(&layer, call()).await;
+    next_request.answer(status(503, "text/plain", "busy"));
     let expected = error(
         -32603,
         "HTTP status 503 Service Unavailable",
@@ -142,11 +142,11 @@ async fn an_error_status_becomes_an_error_of_the_call() {
 #[tokio::test(start_paused = true)]
 async fn an_error_status_with_a_json_rpc_error_keeps_it() {
     for id in ["7", "null"] {
-        let (mut body, asked) = committed(&committing().0, call()).await;
-        let said = format!(
+        let (mut body, next_request) = committed(&committing().0, call()).await;
+        let refusal = format!(
             r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32602,"message":"no","data":1}}}}"#
         );
-        asked.answer(status(400, "application/json", &said));
+        next_request.answer(status(400, "application/json", &refusal));
         assert_eq!(
             message(&mut body).await,
             error(-32602, "no", Some(json!(1))),
@@ -157,9 +157,9 @@ async fn an_error_status_with_a_json_rpc_error_keeps_it() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_of_another_request_is_not_used() {
-    let (mut body, asked) = committed(&committing().0, call()).await;
-    let said = r#"{"jsonrpc":"2.0","id":8,"error":{"code":-32602,"message":"no"}}"#;
-    asked.answer(status(400, "application/json", said));
+    let (mut body, next_request) = committed(&committing().0, call()).await;
+    let refusal = r#"{"jsonrpc":"2.0","id":8,"error":{"code":-32602,"message":"no"}}"#;
+    next_request.answer(status(400, "application/json", refusal));
     let message = message(&mut body).await;
     assert_eq!(message["id"], 7);
     assert_eq!(message["error"]["code"], -32603);
@@ -168,8 +168,8 @@ async fn an_error_of_another_request_is_not_used() {
 #[tokio::test(start_paused = true)]
 async fn a_failing_service_becomes_an_error_of_the_call() {
     let (layer, log) = committing();
-    let (mut body, asked) = committed(&layer, call()).await;
-    asked.fail();
+    let (mut body, next_request) = committed(&layer, call()).await;
+    next_request.fail();
     assert_eq!(
         message(&mut body).await,
         error(-32603, "the service failed", None)
@@ -191,9 +191,9 @@ async fn an_answer_that_cannot_be_an_event_becomes_an_error_of_the_call() {
         gzip(typed("application/json", Body::from("?"))),
         gzip(events(Body::from("?"))),
     ] {
-        let (mut body, asked) = committed(&committing().0, call()).await;
+        let (mut body, next_request) = committed(&committing().0, call()).await;
         let shown = format!("{:?}", answer.headers());
-        asked.answer(answer);
+        next_request.answer(answer);
         let message = message(&mut body).await;
         assert_eq!(message["id"], 7, "{shown}");
         assert_eq!(message["error"]["code"], -32603, "{shown}");
@@ -215,8 +215,8 @@ async fn an_answer_that_is_encoded_as_identity_becomes_an_event() {
             events(Body::from(format!("data: {answer}\n\n"))),
         ] {
             let (layer, log) = committing();
-            let (mut body, asked) = committed(&layer, call()).await;
-            asked.answer(coded(response));
+            let (mut body, next_request) = committed(&layer, call()).await;
+            next_request.answer(coded(response));
             assert_eq!(message(&mut body).await["result"], json!({}), "{coding:?}");
             drop(body);
             assert_eq!(log.ends(&number(7)), [Outcome::Completed], "{coding:?}");
@@ -227,10 +227,10 @@ async fn an_answer_that_is_encoded_as_identity_becomes_an_event() {
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_after_the_head_cancels_the_call() {
     let (layer, log) = committing();
-    let (body, mut asked) = committed(&layer, call()).await;
+    let (body, mut next_request) = committed(&layer, call()).await;
     drop(body);
-    asked.abandoned().await;
-    assert_eq!(asked.token().reason(), Some(ClientDisconnected));
+    next_request.abandoned().await;
+    assert_eq!(next_request.token().reason(), Some(ClientDisconnected));
     assert_eq!(
         log.ends(&number(7)),
         [Outcome::Cancelled(ClientDisconnected)]
@@ -241,10 +241,10 @@ async fn a_disconnect_after_the_head_cancels_the_call() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_times_out_after_its_head_sends_the_error_to_its_client() {
     let layer = committing().0.call_timeout(20 * SECOND);
-    let (mut body, mut asked) = committed(&layer, call()).await;
+    let (mut body, mut next_request) = committed(&layer, call()).await;
     let text = rest(&mut body).await;
-    asked.abandoned().await;
-    assert_eq!(asked.token().reason(), Some(TimedOut));
+    next_request.abandoned().await;
+    assert_eq!(next_request.token().reason(), Some(TimedOut));
     let error = error(-32001, "Request timed out", None);
     assert!(text.ends_with(&format!("data: {error}\n\n")), "{text:?}");
 }
@@ -253,9 +253,9 @@ async fn a_call_that_times_out_after_its_head_sends_the_error_to_its_client() {
 async fn an_answer_in_time_is_unchanged() {
     let (client, mut server) = between(&committing().0);
     let (response, ()) = tokio::join!(client.send(call()), async {
-        let asked = server.asked().await;
+        let next_request = server.next_request().await;
         sleep(9 * SECOND).await;
-        asked.answer(status(429, "text/plain", "slow down"));
+        next_request.answer(status(429, "text/plain", "slow down"));
     });
     assert_eq!(response.status(), 429);
     assert_eq!(rest(&mut response.into_body()).await, "slow down");
@@ -299,9 +299,9 @@ async fn only_a_single_call_of_a_client_that_accepts_events_is_answered_early() 
         let (client, mut server) = between(&committing().0);
         let begun = Instant::now();
         let (response, ()) = tokio::join!(client.send(request), async {
-            let asked = server.asked().await;
+            let next_request = server.next_request().await;
             sleep(60 * SECOND).await;
-            asked.answer(status(418, "text/plain", ""));
+            next_request.answer(status(418, "text/plain", ""));
         });
         assert_eq!(response.status(), 418, "{what}");
         assert_eq!(begun.elapsed().as_secs(), 60, "{what}");
@@ -323,10 +323,10 @@ async fn a_call_whose_answer_may_become_an_event_is_forwarded_without_accept_enc
         let (client, mut server) = between(&committing().0);
         let ((), _) = tokio::join!(
             async {
-                let asked = server.asked().await;
-                let passed = asked.headers.contains_key(header::ACCEPT_ENCODING);
+                let next_request = server.next_request().await;
+                let passed = next_request.headers.contains_key(header::ACCEPT_ENCODING);
                 assert_eq!(passed, passes);
-                asked.answer(Response::new(Body::empty()));
+                next_request.answer(Response::new(Body::empty()));
             },
             client.send(Request::from_parts(head, body)),
         );
@@ -348,9 +348,9 @@ async fn a_request_that_is_uploaded_slowly_keeps_the_status_of_its_refusal() {
             upload.write(piece);
         }
         drop(upload);
-        let asked = server.asked().await;
+        let next_request = server.next_request().await;
         tokio::time::sleep(9 * SECOND).await;
-        asked.answer(status(403, "text/plain", "no"));
+        next_request.answer(status(403, "text/plain", "no"));
     };
     let (response, ()) = tokio::join!(client.send(request), uploaded);
     assert_eq!(response.status(), 403);
@@ -367,7 +367,7 @@ async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream(
         tokio::time::sleep(30 * SECOND).await;
         upload.write(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#);
         drop(upload);
-        server.asked().await
+        server.next_request().await
     };
     let (response, _asked) = tokio::join!(client.send(request), uploaded);
     assert_eq!(
@@ -380,10 +380,10 @@ async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream(
 #[tokio::test(start_paused = true)]
 async fn a_byte_order_mark_is_no_part_of_the_event() {
     let (layer, _log) = committing();
-    let (mut body, asked) = committed(&layer, call()).await;
+    let (mut body, next_request) = committed(&layer, call()).await;
     let marked = format!("\u{feff}{ANSWER}");
     let answer = typed("application/json", Body::from(marked));
-    asked.answer.send(Ok(answer)).expect("it waits");
+    next_request.answer.send(Ok(answer)).expect("it waits");
     let expected: Value = serde_json::from_str(ANSWER).expect("JSON");
     assert_eq!(message(&mut body).await, expected);
 }
@@ -393,9 +393,9 @@ async fn a_byte_order_mark_is_no_part_of_the_event() {
 async fn an_answer_without_a_text_is_an_error() {
     for text in ["", " \n"] {
         let (layer, _log) = committing();
-        let (mut body, asked) = committed(&layer, call()).await;
+        let (mut body, next_request) = committed(&layer, call()).await;
         let answer = typed("application/json", Body::from(text));
-        asked.answer.send(Ok(answer)).expect("it waits");
+        next_request.answer.send(Ok(answer)).expect("it waits");
         let answer = message(&mut body).await;
         assert_eq!(answer["error"]["code"], -32603, "{answer}");
     }
@@ -413,10 +413,10 @@ async fn a_request_of_another_kind_keeps_its_accept_encoding() {
         headers.insert(header::ACCEPT_ENCODING, "gzip".parse().expect("a value"));
         let sending = client.send(request);
         let answering = async {
-            let asked = server.asked().await;
-            let has_it = asked.headers.contains_key(header::ACCEPT_ENCODING);
+            let next_request = server.next_request().await;
+            let has_it = next_request.headers.contains_key(header::ACCEPT_ENCODING);
             let answer = typed("application/json", Body::from(ANSWER));
-            asked.answer.send(Ok(answer)).expect("it waits");
+            next_request.answer.send(Ok(answer)).expect("it waits");
             has_it
         };
         let (_, has_it) = tokio::join!(sending, answering);

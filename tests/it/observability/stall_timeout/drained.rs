@@ -14,7 +14,7 @@ const EVENT: &str = "id: 1/7\ndata:\n\n";
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
 
 /// A layer whose calls wait for their clients, and its log.
-fn patient() -> (CancelOnDisconnectLayer, Log) {
+fn with_grace() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Never))
 }
 
@@ -66,7 +66,7 @@ async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
     let accept = async {
         let mut accepted = Response::new(Body::empty());
         *accepted.status_mut() = http::StatusCode::ACCEPTED;
-        server.asked().await.answer(accepted);
+        server.next_request().await.answer(accepted);
     };
     let (response, ()) = tokio::join!(client.send(request), accept);
     assert_eq!(response.status(), 202);
@@ -85,7 +85,7 @@ async fn assert_ends(body: &mut ResponseBody<Body>, feed: &Feed) {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
     for request in [call(), in_session(call())] {
-        let (layer, log) = patient();
+        let (layer, log) = with_grace();
         let (client, mut server) = between(&layer);
         let (mut body, feed, _) = open(&client, &mut server, request).await;
         feed.write(ANSWER);
@@ -102,7 +102,7 @@ async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_stays_open_after_an_answer_that_follows_the_drain_ends_as_well() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, task()).await;
     feed.write(ANSWER);
@@ -112,7 +112,7 @@ async fn a_stream_that_stays_open_after_an_answer_that_follows_the_drain_ends_as
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut older, older_feed, older_token) = open(&client, &mut server, in_session(call())).await;
     let (mut newer, newer_feed, _) = open(&client, &mut server, in_session(call())).await;
@@ -131,7 +131,7 @@ async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_continues() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut body, feed, token) = open(&client, &mut server, task()).await;
     assert_open(&mut body).await;
@@ -146,7 +146,7 @@ async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_continues() {
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut body, feed, token) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut body).await;
@@ -163,7 +163,7 @@ async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
 /// hyper does not poll the stream again until it is woken.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_not_polled_again_is_woken_by_the_drain() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
     let ends = async { timeout(10 * SECOND, rest(&mut body)).await };
@@ -179,7 +179,7 @@ async fn a_stream_that_is_not_polled_again_is_woken_by_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn the_streams_of_a_session_that_was_deleted_end_with_the_drain() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut body).await;
@@ -192,7 +192,7 @@ async fn the_streams_of_a_session_that_was_deleted_end_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn all_streams_of_a_call_that_was_resumed_end_with_the_drain() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut first, first_feed, _) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut first).await;
@@ -210,7 +210,7 @@ async fn all_streams_of_a_call_that_was_resumed_end_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_call_beyond_a_limit_ends_with_the_drain() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let layer = layer.limits(Limits::default().calls(0));
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
@@ -223,7 +223,7 @@ async fn the_stream_of_a_call_beyond_a_limit_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn an_encoded_stream_ends_with_the_drain() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (client, mut server) = between(&layer);
     let answer = async {
         let (feed, body) = Feed::new();
@@ -231,7 +231,7 @@ async fn an_encoded_stream_ends_with_the_drain() {
         let encoding = http::HeaderValue::from_static("gzip");
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_ENCODING, encoding);
-        server.asked().await.answer(response);
+        server.next_request().await.answer(response);
         feed
     };
     let (response, feed) = tokio::join!(client.send(in_session(call())), answer);
@@ -245,14 +245,14 @@ async fn an_encoded_stream_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_was_committed_and_stays_open_after_its_answer_ends_with_the_drain() {
-    let layer = patient().0.commit_after(SECOND);
+    let layer = with_grace().0.commit_after(SECOND);
     let (client, mut server) = between(&layer);
     let request = in_session(call());
-    let (response, asked) = tokio::join!(client.send(request), server.asked());
+    let (response, next_request) = tokio::join!(client.send(request), server.next_request());
     let mut body = response.into_body();
     assert_open(&mut body).await;
     let (feed, answer) = Feed::new();
-    asked.answer(events(answer));
+    next_request.answer(events(answer));
     feed.write(ANSWER);
     assert_eq!(frame(&mut body).await.as_deref(), Some(ANSWER));
     assert_open(&mut body).await;
@@ -264,13 +264,13 @@ async fn a_stream_that_was_committed_and_stays_open_after_its_answer_ends_with_t
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_task_that_opens_after_the_drain_ends_at_once() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let answered = async {
-        let asked = server.asked().await;
+        let next_request = server.next_request().await;
         layer.calls().drain(SECOND).await;
         let (feed, body) = Feed::new();
-        asked.answer(events(body));
+        next_request.answer(events(body));
         feed
     };
     let (response, feed) = tokio::join!(client.send(task()), answered);
@@ -280,7 +280,7 @@ async fn the_stream_of_a_task_that_opens_after_the_drain_ends_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn two_drains_end_when_the_first_has_ended_the_calls() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut answered, feed, _) = open(&client, &mut server, in_session(call())).await;
     let (mut body, _feed, _) = open(&client, &mut server, call()).await;
@@ -292,8 +292,8 @@ async fn two_drains_end_when_the_first_has_ended_the_calls() {
         frame(&mut answered).await
     };
 
-    let patient = timeout(100 * SECOND, calls.drain(Duration::MAX));
-    let (first, second, _) = tokio::join!(calls.drain(3 * SECOND), patient, answer);
+    let with_grace = timeout(100 * SECOND, calls.drain(Duration::MAX));
+    let (first, second, _) = tokio::join!(calls.drain(3 * SECOND), with_grace, answer);
 
     let second = second.expect("it does not wait for what has ended");
     assert_eq!(begun.elapsed().as_secs(), 3);
@@ -306,7 +306,7 @@ async fn two_drains_end_when_the_first_has_ended_the_calls() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_after_a_drain_waits_for_the_tasks_that_went_on() {
-    let (layer, _log) = patient();
+    let (layer, _log) = with_grace();
     let (client, mut server) = between(&layer);
     let (_body, _feed, _) = open(&client, &mut server, task()).await;
     let calls = layer.calls();
@@ -347,7 +347,7 @@ async fn a_drain_that_is_dropped_while_it_waits_has_ended_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (mut body, _feed, _) = open(&client, &mut server, in_session(call())).await;
     let begun = Instant::now();
@@ -358,14 +358,17 @@ async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second()
     assert_eq!(report.cancelled, 1);
     assert!(rest(&mut body).await.contains("-32800"));
     let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));
-    assert!(!log.events().iter().any(failed), "it may still take it");
+    assert!(
+        !log.events().iter().any(failed),
+        "the server may still accept the cancel"
+    );
     sleep(10 * SECOND).await;
     assert!(log.events().iter().any(failed));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_is_dropped_at_its_end_has_still_notified_the_servers() {
-    let (layer, log) = patient();
+    let (layer, log) = with_grace();
     let (client, mut server) = between(&layer);
     let (_body, _feed, _) = open(&client, &mut server, in_session(call())).await;
     let calls = layer.calls();
@@ -383,7 +386,7 @@ async fn a_drain_that_is_dropped_at_its_end_has_still_notified_the_servers() {
 async fn taking_cancels(server: &mut Server) {
     let mut accepted = Response::new(Body::empty());
     *accepted.status_mut() = http::StatusCode::ACCEPTED;
-    server.asked().await.answer(accepted);
+    server.next_request().await.answer(accepted);
 }
 
 #[tokio::test(start_paused = true)]

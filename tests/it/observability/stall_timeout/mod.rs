@@ -35,12 +35,12 @@ struct Client {
 
 /// The server's side.
 struct Server {
-    asked: mpsc::UnboundedReceiver<Asked>,
+    next_request: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
 /// A request that waits for its answer.
 #[derive(Debug)]
-struct Asked {
+struct ReceivedRequest {
     /// `None` for a cancel that is replayed.
     token: Option<CallToken>,
     headers: HeaderMap,
@@ -57,24 +57,24 @@ fn immediate() -> (CancelOnDisconnectLayer, Log) {
 
 /// A client and a server with the layer between them.
 fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
-    let (ask, asked) = mpsc::unbounded_channel();
+    let (ask, next_request) = mpsc::unbounded_channel();
     let inner = service_fn(move |request: Request<TeeBody<Body>>| {
         let ask = ask.clone();
         async move {
             let (head, body) = request.into_parts();
             let _whole = body.collect().await;
             let (answer, answered) = oneshot::channel();
-            let asked = Asked {
-                token: heard(&head.extensions),
+            let next_request = ReceivedRequest {
+                token: observed_token(&head.extensions),
                 headers: head.headers,
                 answer,
             };
-            ask.send(asked).expect("the test waits");
+            ask.send(next_request).expect("the test waits");
             answered.await.expect("the test answers")
         }
     });
     let service = BoxCloneSyncService::new(layer.layer(inner));
-    (Client { service }, Server { asked })
+    (Client { service }, Server { next_request })
 }
 
 /// A stateless call from a client that accepts both kinds of answer.
@@ -132,23 +132,26 @@ impl Client {
 // === impl Server ===
 
 impl Server {
-    async fn asked(&mut self) -> Asked {
-        self.asked.recv().await.expect("the client asks")
+    async fn next_request(&mut self) -> ReceivedRequest {
+        self.next_request
+            .recv()
+            .await
+            .expect("a request of the client")
     }
 
     /// Answers the next request with a stream.
     async fn stream(&mut self) -> (Feed, CallToken) {
-        let asked = self.asked().await;
-        let token = asked.token();
+        let next_request = self.next_request().await;
+        let token = next_request.token();
         let (feed, body) = Feed::new();
-        asked.answer(events(body));
+        next_request.answer(events(body));
         (feed, token)
     }
 }
 
-// === impl Asked ===
+// === impl ReceivedRequest ===
 
-impl Asked {
+impl ReceivedRequest {
     fn token(&self) -> CallToken {
         self.token.clone().expect("a token")
     }
@@ -195,7 +198,7 @@ impl Feed {
 }
 
 /// Returns the token of a request, as a handler takes it that is to be notified of a cancel.
-fn heard(extensions: &Extensions) -> Option<CallToken> {
+fn observed_token(extensions: &Extensions) -> Option<CallToken> {
     let token: Option<CallToken> = extensions.get().cloned();
     assert!(token.as_ref().is_none_or(|token| !token.is_cancelled()));
     token

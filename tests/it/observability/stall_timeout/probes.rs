@@ -118,7 +118,7 @@ async fn only_plain_event_streams_are_probed() {
         let (client, mut server) = between(&probing());
         let (_feed, body) = Feed::new();
         let (mut response, ()) = tokio::join!(client.send(call()), async {
-            server.asked().await.answer(answer(body));
+            server.next_request().await.answer(answer(body));
         });
         let before = response.headers().clone();
         assert!(
@@ -143,7 +143,7 @@ async fn headers_against_buffering_are_added_where_they_are_missing() {
         response
             .headers_mut()
             .insert(header::CACHE_CONTROL, its_own);
-        server.asked().await.answer(response);
+        server.next_request().await.answer(response);
     });
     assert_eq!(response.headers()["cache-control"], "no-store");
     assert_eq!(response.headers()["x-accel-buffering"], "no");
@@ -160,7 +160,7 @@ async fn an_interval_of_zero_does_not_flood_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_interval_beyond_all_clocks_is_no_probe() {
+async fn an_interval_that_the_clock_cannot_represent_disables_probes() {
     let (mut response, _feed) = stream(&immediate().0.keep_alive(Duration::MAX)).await;
     assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
 }
@@ -174,9 +174,12 @@ fn without_a_runtime_all_options_are_without_effect() {
     let (client, mut server) = between(&layer);
     let mut sent = Box::pin(client.send(call()));
     assert!(sent.as_mut().now_or_never().is_none());
-    let asked = server.asked().now_or_never().expect("it was asked");
+    let next_request = server
+        .next_request()
+        .now_or_never()
+        .expect("a request of the layer");
     let (feed, body) = Feed::new();
-    asked.answer(events(body));
+    next_request.answer(events(body));
     let mut response = sent.now_or_never().expect("it was answered");
     feed.write(EVENT);
     let event = frame(response.body_mut()).now_or_never();

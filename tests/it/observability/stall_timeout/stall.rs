@@ -16,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(10);
 const EVENT: &str = "data: 1\n\n";
 
-fn impatient() -> CancelOnDisconnectLayer {
+fn with_stall_timeout() -> CancelOnDisconnectLayer {
     immediate().0.stall_timeout(LIMIT)
 }
 
@@ -32,7 +32,7 @@ async fn unread(layer: &CancelOnDisconnectLayer) -> (ResponseBody<Body>, Feed, C
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_stops_reading_counts_as_disconnected() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     sleep(LIMIT - SECOND).await;
     assert!(!token.is_cancelled() && !feed.is_dropped());
 
@@ -45,7 +45,7 @@ async fn a_client_that_stops_reading_counts_as_disconnected() {
 
 #[tokio::test(start_paused = true)]
 async fn a_quiet_stream_is_not_stalled() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     assert!(is_silent(&mut body, 100 * LIMIT).await);
     assert!(!token.is_cancelled());
     feed.write(EVENT);
@@ -54,7 +54,7 @@ async fn a_quiet_stream_is_not_stalled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_client_is_not_stalled() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     for _ in 0..100 {
         sleep(LIMIT - SECOND).await;
         feed.write(EVENT);
@@ -65,7 +65,7 @@ async fn a_slow_client_is_not_stalled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_a_large_event_slowly_is_not_stalled() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     let large = format!("data: {}\n\n", "x".repeat(1024 * 1024));
     feed.write(large.clone());
     feed.write(EVENT);
@@ -83,7 +83,7 @@ async fn a_client_that_takes_a_large_event_slowly_is_not_stalled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_stops_within_a_large_event_counts_as_disconnected() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     feed.write(format!("data: {}\n\n", "x".repeat(1024 * 1024)));
     frame(&mut body).await.expect("a piece");
     sleep(LIMIT + SECOND).await;
@@ -101,7 +101,7 @@ async fn a_large_event_without_the_option_is_passed_on_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_cancelled_within_a_large_event_ends_after_it() {
-    let layer = impatient();
+    let layer = with_stall_timeout();
     let (mut body, feed, _token) = unread(&layer).await;
     let large = format!("data: {}\n\n", "x".repeat(100_000));
     feed.write(large.clone());
@@ -147,7 +147,7 @@ async fn without_the_option_a_stream_may_stay_unread() {
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_stalled_gives_the_client_more_time() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     // In one step, as a blocked worker sees it.
     tokio::time::advance(3 * LIMIT).await;
     tokio::task::yield_now().await;
@@ -161,7 +161,7 @@ async fn a_runtime_that_stalled_gives_the_client_more_time() {
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_stalled_for_a_moment_gives_the_client_as_long() {
     let late = LIMIT + 3 * SECOND / 10;
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     tokio::time::advance(late).await;
     tokio::task::yield_now().await;
     assert!(!token.is_cancelled());
@@ -170,7 +170,7 @@ async fn a_runtime_that_stalled_for_a_moment_gives_the_client_as_long() {
     sleep(SECOND).await;
     assert!(!token.is_cancelled(), "it reads on");
 
-    let (_body, _feed, token) = unread(&impatient()).await;
+    let (_body, _feed, token) = unread(&with_stall_timeout()).await;
     tokio::time::advance(late).await;
     sleep(SECOND).await;
     assert_eq!(token.reason(), Some(ClientDisconnected));
@@ -178,7 +178,7 @@ async fn a_runtime_that_stalled_for_a_moment_gives_the_client_as_long() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_read_to_its_end_is_not_stalled() {
-    let (mut body, feed, token) = unread(&impatient()).await;
+    let (mut body, feed, token) = unread(&with_stall_timeout()).await;
     feed.write("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n");
     drop(feed);
     assert!(rest(&mut body).await.ends_with("{}}\n\n"));
@@ -190,7 +190,7 @@ async fn a_stream_that_is_read_to_its_end_is_not_stalled() {
 #[tokio::test(start_paused = true)]
 async fn a_standalone_stream_that_is_not_read_is_closed_and_that_is_logged() {
     let lines = Lines::all();
-    let (client, mut server) = between(&impatient());
+    let (client, mut server) = between(&with_stall_timeout());
     let get = Request::get("/mcp").body(Body::empty()).expect("a request");
     let (response, (feed, _)) = tokio::join!(client.send(get), server.stream());
     let mut body = response.into_body();
@@ -202,7 +202,7 @@ async fn a_standalone_stream_that_is_not_read_is_closed_and_that_is_logged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_time_beyond_all_clocks_is_no_limit() {
+async fn a_timeout_that_the_clock_cannot_represent_is_no_limit() {
     let (_body, feed, token) = unread(&immediate().0.stall_timeout(Duration::MAX)).await;
     sleep(1_000 * LIMIT).await;
     assert!(!token.is_cancelled() && !feed.is_dropped());

@@ -37,24 +37,24 @@ pub(super) struct Calls(Arc<Mutex<Vec<Call>>>);
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     pub(super) calls: Calls,
-    pub(super) mood: Mood,
+    pub(super) behaviour: Behaviour,
 }
 
-/// How the manager responds.
+/// The behaviour of the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mood {
+pub(super) enum Behaviour {
     /// All methods succeed.
-    Willing,
+    Succeeds,
     /// All methods fail.
-    Failing,
+    Fails,
     /// Sessions cannot be closed.
-    Clinging,
+    CannotClose,
     /// The methods of its transport fail.
     Disconnected,
     /// A session that is to be restored exists already.
-    Present,
+    AlreadyExists,
     /// Restoring is not supported.
-    Forgetful,
+    RestoreUnsupported,
 }
 
 /// The error of the method with this name.
@@ -72,7 +72,7 @@ impl Calls {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn note(&self, method: &'static str, arguments: Value) {
+    fn record(&self, method: &'static str, arguments: Value) {
         let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         calls.push((method, arguments));
     }
@@ -84,8 +84,8 @@ impl Recorder {
     /// Returns the transport of a session.
     fn transport(&self) -> Self {
         let mut transport = self.clone();
-        if self.mood == Mood::Disconnected {
-            transport.mood = Mood::Failing;
+        if self.behaviour == Behaviour::Disconnected {
+            transport.behaviour = Behaviour::Fails;
         }
         transport
     }
@@ -96,10 +96,10 @@ impl Recorder {
         arguments: Value,
         value: T,
     ) -> impl Future<Output = Result<T, Failed>> + use<T> {
-        self.calls.note(method, arguments);
-        ready(match self.mood {
-            Mood::Failing => Err(Failed(method)),
-            Mood::Clinging if method == "close_session" => Err(Failed(method)),
+        self.calls.record(method, arguments);
+        ready(match self.behaviour {
+            Behaviour::Fails => Err(Failed(method)),
+            Behaviour::CannotClose if method == "close_session" => Err(Failed(method)),
             _ => Ok(value),
         })
     }
@@ -192,18 +192,18 @@ impl SessionManager for Recorder {
         &self,
         id: SessionId,
     ) -> impl Future<Output = Result<RestoreOutcome<Self>, Failed>> + Send {
-        let outcome = match self.mood {
-            Mood::Present => RestoreOutcome::AlreadyPresent,
-            Mood::Forgetful => RestoreOutcome::NotSupported,
+        let outcome = match self.behaviour {
+            Behaviour::AlreadyExists => RestoreOutcome::AlreadyPresent,
+            Behaviour::RestoreUnsupported => RestoreOutcome::NotSupported,
             _ => RestoreOutcome::Restored(self.transport()),
         };
         self.answer("restore_session", json!([*id]), outcome)
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
-        self.calls.note("event_store", json!([]));
-        match self.mood {
-            Mood::Failing => None,
+        self.calls.record("event_store", json!([]));
+        match self.behaviour {
+            Behaviour::Fails => None,
             _ => Some(Arc::new(Store)),
         }
     }
@@ -224,7 +224,7 @@ impl Transport<RoleServer> for Recorder {
     }
 
     fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleServer>>> + Send {
-        self.calls.note("receive", json!([]));
+        self.calls.record("receive", json!([]));
         ready(Some(super::request()))
     }
 

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use crate::support::limit::LIMIT;
 
 /// Delay after which the layer checks a deadline again that it noticed late, plus tokio's rounding.
-const GLANCE: Duration = Duration::from_millis(101);
+const RECHECK_DELAY: Duration = Duration::from_millis(101);
 
 /// Maximum lateness of such a second check.
 const STEP: Duration = Duration::from_millis(20);
@@ -61,7 +61,7 @@ impl Drop for StoppedClock {
 
 /// The same for a clock that is paused in another way.
 pub(crate) async fn advance_past(duration: Duration) {
-    for step in [duration, GLANCE] {
+    for step in [duration, RECHECK_DELAY] {
         tokio::time::advance(step).await;
         // Otherwise the check would run after the next step, and late.
         for _ in 0..10 {

@@ -44,7 +44,7 @@ struct Call {
 }
 
 /// Message of a failed wait: what it waited for, and the log at that time.
-struct Wanted<'a>(&'a Events, &'a str, &'a Call);
+struct FailedWait<'a>(&'a Events, &'a str, &'a Call);
 
 // === impl Events ===
 
@@ -120,7 +120,7 @@ impl Events {
                 }
             }
         };
-        within(Wanted(self, &format!("event {count}"), &call), counted).await
+        within(FailedWait(self, &format!("event {count}"), &call), counted).await
     }
 
     /// Waits until calls with this id have ended this many times.
@@ -181,7 +181,7 @@ impl Events {
                 }
             }
         };
-        within(Wanted(self, what, &call), found).await
+        within(FailedWait(self, what, &call), found).await
     }
 }
 
@@ -228,9 +228,9 @@ impl Call {
     }
 }
 
-// === impl Wanted ===
+// === impl FailedWait ===
 
-impl fmt::Display for Wanted<'_> {
+impl fmt::Display for FailedWait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(events, what, call) = self;
         let log = events.0.borrow();

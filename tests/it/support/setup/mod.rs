@@ -47,24 +47,24 @@ use tokio::net::TcpListener;
 
 use crate::support::*;
 
-mod asking;
 mod clock;
 mod events;
 mod exchanges;
 mod ledger;
 mod lines;
 mod scripted;
+mod slow_auth;
 mod stalled;
 mod store;
 
 pub(crate) use self::{
-    asking::asking_first,
     clock::{StoppedClock, advance_past},
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
     ledger::Ledger,
     lines::{Lines, request_span},
     scripted::Scripted,
+    slow_auth::slow_auth,
     stalled::stalled,
     store::{FIRST_STORED, Failing, SavedSessions, Store},
 };
@@ -264,8 +264,9 @@ impl Plan {
     pub(crate) async fn start(self) -> Setup {
         let witness = Witness::new();
         let tokens = Tokens::default();
-        let note = tokens.clone();
-        let tools = Tools::new(&witness).on_start(move |label, context| note.note(label, context));
+        let record = tokens.clone();
+        let tools =
+            Tools::new(&witness).on_start(move |label, context| record.record(label, context));
         self.serve(tools, witness, tokens).await
     }
 
@@ -472,7 +473,7 @@ pub(crate) fn arguments(label: &str) -> Value {
 
 impl Tokens {
     /// Records the token that the handler of `label` can reach.
-    pub(crate) fn note(&self, label: &str, context: &RequestContext<RoleServer>) {
+    pub(crate) fn record(&self, label: &str, context: &RequestContext<RoleServer>) {
         if let Some(token) = CallToken::of(context) {
             let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             tokens.insert(label.to_owned(), token);

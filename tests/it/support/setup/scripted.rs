@@ -87,7 +87,7 @@ impl ServerHandler for Scripted {
         }
         let label = argument("label");
         let running = self.witness.begin(label);
-        self.tokens.note(label, &context);
+        self.tokens.record(label, &context);
         let answer = (self.script)(label.to_owned(), context).await;
         running.complete();
         let text = ContentBlock::text(answer?);
@@ -101,7 +101,7 @@ impl ServerHandler for Scripted {
     ) -> impl Future<Output = ()> + Send + '_ {
         if let Some(cancels) = &self.cancels {
             // The test may have dropped its receiver.
-            let _gone = cancels.send(cancelled);
+            let _sent = cancels.send(cancelled);
         }
         ready(())
     }

@@ -21,11 +21,11 @@ pub enum Misdelivery {
     /// The client was connected and did not receive the answer.
     LostAnswer,
     /// The client resumed too late, or was connected when the server ended the call, and received no error.
-    NotTold,
+    MissingError,
 }
 
 /// Minimum time for which a session remembers, because an idle session is closed.
-const REMEMBERED: Micros = 5 * SECOND;
+const MIN_RETENTION: Micros = 5 * SECOND;
 const CANCELLED: i64 = -32_800;
 const TIMED_OUT: i64 = -32_001;
 
@@ -65,27 +65,27 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         .iter()
         .filter(|_| call.setup.drained)
         .map(|&(at, _)| at);
-    let forgotten = drained
-        .filter(|&at| at + SECOND > call.asked)
+    let drained_at = drained
+        .filter(|&at| at + SECOND > call.called)
         .min()
         .unwrap_or(Micros::MAX);
     let until = deleting
-        .min(forgotten)
+        .min(drained_at)
         .min(call.cancelling.unwrap_or(Micros::MAX));
     let generations = call.generations();
     for (turn, stream) in generations.iter().enumerate() {
         let is_cancelled = end != End::Answered && until > ended;
         if is_cancelled
-            && stream.ends_without_a_word(ended, history)
+            && stream.ends_without_error(ended, history)
             && !call.was_polled(stream, ended)
         {
-            return Some(Misdelivery::NotTold);
+            return Some(Misdelivery::MissingError);
         }
         let later = generations.get(turn + 1..).unwrap_or_default();
         // A later stream takes over, unless its client had disconnected again.
         let takes_over = |later: &&&Stream| {
-            let gone = later.disconnected_from(0).unwrap_or(Micros::MAX);
-            later.opened > ended || gone > ended.saturating_sub(RACE)
+            let disconnected_at = later.disconnected_from(0).unwrap_or(Micros::MAX);
+            later.opened > ended || disconnected_at > ended.saturating_sub(RACE)
         };
         let next = later.iter().find(takes_over);
         let next = next.map_or(Micros::MAX, |next| next.opened);
@@ -94,8 +94,8 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
                 stream.opened.max(ended),
                 stream.opened.max(ended) + 2 * SECOND,
             );
-        let stays_to = stream.stays_to().min(next).min(until).min(history.end);
-        if stays_to < stream.opened.max(ended) + wait {
+        let read_until = stream.read_until().min(next).min(until).min(history.end);
+        if read_until < stream.opened.max(ended) + wait {
             continue;
         }
         let late = stream.opened > ended;
@@ -103,7 +103,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             End::Answered if late && !call.setup.wrapped => {}
             // The head was not sent when the handler answered. Only the session manager retains answers.
             End::Answered if !late && !call.setup.wrapped && !stream.is_connected_at(ended) => {}
-            End::Answered if late && stream.opened > ended + REMEMBERED => {}
+            End::Answered if late && stream.opened > ended + MIN_RETENTION => {}
             // The client was asked to resume.
             End::Answered if !late && call.was_polled(stream, ended) => {}
             _ if stream.was_replaced(&generations) => {}
@@ -112,13 +112,13 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             }
             End::Token | End::Dropped
                 if stream.opened > ended + RACE
-                    && stream.opened < ended + REMEMBERED
+                    && stream.opened < ended + MIN_RETENTION
                     && !stream
                         .error
                         .as_ref()
                         .is_some_and(|&(_, _, code)| call.has_error(code)) =>
             {
-                return Some(Misdelivery::NotTold);
+                return Some(Misdelivery::MissingError);
             }
             _ => {}
         }
@@ -127,15 +127,15 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
 }
 
 /// The number of wrong answers on standalone streams.
-pub(super) fn strays(history: &History) -> usize {
-    let strays = history.standalone.values().filter(|stream| {
+pub(super) fn stray_answers(history: &History) -> usize {
+    let stray_answers = history.standalone.values().filter(|stream| {
         stream.answer.as_ref().is_some_and(|(_, _, of, _)| {
             let call = history.calls.get(of.as_str());
             // rmcp sends the answer of a cancelled call in its own session.
             call.is_none_or(|call| call.setup.wrapped || call.session != stream.session)
         })
     });
-    strays.count()
+    stray_answers.count()
 }
 
 // === impl CallHistory ===
@@ -162,10 +162,10 @@ impl CallHistory {
 
 impl Stream {
     /// The time until which its client read.
-    fn stays_to(&self) -> Micros {
-        let leaving = self.leaving.map(|(at, _)| at);
+    fn read_until(&self) -> Micros {
+        let closing = self.closing.map(|(at, _)| at);
         // The end of the stream by the server does not count, because it is no excuse for the server.
-        leaving
+        closing
             .into_iter()
             .chain(self.stops)
             .min()
@@ -173,7 +173,7 @@ impl Stream {
     }
 
     /// Returns `true` if its client read when the call was cancelled, and received no error.
-    fn ends_without_a_word(&self, cancelled: Micros, history: &History) -> bool {
+    fn ends_without_error(&self, cancelled: Micros, history: &History) -> bool {
         let by = cancelled + SECOND;
         let by = by + history.stalls.within(cancelled, by + SECOND);
         let over = self.over.unwrap_or(Micros::MAX);
@@ -181,7 +181,7 @@ impl Stream {
         let was_there = self
             .head
             .is_some_and(|(at, status)| status == 200 && at < cancelled);
-        was_there && self.error.is_none() && (is_over || over >= by && self.stays_to() > by)
+        was_there && self.error.is_none() && (is_over || over >= by && self.read_until() > by)
     }
 
     /// Returns `true` if the server ended the stream because its client was connected on another one.
@@ -190,8 +190,10 @@ impl Stream {
             return false;
         };
         generations.iter().any(|other| {
-            let gone = other.disconnected_by().unwrap_or(Micros::MAX);
-            other.number != self.number && other.opened < over && gone > over.saturating_sub(RACE)
+            let disconnected_at = other.disconnected_by().unwrap_or(Micros::MAX);
+            other.number != self.number
+                && other.opened < over
+                && disconnected_at > over.saturating_sub(RACE)
         })
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     clock::{MILLI, Micros},
-    fact::{Call, Fact, Gauge, Leave, Line, Stream as Number},
+    fact::{Call, CloseKind, Fact, Gauge, Line, Stream as Number},
     job::Job,
     setup::{GRACE, Setup},
 };
@@ -40,7 +40,7 @@ pub(super) struct CallHistory {
     pub(super) client: Arc<str>,
     pub(super) session: Option<Arc<str>>,
     pub(super) id: String,
-    pub(super) asked: Micros,
+    pub(super) called: Micros,
     /// The stream of the POST, then those of all attempts to resume.
     pub(super) streams: Vec<Stream>,
     pub(super) started: Vec<Micros>,
@@ -77,8 +77,8 @@ pub(super) struct Stream {
     pub(super) answer: Option<(Micros, String, String, bool)>,
     pub(super) error: Option<(Micros, String, i64)>,
     pub(super) stops: Option<Micros>,
-    pub(super) leaving: Option<(Micros, Leave)>,
-    pub(super) left: Option<Micros>,
+    pub(super) closing: Option<(Micros, CloseKind)>,
+    pub(super) closed: Option<Micros>,
     pub(super) over: Option<Micros>,
 }
 
@@ -109,7 +109,7 @@ impl History {
     #[allow(clippy::too_many_lines, reason = "one arm a fact")]
     fn take(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
         match fact {
-            Fact::Asked {
+            Fact::Calling {
                 call,
                 client,
                 route,
@@ -132,7 +132,7 @@ impl History {
                     client: client.clone(),
                     session: session.clone(),
                     id: id.clone(),
-                    asked: at,
+                    called: at,
                     streams: vec![first],
                     started: Vec::new(),
                     ended: None,
@@ -201,11 +201,13 @@ impl History {
                 self.stream(streams, *stream, |it| it.error = Some(error));
             }
             Fact::Stops { stream } => self.stream(streams, *stream, |it| it.stops = Some(at)),
-            Fact::Leaving { stream, how } => {
-                self.stream(streams, *stream, |it| it.leaving = Some((at, *how)));
+            Fact::Closing { stream, how } => {
+                self.stream(streams, *stream, |it| it.closing = Some((at, *how)));
             }
-            Fact::Left { stream } => self.stream(streams, *stream, |it| it.left = Some(at)),
-            Fact::Over { stream, .. } => self.stream(streams, *stream, |it| it.over = Some(at)),
+            Fact::Closed { stream } => self.stream(streams, *stream, |it| it.closed = Some(at)),
+            Fact::StreamEnded { stream, .. } => {
+                self.stream(streams, *stream, |it| it.over = Some(at))
+            }
             Fact::Deleting { session } => {
                 let session = self.sessions.entry(session.clone()).or_default();
                 session.deleting.get_or_insert(at);
@@ -322,24 +324,24 @@ impl Stream {
             answer: None,
             error: None,
             stops: None,
-            leaving: None,
-            left: None,
+            closing: None,
+            closed: None,
             over: None,
         }
     }
 
     /// The earliest time at which its client may have disconnected, or the server may have ended the stream.
     pub(super) fn disconnected_from(&self, slack: Micros) -> Option<Micros> {
-        let leaving = self.leaving.map(|(at, _)| at);
+        let closing = self.closing.map(|(at, _)| at);
         let over = self
             .over
             .map(|at| at.saturating_sub(slack).max(self.opened));
-        leaving.into_iter().chain(over).min()
+        closing.into_iter().chain(over).min()
     }
 
     /// The time by which its client had certainly disconnected.
     pub(super) fn disconnected_by(&self) -> Option<Micros> {
-        self.left.into_iter().chain(self.over).min()
+        self.closed.into_iter().chain(self.over).min()
     }
 }
 

@@ -17,7 +17,7 @@ use self::history::{CallHistory, End, History};
 pub use self::{
     delivery::Misdelivery,
     health::Health,
-    rules::{Class, Wrong},
+    rules::{Class, Violation},
 };
 use crate::{clock::SECOND, fact::Line};
 
@@ -32,9 +32,9 @@ pub struct Report {
     pub sdks: BTreeMap<String, usize>,
     /// Calls that may do either, by the stories of their clients.
     pub undecided: BTreeMap<String, usize>,
-    pub wrong: BTreeMap<Wrong, Vec<String>>,
+    pub wrong: BTreeMap<Violation, Vec<String>>,
     pub misdelivered: BTreeMap<Misdelivery, Vec<String>>,
-    pub strays: usize,
+    pub stray_answers: usize,
     pub health: Option<Health>,
     pub leaks: Vec<String>,
     pub late_drains: usize,
@@ -45,9 +45,9 @@ pub struct Report {
 }
 
 /// Maximum percentage of calls that may do either.
-const EITHER: usize = 25;
+const MAX_EITHER_PERCENT: usize = 25;
 /// Maximum number of findings of each kind that are printed in full.
-const TOLD: usize = 5;
+const MAX_PRINTED: usize = 5;
 
 /// Judges the facts of a run, which must be sorted by time.
 #[must_use]
@@ -62,7 +62,7 @@ pub fn judge(lines: &[Line]) -> Report {
         undecided: BTreeMap::new(),
         wrong: BTreeMap::new(),
         misdelivered: BTreeMap::new(),
-        strays: delivery::strays(&history),
+        stray_answers: delivery::stray_answers(&history),
         leaks: health.as_ref().map_or_else(Vec::new, Health::leaks),
         health,
         late_drains: history.late_drains,
@@ -72,7 +72,7 @@ pub fn judge(lines: &[Line]) -> Report {
         unexplained: history.unexplained.clone(),
     };
     let mut calls: Vec<_> = history.calls.iter().collect();
-    calls.sort_by_key(|(_, call)| call.asked);
+    calls.sort_by_key(|(_, call)| call.called);
     for (key, call) in calls {
         let (class, wrong) = rules::judge(call, &history);
         let (all, answered) = report.calls.entry((call.setup.route, class)).or_default();
@@ -116,10 +116,10 @@ fn kind(key: &str) -> String {
 
 /// The course of a call in one line, in milliseconds since the request.
 fn story(key: &str, call: &CallHistory) -> String {
-    let since = |at: u64| at.saturating_sub(call.asked) / 1_000;
+    let since = |at: u64| at.saturating_sub(call.called) / 1_000;
     let mut line = format!(
         "{key} on {} (asked at {} us, session {:?}):",
-        call.setup.route, call.asked, call.session
+        call.setup.route, call.called, call.session
     );
     for stream in &call.streams {
         line += &format!(
@@ -135,7 +135,7 @@ fn story(key: &str, call: &CallHistory) -> String {
                 .error
                 .as_ref()
                 .map(|(at, _, code)| (since(*at), code)),
-            stream.leaving.map(|(at, how)| (since(at), how)),
+            stream.closing.map(|(at, how)| (since(at), how)),
             stream.over.map(since),
         );
     }
@@ -174,15 +174,18 @@ impl Report {
         for (wrong, calls) in &self.misdelivered {
             failures.push(format!("{} calls: {wrong:?}", calls.len()));
         }
-        if self.strays > 0 {
-            failures.push(format!("{} answers on standalone streams", self.strays));
+        if self.stray_answers > 0 {
+            failures.push(format!(
+                "{} answers on standalone streams",
+                self.stray_answers
+            ));
         }
         failures.extend(self.leaks.iter().cloned());
         if self.late_drains > 0 {
             failures.push(format!("{} drains did not end in time", self.late_drains));
         }
         let (all, either) = self.total();
-        if all == 0 || either * 100 > all * EITHER {
+        if all == 0 || either * 100 > all * MAX_EITHER_PERCENT {
             failures.push(format!("{either} of {all} calls are not decided"));
         }
         if self.health.is_none() {
@@ -214,27 +217,31 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "not decided: {:?}", self.undecided)?;
         writeln!(f, "of SDKs: {:?}", self.sdks)?;
-        for wrong in [Wrong::FalseCancel, Wrong::Zombie, Wrong::RanTwice] {
+        for wrong in [
+            Violation::FalseCancel,
+            Violation::Zombie,
+            Violation::RanTwice,
+        ] {
             let calls = self.wrong.get(&wrong).map_or(&[][..], Vec::as_slice);
             writeln!(f, "{wrong:?}: {}", calls.len())?;
             calls
                 .iter()
-                .take(TOLD)
+                .take(MAX_PRINTED)
                 .try_for_each(|call| writeln!(f, "    {call}"))?;
         }
         for wrong in [
             Misdelivery::WrongAnswer,
             Misdelivery::LostAnswer,
-            Misdelivery::NotTold,
+            Misdelivery::MissingError,
         ] {
             let calls = self.misdelivered.get(&wrong).map_or(&[][..], Vec::as_slice);
             writeln!(f, "{wrong:?}: {}", calls.len())?;
             calls
                 .iter()
-                .take(TOLD)
+                .take(MAX_PRINTED)
                 .try_for_each(|call| writeln!(f, "    {call}"))?;
         }
-        writeln!(f, "stray answers: {}", self.strays)?;
+        writeln!(f, "stray answers: {}", self.stray_answers)?;
         writeln!(f, "drains: {}, late: {}", self.drains, self.late_drains)?;
         if let Some(Health { first, last }) = &self.health {
             for (when, gauge) in [("first", first), ("last", last)] {
@@ -252,7 +259,7 @@ impl fmt::Display for Report {
             "stalls: {stalled:.1} s in all, the longest {} ms",
             self.longest_stall_millis
         )?;
-        for unexplained in self.unexplained.iter().take(TOLD) {
+        for unexplained in self.unexplained.iter().take(MAX_PRINTED) {
             writeln!(f, "does not fit: {unexplained}")?;
         }
         if let Some(fault) = &self.fault {

@@ -22,9 +22,9 @@
 //! Without the session manager, a deleted session accepts no cancel. rmcp's 5 s then apply.
 //!
 //! Each "must" is extended by the stalls of the processes while an event had to be noticed or handled. It is also
-//! extended by `REARMED` if the layer noticed a deadline more than a second late and therefore postponed it. The
+//! extended by `POSTPONE_TIME` if the layer noticed a deadline more than a second late and therefore postponed it. The
 //! deadline of a grace is extended by 100 ms for each stall, at most ten times, because the layer checks again after
-//! noticing a deadline late. A deaf handler also has its window.
+//! noticing a deadline late. A handler that ignores its token also has the time of `Setup::abort`.
 //!
 //! A call must complete if nothing allows its cancel before its natural end. It must be cancelled if a rule demands
 //! that before its natural end. All other calls may do either. A call whose id was used twice at a time may do
@@ -33,7 +33,9 @@
 use super::history::{CallHistory, End, History, Stream};
 use crate::{
     clock::{MILLI, Micros, SECOND},
-    setup::{DRAIN, EARLY, GLANCE, MARGIN, MAX_GLANCES, REARMED, RMCP_DRAIN},
+    setup::{
+        DRAIN, EARLY_TOLERANCE, MARGIN, MAX_RECHECKS, POSTPONE_TIME, RECHECK_DELAY, RMCP_DRAIN,
+    },
 };
 
 /// Maximum time until a request reaches the layer on a machine that does not stall.
@@ -51,7 +53,7 @@ pub enum Class {
 
 /// How the actual end violates the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Wrong {
+pub enum Violation {
     FalseCancel,
     Zombie,
     /// Its handler ran more than once.
@@ -73,7 +75,7 @@ struct Bounds {
 }
 
 /// The class of a call, and how its end violates the rules.
-pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Wrong>) {
+pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Violation>) {
     let (Some(start), Some(natural_end)) = (call.start(), call.natural_end()) else {
         return (Class::NeverStarted, None);
     };
@@ -107,11 +109,11 @@ pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Wro
             .any(|it| (it.from..=it.to).contains(&at))
     };
     let wrong = if call.started.len() > 1 {
-        Some(Wrong::RanTwice)
+        Some(Violation::RanTwice)
     } else if must_by.is_some_and(|by| ended > by) {
-        Some(Wrong::Zombie)
+        Some(Violation::Zombie)
     } else if end != End::Answered && !is_allowed(ended) {
-        Some(Wrong::FalseCancel)
+        Some(Violation::FalseCancel)
     } else {
         None
     };
@@ -147,7 +149,7 @@ impl Bounds {
                 accepted,
             )
         });
-        for (from, next) in gaps(there) {
+        for (from, next) in without_stream(there) {
             let deadline = from + call.grace();
             // A stalled server notices a resume only after the stall.
             let sent = next.map_or(deadline, |(opened, _)| opened.min(deadline));
@@ -167,11 +169,11 @@ impl Bounds {
                 0,
             )
         });
-        for (by, next) in gaps(perhaps) {
+        for (by, next) in without_stream(perhaps) {
             let deadline = by + call.grace();
             let must_by = self.with_margin(deadline, call, history);
             let stalls = history.stalls.count(deadline.saturating_sub(RACE), must_by);
-            let must_by = must_by + GLANCE * stalls.min(MAX_GLANCES);
+            let must_by = must_by + RECHECK_DELAY * stalls.min(MAX_RECHECKS);
             let must_by = must_by.max(rmcps_own(call, history).unwrap_or(0));
             if next.is_none_or(|(opened, _)| opened > must_by) {
                 self.must_by.push(must_by);
@@ -215,13 +217,13 @@ impl Bounds {
 
     fn servers_own(&mut self, call: &CallHistory, start: Micros, history: &History) {
         if let Some(timeout) = call.setup.call_timeout {
-            self.allow(call.asked + micros(timeout), Micros::MAX);
+            self.allow(call.called + micros(timeout), Micros::MAX);
             self.must(start + micros(timeout), call, history);
         }
         if call.setup.drained {
             for &(draining, drained) in &history.drains {
                 let over = drained.unwrap_or(Micros::MAX);
-                if call.asked < over && call.ended.is_none_or(|(at, _)| at > draining) {
+                if call.called < over && call.ended.is_none_or(|(at, _)| at > draining) {
                     self.allow(draining, Micros::MAX);
                     let limit = (draining + micros(DRAIN)).max(start);
                     self.must(limit + SECOND, call, history);
@@ -231,7 +233,7 @@ impl Bounds {
     }
 
     fn allow(&mut self, from: Micros, to: Micros) {
-        let from = from.saturating_sub(EARLY);
+        let from = from.saturating_sub(EARLY_TOLERANCE);
         self.allowed.push(Allowed { from, to });
     }
 
@@ -240,7 +242,7 @@ impl Bounds {
         self.must_by.push(by);
     }
 
-    /// Extends a deadline by the stalls of the machine, and by the window of a deaf handler.
+    /// Extends a deadline by the stalls of the machine. A handler that ignores its token also has the time of `Setup::abort`.
     fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
         let window = call.setup.abort.map_or(0, micros);
         let by = deadline + MARGIN + window;
@@ -253,7 +255,7 @@ impl Bounds {
         let by = by + stalled + history.stalls.within(by, by + stalled);
         let from = deadline.saturating_sub(RACE);
         if history.stalls.longest(from, by) > SECOND * 8 / 10 {
-            return by + REARMED;
+            return by + POSTPONE_TIME;
         }
         by
     }
@@ -266,34 +268,34 @@ fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
     Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
 }
 
-/// The intervals in which none of these streams was open. Each has the next stream's times: when it was opened, and
-/// when it was accepted.
-fn gaps(
+/// Returns the intervals in which none of these streams was open. Each has the next stream's times: when it was opened,
+/// and when it was accepted.
+fn without_stream(
     streams: impl Iterator<Item = (Micros, Micros, Micros)>,
 ) -> Vec<(Micros, Option<(Micros, Micros)>)> {
     let mut streams: Vec<_> = streams.collect();
     streams.sort_unstable();
-    let mut gaps = Vec::new();
+    let mut without_stream = Vec::new();
     let mut connected_until = None;
     for (opened, to, accepted) in streams {
         if let Some(from) = connected_until.filter(|from| *from < opened) {
-            gaps.push((from, Some((opened, accepted))));
+            without_stream.push((from, Some((opened, accepted))));
         }
         connected_until = connected_until.max(Some(to));
     }
-    gaps.extend(
+    without_stream.extend(
         connected_until
             .filter(|to| *to < Micros::MAX)
             .map(|from| (from, None)),
     );
-    gaps
+    without_stream
 }
 
 impl Stream {
     /// The time until which its client was connected. A client with the answer does not count as disconnected.
-    fn connected_until(&self, gone: Option<Micros>) -> Micros {
-        let gone = gone.filter(|_| self.answer.is_none());
-        gone.unwrap_or(Micros::MAX)
+    fn connected_until(&self, disconnected_at: Option<Micros>) -> Micros {
+        let disconnected_at = disconnected_at.filter(|_| self.answer.is_none());
+        disconnected_at.unwrap_or(Micros::MAX)
     }
 }
 
@@ -302,7 +304,7 @@ fn was_accepted(stream: &Stream) -> bool {
     stream.head.is_some_and(|(_, status)| status == 200)
         || stream
             .disconnected_from(0)
-            .is_some_and(|gone| gone > stream.opened + SECOND)
+            .is_some_and(|disconnected_at| disconnected_at > stream.opened + SECOND)
         || stream.disconnected_from(0).is_none()
 }
 

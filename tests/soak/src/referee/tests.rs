@@ -1,9 +1,9 @@
 //! Tests of the referee with hand-written logs.
 
-use super::{Class, Misdelivery, Report, Wrong, judge};
+use super::{Class, Misdelivery, Report, Violation, judge};
 use crate::{
     clock::{MILLI, Micros, SECOND},
-    fact::{Fact, Gauge, Leave, Line},
+    fact::{CloseKind, Fact, Gauge, Line},
     setup::GRACE,
 };
 
@@ -18,7 +18,7 @@ struct Story(Vec<Line>);
 impl Story {
     fn on(route: &str) -> Self {
         let session = (route != "stateless").then(|| "s".into());
-        let asked = Fact::Asked {
+        let called = Fact::Calling {
             call: CALL.into(),
             client: "raw".into(),
             route: route.into(),
@@ -27,17 +27,17 @@ impl Story {
             stream: 1,
         };
         Self(Vec::new())
-            .then(0, asked)
-            .then(1, Fact::Sent { stream: 1 })
-            .then(5, Fact::Started { call: CALL.into() })
-            .then(
+            .fact(0, called)
+            .fact(1, Fact::Sent { stream: 1 })
+            .fact(5, Fact::Started { call: CALL.into() })
+            .fact(
                 6,
                 Fact::Head {
                     stream: 1,
                     status: 200,
                 },
             )
-            .then(
+            .fact(
                 7,
                 Fact::Event {
                     stream: 1,
@@ -47,16 +47,16 @@ impl Story {
     }
 
     /// Adds a fact, `millis` milliseconds after the call was sent.
-    fn then(mut self, millis: u64, fact: Fact) -> Self {
+    fn fact(mut self, millis: u64, fact: Fact) -> Self {
         let at = START + millis * MILLI;
         self.0.push(Line { at, fact });
         self
     }
 
-    fn leaves(self, millis: u64, stream: u64) -> Self {
-        let how = Leave::Fin;
-        self.then(millis, Fact::Leaving { stream, how })
-            .then(millis + 1, Fact::Left { stream })
+    fn closes(self, millis: u64, stream: u64) -> Self {
+        let how = CloseKind::Fin;
+        self.fact(millis, Fact::Closing { stream, how })
+            .fact(millis + 1, Fact::Closed { stream })
     }
 
     fn resumes(self, millis: u64, id: &str) -> Self {
@@ -66,7 +66,7 @@ impl Story {
             last_event_id: id.to_owned(),
             stream: 2,
         };
-        self.then(millis, resuming).then(
+        self.fact(millis, resuming).fact(
             millis + 2,
             Fact::Head {
                 stream: 2,
@@ -76,13 +76,13 @@ impl Story {
     }
 
     /// Ends this stream.
-    fn over(self, millis: u64, stream: u64) -> Self {
+    fn stream_ends(self, millis: u64, stream: u64) -> Self {
         let clean = true;
-        self.then(millis, Fact::Over { stream, clean })
+        self.fact(millis, Fact::StreamEnded { stream, clean })
     }
 
     fn cancelled(self, millis: u64) -> Self {
-        self.then(
+        self.fact(
             millis,
             Fact::Token {
                 call: CALL.into(),
@@ -92,7 +92,7 @@ impl Story {
     }
 
     fn answered(self) -> Self {
-        self.then(WORK / MILLI + 5, Fact::Answered { call: CALL.into() })
+        self.fact(WORK / MILLI + 5, Fact::Answered { call: CALL.into() })
     }
 
     fn gets_answer_of(self, stream: u64, call: &str) -> Self {
@@ -102,11 +102,11 @@ impl Story {
             of: call.to_owned(),
             whole: true,
         };
-        self.then(WORK / MILLI + 6, answer)
+        self.fact(WORK / MILLI + 6, answer)
     }
 
     fn judged(mut self) -> Report {
-        self = self.then(30_000, Fact::Seed { seed: 1 });
+        self = self.fact(30_000, Fact::Seed { seed: 1 });
         self.0.sort_by_key(|line| line.at);
         judge(&self.0)
     }
@@ -117,7 +117,7 @@ fn class(report: &Report) -> Class {
     *class
 }
 
-fn wrong(report: &Report) -> Vec<Wrong> {
+fn wrong(report: &Report) -> Vec<Violation> {
     report.wrong.keys().copied().collect()
 }
 
@@ -138,19 +138,19 @@ fn a_call_whose_client_stays_must_complete() {
 #[test]
 fn a_cancel_of_a_call_whose_client_stays_is_false() {
     let report = Story::on("wrapped").cancelled(3_000).judged();
-    assert_eq!(wrong(&report), [Wrong::FalseCancel]);
+    assert_eq!(wrong(&report), [Violation::FalseCancel]);
 }
 
 #[test]
 fn a_cancel_within_the_grace_is_false() {
     let report = Story::on("wrapped")
-        .leaves(1_000, 1)
+        .closes(1_000, 1)
         .cancelled(2_500)
         .judged();
-    assert_eq!(wrong(&report), [Wrong::FalseCancel]);
+    assert_eq!(wrong(&report), [Violation::FalseCancel]);
     // Without a session there is no grace.
     let report = Story::on("stateless")
-        .leaves(1_000, 1)
+        .closes(1_000, 1)
         .cancelled(1_200)
         .judged();
     assert_eq!(wrong(&report), []);
@@ -158,92 +158,112 @@ fn a_cancel_within_the_grace_is_false() {
 
 #[test]
 fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
-    let left = || Story::on("layer").leaves(1_000, 1);
-    let report = left().cancelled(3_010).judged();
+    let closed = || Story::on("layer").closes(1_000, 1);
+    let report = closed().cancelled(3_010).judged();
     assert_eq!(
         (class(&report), wrong(&report)),
         (Class::MustBeCancelled, vec![])
     );
-    assert_eq!(wrong(&left().cancelled(4_500).judged()), [Wrong::Zombie]);
-    assert_eq!(wrong(&left().answered().judged()), [Wrong::Zombie]);
-    assert_eq!(wrong(&left().judged()), [Wrong::Zombie], "it never ended");
+    assert_eq!(
+        wrong(&closed().cancelled(4_500).judged()),
+        [Violation::Zombie]
+    );
+    assert_eq!(wrong(&closed().answered().judged()), [Violation::Zombie]);
+    assert_eq!(
+        wrong(&closed().judged()),
+        [Violation::Zombie],
+        "it never ended"
+    );
 }
 
 #[test]
 fn a_stall_of_the_machine_excuses_no_more_than_its_length_and_one_more_check() {
-    let left = |stalled: u64| {
+    let closed = |stalled: u64| {
         let stall = Fact::Stalled { millis: 700 };
-        let story = Story::on("wrapped").leaves(1_000, 1).then(3_700, stall);
+        let story = Story::on("wrapped").closes(1_000, 1).fact(3_700, stall);
         story.cancelled(4_000 + stalled).judged()
     };
-    assert_eq!(wrong(&left(790)), []);
-    assert_eq!(wrong(&left(900)), [Wrong::Zombie]);
+    assert_eq!(wrong(&closed(790)), []);
+    assert_eq!(wrong(&closed(900)), [Violation::Zombie]);
 }
 
 #[test]
 fn every_stall_excuses_one_more_check_at_the_end_of_a_grace_and_nothing_else() {
     let with_stalls = |story: Story| {
         let stall =
-            |story: Story, n: u64| story.then(3_100 + 200 * n, Fact::Stalled { millis: 60 });
+            |story: Story, n: u64| story.fact(3_100 + 200 * n, Fact::Stalled { millis: 60 });
         (0..4_u64).fold(story, stall)
     };
-    let left = || with_stalls(Story::on("wrapped").leaves(1_000, 1));
-    assert_eq!(wrong(&left().cancelled(4_630).judged()), []);
-    assert_eq!(wrong(&left().cancelled(4_700).judged()), [Wrong::Zombie]);
+    let closed = || with_stalls(Story::on("wrapped").closes(1_000, 1));
+    assert_eq!(wrong(&closed().cancelled(4_630).judged()), []);
+    assert_eq!(
+        wrong(&closed().cancelled(4_700).judged()),
+        [Violation::Zombie]
+    );
     let gave_up = || {
-        let story = Story::on("wrapped").then(2_999, Fact::Cancelling { call: CALL.into() });
-        with_stalls(story.then(3_000, Fact::Cancelled { call: CALL.into() }))
+        let story = Story::on("wrapped").fact(2_999, Fact::Cancelling { call: CALL.into() });
+        with_stalls(story.fact(3_000, Fact::Cancelled { call: CALL.into() }))
     };
     assert_eq!(wrong(&gave_up().cancelled(4_230).judged()), []);
-    assert_eq!(wrong(&gave_up().cancelled(4_300).judged()), [Wrong::Zombie]);
+    assert_eq!(
+        wrong(&gave_up().cancelled(4_300).judged()),
+        [Violation::Zombie]
+    );
 }
 
 #[test]
 fn a_client_that_resumes_in_time_keeps_its_call() {
-    let back = || Story::on("wrapped").leaves(1_000, 1).resumes(2_000, "0/0");
-    let report = back().answered().gets_answer_of(2, CALL).judged();
+    let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(2_000, "0/0");
+    let report = resumed().answered().gets_answer_of(2, CALL).judged();
     assert_eq!(class(&report), Class::MustComplete);
     assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
     assert_eq!(
-        wrong(&back().cancelled(3_005).judged()),
-        [Wrong::FalseCancel]
+        wrong(&resumed().cancelled(3_005).judged()),
+        [Violation::FalseCancel]
     );
 }
 
 #[test]
 fn a_client_that_disconnects_from_one_of_two_streams_keeps_its_call() {
-    for leaves in [1, 2] {
+    for closes in [1, 2] {
         let two = || {
             Story::on("wrapped")
                 .resumes(1_000, "0/0")
-                .leaves(1_500, leaves)
+                .closes(1_500, closes)
         };
-        let stays = 3 - leaves;
+        let stays = 3 - closes;
         let report = two().answered().gets_answer_of(stays, CALL).judged();
         assert_eq!(class(&report), Class::MustComplete);
         assert_eq!(wrong(&report), []);
         assert_eq!(
             wrong(&two().cancelled(3_505).judged()),
-            [Wrong::FalseCancel]
+            [Violation::FalseCancel]
         );
         assert_eq!(
             misdelivered(&two().answered().judged()),
             [Misdelivery::LostAnswer]
         );
-        let neither = two().leaves(2_000, stays);
-        assert_eq!(wrong(&neither.cancelled(6_000).judged()), [Wrong::Zombie]);
+        let neither = two().closes(2_000, stays);
+        assert_eq!(
+            wrong(&neither.cancelled(6_000).judged()),
+            [Violation::Zombie]
+        );
     }
 }
 
 #[test]
-fn a_replay_that_ends_takes_nothing_from_the_stream_before_it() {
-    let looks = || Story::on("replays").resumes(1_000, "0/0").over(1_003, 2);
-    let report = looks().answered().gets_answer_of(1, CALL).judged();
+fn a_replay_that_ends_is_no_excuse_for_the_stream_before_it() {
+    let checks = || {
+        Story::on("replays")
+            .resumes(1_000, "0/0")
+            .stream_ends(1_003, 2)
+    };
+    let report = checks().answered().gets_answer_of(1, CALL).judged();
     assert_eq!(class(&report), Class::MustComplete);
     assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
     assert_eq!(
-        wrong(&looks().cancelled(3_010).judged()),
-        [Wrong::FalseCancel]
+        wrong(&checks().cancelled(3_010).judged()),
+        [Violation::FalseCancel]
     );
 }
 
@@ -251,15 +271,17 @@ fn a_replay_that_ends_takes_nothing_from_the_stream_before_it() {
 fn a_stream_that_another_replaced_need_not_have_the_answer() {
     let both = || Story::on("wrapped").resumes(1_000, "0/0");
     for replaced in [1, 2] {
-        let report = both().over(1_004, replaced).answered();
+        let report = both().stream_ends(1_004, replaced).answered();
         let report = report.gets_answer_of(3 - replaced, CALL).judged();
         assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
     }
-    let none = both().over(1_004, 1).answered().judged();
+    let none = both().stream_ends(1_004, 1).answered().judged();
     assert_eq!(misdelivered(&none), [Misdelivery::LostAnswer]);
     // A stream that ended earlier is not replaced by a later resume.
-    let again = Story::on("wrapped").over(900, 1).resumes(1_000, "0/0");
-    let report = again.answered().over(8_100, 2).judged();
+    let again = Story::on("wrapped")
+        .stream_ends(900, 1)
+        .resumes(1_000, "0/0");
+    let report = again.answered().stream_ends(8_100, 2).judged();
     assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);
 }
 
@@ -268,54 +290,54 @@ fn a_connected_client_must_get_the_error_when_the_server_ends_its_call() {
     let ended = || {
         Story::on("paths")
             .resumes(1_000, "0/0")
-            .over(1_004, 1)
+            .stream_ends(1_004, 1)
             .cancelled(4_010)
     };
     assert_eq!(wrong(&ended().judged()), []);
-    assert_eq!(misdelivered(&ended().judged()), [Misdelivery::NotTold]);
-    let over = ended().over(4_008, 2).judged();
+    assert_eq!(misdelivered(&ended().judged()), [Misdelivery::MissingError]);
+    let stream_ends = ended().stream_ends(4_008, 2).judged();
     assert_eq!(
-        misdelivered(&over),
-        [Misdelivery::NotTold],
+        misdelivered(&stream_ends),
+        [Misdelivery::MissingError],
         "it may ask again"
     );
     let polls = Fact::Polling { call: CALL.into() };
-    let polled = ended().then(3_990, polls).over(3_995, 2).judged();
+    let polled = ended().fact(3_990, polls).stream_ends(3_995, 2).judged();
     assert_eq!(misdelivered(&polled), [], "the server made it poll");
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),
         code: -32_001,
     };
-    assert_eq!(misdelivered(&ended().then(4_012, error).judged()), []);
+    assert_eq!(misdelivered(&ended().fact(4_012, error).judged()), []);
 }
 
 #[test]
 fn a_wrong_event_id_does_not_resume() {
     let report = Story::on("wrapped")
-        .leaves(1_000, 1)
+        .closes(1_000, 1)
         .resumes(2_000, "7/7")
         .answered()
         .judged();
-    assert_eq!(wrong(&report), [Wrong::Zombie]);
+    assert_eq!(wrong(&report), [Violation::Zombie]);
 }
 
 #[test]
-fn a_resume_on_the_edge_of_the_grace_decides_nothing() {
+fn a_resume_at_the_end_of_the_grace_allows_either_outcome() {
     let edge = (1_000 + GRACE / MILLI) - 100;
-    let back = || Story::on("wrapped").leaves(1_000, 1).resumes(edge, "0/0");
-    let report = back().answered().gets_answer_of(2, CALL).judged();
+    let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(edge, "0/0");
+    let report = resumed().answered().gets_answer_of(2, CALL).judged();
     assert_eq!((class(&report), wrong(&report)), (Class::Either, vec![]));
-    assert_eq!(wrong(&back().cancelled(3_005).judged()), []);
+    assert_eq!(wrong(&resumed().cancelled(3_005).judged()), []);
 }
 
 #[test]
 fn a_server_that_is_suspended_need_not_receive_a_resume() {
-    let back = || Story::on("wrapped").leaves(1_000, 1).resumes(2_000, "0/0");
-    let stalled = |millis| back().then(2_950, Fact::Stalled { millis });
+    let resumed = || Story::on("wrapped").closes(1_000, 1).resumes(2_000, "0/0");
+    let stalled = |millis| resumed().fact(2_950, Fact::Stalled { millis });
     assert_eq!(wrong(&stalled(900).cancelled(3_300).judged()), []);
     let report = stalled(300).cancelled(3_300).judged();
-    assert_eq!(wrong(&report), [Wrong::FalseCancel]);
+    assert_eq!(wrong(&report), [Violation::FalseCancel]);
 }
 
 #[test]
@@ -329,8 +351,8 @@ fn an_answer_of_another_client_is_wrong_on_any_stream() {
         session: Some("t".into()),
         stream: 9,
     };
-    let story = Story::on("layer").then(8, listening).answered();
-    assert_eq!(story.gets_answer_of(9, CALL).judged().strays, 1);
+    let story = Story::on("layer").fact(8, listening).answered();
+    assert_eq!(story.gets_answer_of(9, CALL).judged().stray_answers, 1);
 }
 
 #[test]
@@ -343,17 +365,17 @@ fn an_answer_that_its_client_waits_for_must_arrive() {
 fn a_client_that_resumes_too_late_must_get_the_error() {
     let late = || {
         Story::on("layer")
-            .leaves(1_000, 1)
+            .closes(1_000, 1)
             .cancelled(3_005)
             .resumes(4_000, "0/0")
     };
-    assert_eq!(misdelivered(&late().judged()), [Misdelivery::NotTold]);
+    assert_eq!(misdelivered(&late().judged()), [Misdelivery::MissingError]);
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),
         code: -32_800,
     };
-    assert_eq!(misdelivered(&late().then(4_003, error).judged()), []);
+    assert_eq!(misdelivered(&late().fact(4_003, error).judged()), []);
 }
 
 #[test]
@@ -369,8 +391,8 @@ fn state_that_remains_at_rest_is_a_leak() {
     };
     let run = |calls| {
         let story = Story::on("wrapped").answered().gets_answer_of(1, CALL);
-        let story = story.then(20_000, Fact::Quiet).then(20_500, gauge(0));
-        let story = story.then(25_000, Fact::Quiet).then(25_500, gauge(calls));
+        let story = story.fact(20_000, Fact::Quiet).fact(20_500, gauge(0));
+        let story = story.fact(25_000, Fact::Quiet).fact(25_500, gauge(calls));
         story.judged().failures()
     };
     assert_eq!(run(0), Vec::<String>::new());

@@ -26,7 +26,7 @@ mod setups;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Timeout of each wait: 20 s. Chosen because the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
     Limited::new(at(&server.url()).unwrap())
@@ -35,13 +35,13 @@ fn directory(server: &Server) -> Limited {
 async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !condition().await {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        assert!(begun.elapsed() < TIMEOUT, "never: {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// An instance that sends heartbeats and has sessions.
-struct Living {
+struct LiveInstance {
     me: Owner,
     directory: Limited,
     heartbeat: Arc<Heartbeat>,
@@ -49,11 +49,11 @@ struct Living {
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Living {
+impl LiveInstance {
     async fn start(server: &Server, number: u8, session_count: usize) -> Self {
-        let living = Self::begin(directory(server), number, session_count);
-        living.until_consistent().await;
-        living
+        let live = Self::begin(directory(server), number, session_count);
+        live.until_consistent().await;
+        live
     }
 
     /// Starts an instance without waiting for its directory.
@@ -97,7 +97,7 @@ impl Living {
     }
 }
 
-impl Drop for Living {
+impl Drop for LiveInstance {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -169,9 +169,9 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
 async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and_denies_no_session()
 {
     let mut server = Server::start().await;
-    let one = Living::start(&server, 1, 1_000).await;
-    let two = Living::start(&server, 2, 0).await;
-    let (living, unknown) = (session("7").session, SessionHash::of("unknown"));
+    let one = LiveInstance::start(&server, 1, 1_000).await;
+    let two = LiveInstance::start(&server, 2, 0).await;
+    let (live, unknown) = (session("7").session, SessionHash::of("unknown"));
     let denies = async |session| match two.directory.look(session).await {
         Ok(look) => look.record.is_none() && two.heartbeat.proves(&look.leases),
         Err(_) => false,
@@ -186,7 +186,7 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
     let mut is_consistent_too_early = false;
     let before = one.heartbeat.consistent_since();
     while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
-        assert!(!denies(living).await);
+        assert!(!denies(live).await);
         let is_consistent_again = one
             .heartbeat
             .consistent_since()
@@ -197,7 +197,7 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
         sleep(Duration::from_millis(5)).await;
     }
     assert!(!is_consistent_too_early);
-    let stored = ownership(&two.directory, living).await.unwrap();
+    let stored = ownership(&two.directory, live).await.unwrap();
     assert_eq!(stored.owner, one.me);
     eventually("an unknown session is denied again", async || {
         denies(unknown).await
@@ -209,7 +209,7 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_redis_that_was_down_is_used_again_soon() {
     let mut server = Server::start().await;
-    let one = Living::start(&server, 1, 10).await;
+    let one = LiveInstance::start(&server, 1, 10).await;
     server.kill().await;
     one.until_not_consistent().await;
     // Long enough for a client whose delays grow to reach a long one.
@@ -224,7 +224,7 @@ async fn a_redis_that_was_down_is_used_again_soon() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     let server = Server::start().await;
-    let one = Living::start(&server, 1, 10).await;
+    let one = LiveInstance::start(&server, 1, 10).await;
     let owners = OwnerCache::new(one.me.incarnation, one.directory.clone());
     server.stop();
     let begun = Instant::now();
@@ -330,7 +330,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
     let server = Server::start().await;
-    let one = Living::start(&server, 1, 1).await;
+    let one = LiveInstance::start(&server, 1, 1).await;
     let connections = async || -> u64 {
         let info: String = server.ask("INFO stats").await;
         let line = info
@@ -352,7 +352,7 @@ async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let server = Server::start().await;
-    let one = Living::start(&server, 1, 1).await;
+    let one = LiveInstance::start(&server, 1, 1).await;
     let (session, generation, directory) =
         (session("a").session, one.me.incarnation, &one.directory);
     let keep = async |call, answer: Bytes| {
@@ -400,7 +400,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     let mut server = Server::start().await;
-    let one = Living::start(&server, 1, 10_000).await;
+    let one = LiveInstance::start(&server, 1, 10_000).await;
     let before = one.heartbeat.consistent_since();
     server.kill().await;
     server.start_again().await;
@@ -420,9 +420,9 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     let server = Server::start().await;
-    let mut one = Living::start(&server, 1, 1).await;
+    let mut one = LiveInstance::start(&server, 1, 1).await;
     one.heartbeat.stop();
-    timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
+    timeout(TIMEOUT, &mut one.task).await.unwrap().unwrap();
     let leases: usize = server.ask("HLEN mcp:i").await;
     assert_eq!(leases, 0);
 }
@@ -435,8 +435,39 @@ async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
     let now: Vec<u64> = server.ask("TIME").await;
     let ahead = (now[0] + 3_600) * 1_000;
     let () = server.ask(&format!("HSET mcp:i turned-away {ahead}")).await;
-    let one = Living::start(&server, 1, 1).await;
+    let one = LiveInstance::start(&server, 1, 1).await;
     sleep(3 * HEARTBEAT_INTERVAL).await;
     let leases = one.directory.leases().await.unwrap();
     assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
+}
+
+/// Heartbeats use another connection than answers. The backend, or a router of the network, closes connections that are idle.
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn an_answer_is_read_and_written_over_a_connection_that_was_idle() {
+    let server = Server::start().await;
+    let () = server.ask("CONFIG SET timeout 3").await;
+    let one = LiveInstance::start(&server, 1, 1).await;
+    let (of, session) = (one.me.incarnation, session("0").session);
+    let keep = async |number, answer| {
+        let call = CallNumber::new(number);
+        let kept = one
+            .directory
+            .keep_answer(session, of, call, answer, ANSWER_TTL);
+        kept.await.unwrap();
+    };
+    let until_closed = async || {
+        eventually("the idle connection is closed", async || {
+            let clients: String = server.ask("CLIENT LIST").await;
+            clients.lines().all(|client| !client.contains("cmd=set"))
+        })
+        .await;
+    };
+    keep(7, Bytes::from_static(b"{}")).await;
+    until_closed().await;
+    let read = one.directory.answer(session, of, CallNumber::new(7)).await;
+    assert_eq!(read.unwrap().as_deref(), Some(&b"{}"[..]));
+    keep(8, Bytes::from_static(b"{}")).await;
+    until_closed().await;
+    keep(9, Bytes::from_static(b"{}")).await;
 }

@@ -81,7 +81,7 @@ fn after_a_suspension_a_lease_in_another_run_proves_nothing() {
     assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
 }
 
-/// Availability has precedence here.
+/// Availability takes precedence here.
 #[test]
 fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     let (mut health, mut now) = after(SECOND);

@@ -5,7 +5,7 @@ other instances serve its sessions."""
 
 import asyncio
 
-from ..referee import BEAT, LEASE
+from ..referee import HEARTBEAT_INTERVAL, LEASE
 from ..tcp_proxy import TcpProxy
 
 GROUPS = 10
@@ -14,7 +14,7 @@ CALLS = 6
 # Time for which all connections reach the newcomer. It is longer than the time after which a call without
 # its client would be cancelled if no instance refused clients. An instance cancels no call during the first lease after
 # its start, and the first member has just started.
-NEWCOMER_ONLY = LEASE + BEAT + 0.5
+AFTER_LEASE = LEASE + HEARTBEAT_INTERVAL + 0.5
 # A call ends this long after its instance began to leave.
 LATER = 0.5
 
@@ -46,7 +46,7 @@ async def _meet(world, proxy, first, newcomer, number):
     proxy.targets = (newcomer.peers_at,)
     over = asyncio.Event()
     resumes = [asyncio.create_task(group.resume(over)) for group in groups]
-    await asyncio.sleep(NEWCOMER_ONLY)
+    await asyncio.sleep(AFTER_LEASE)
     over.set()
     proxy.targets = (first.peers_at,)
     await asyncio.gather(*resumes)

@@ -5,7 +5,7 @@ from the half."""
 import asyncio
 
 from ..client import Call
-from ..referee import BODY_IDLE, BODY_IDLE_SEEN
+from ..referee import BODY_IDLE, BODY_IDLE_DETECTION
 
 SESSIONS = 6
 SHORT = 2
@@ -41,7 +41,7 @@ async def _halves(world, session, nodes, short, direct):
     """Sends half requests of each size to these instances, and a whole one to each beside them."""
     halves = [Call(session, "half", "half", filler="." * size) for _ in nodes for size in SIZES]
     endpoints = [node.endpoint for node in nodes for _ in SIZES]
-    limit = BODY_IDLE + 2 * BODY_IDLE_SEEN
+    limit = BODY_IDLE + 2 * BODY_IDLE_DETECTION
     waiting = [asyncio.create_task(half.ask_half(endpoint, limit)) for half, endpoint in zip(halves, endpoints)]
     await asyncio.sleep(BEFORE)
     for node in nodes:

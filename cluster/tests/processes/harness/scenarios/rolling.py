@@ -20,7 +20,7 @@ CALLS = 3
 # Pause between two instances, because HAProxy detects a restarted one within 200 ms.
 PAUSE = 0.5
 # Maximum time until a connection that the balancer has begun arrives.
-ON_ITS_WAY = 0.1
+TRANSIT_TIME = 0.1
 
 assert LONGEST < DRAIN
 
@@ -33,7 +33,7 @@ async def play(world, short):
     for _ in range(restarts):
         for node in world.nodes:
             await world.balancer.take_out(node)
-            await asyncio.sleep(ON_ITS_WAY)
+            await asyncio.sleep(TRANSIT_TIME)
             node.signal(signal.SIGTERM)
             await node.ended()
             await node.restart()

@@ -5,7 +5,7 @@ at once, cancel, and delete their sessions. Finally their processes are killed."
 import asyncio
 from typing import Awaitable, Callable, NamedTuple
 
-from matrix.scenarios import late, none, on_its_way, one, two
+from matrix.scenarios import late, none, in_transit, one, two
 
 from ..sdk import SdkCall, program, sdks
 from ..world import GRACE
@@ -53,7 +53,7 @@ VARIANTS = {
     "once, silent": Variant(one, {"cuts": 1, "events": 0}),
     "twice": Variant(two, {"cuts": 2}),
     "disconnected": Variant(late, {"cuts": 1}),
-    "in transit": Variant(on_its_way, {"cuts": 1, "size": 60_000}),
+    "in transit": Variant(in_transit, {"cuts": 1, "size": 60_000}),
     "cancel": Variant(cancel, {}, "ended-by-client"),
     "delete": Variant(delete, {}, "ended-by-client"),
 }
@@ -88,7 +88,7 @@ async def _run(process, call, variant, turns):
             await call.answered()
         else:
             await call.cancelled()
-        if not call.gone:
+        if not call.has_disconnected:
             await call.leave("delete")
         await call.close()
 
@@ -102,7 +102,7 @@ async def _killed(world, client, number):
         await asyncio.gather(*(_begin_and_cut(process, call, turn % 2) for turn, call in enumerate(calls)))
         for call in calls:
             call.kill()
-        await asyncio.gather(*(call.until(call.over, GRACE + 8.0) for call in calls if call.told("started")))
+        await asyncio.gather(*(call.until(call.over, GRACE + 8.0) for call in calls if call.find_event("started")))
     finally:
         process.kill()
         await asyncio.gather(*(call.close() for call in calls))

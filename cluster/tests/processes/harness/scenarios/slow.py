@@ -18,7 +18,7 @@ LAST = GRACE - 0.05
 # At the end, the owner of one of this number of sessions is checked.
 EACH = 25
 # HAProxy detects within 200 ms that an instance has returned.
-SEEN_WITHIN = 0.5
+DETECTION_TIME = 0.5
 
 
 async def play(world, short):
@@ -65,7 +65,7 @@ async def _storm(world, number):
         proved = asyncio.create_task(asyncio.sleep(LEASE))
         calls = await asyncio.gather(*(_begin(world, turns) for _ in range(number)))
         await world.balancer.put_back(other)
-        await asyncio.sleep(SEEN_WITHIN)
+        await asyncio.sleep(DETECTION_TIME)
         await proved
         await world.balancer.take_out(owner)
         await world.balancer.cut(owner)

@@ -8,7 +8,7 @@ exists."""
 import asyncio
 import signal
 
-from ..client import PATIENCE, Call
+from ..client import TIMEOUT, Call
 from ..wire import Broken, Response
 
 # An instance waits 10 s for the head of a relayed GET, and the other requests wait as well. Then it gives up.
@@ -50,7 +50,7 @@ async def _stop(world, number, seconds, story):
     world.facts.note("stopped", instance=owner.name, sessions=[call.session.id for call in calls])
     for call in cut:
         call.cut()
-    waiting = [call.session.poke(third.endpoint, seconds + PATIENCE) for call in calls]
+    waiting = [call.session.poke(third.endpoint, seconds + TIMEOUT) for call in calls]
     waiting += [call.resume(third.endpoint) for call in cut] if story != "given_up" else []
     waiting = [asyncio.create_task(wait) for wait in waiting]
     if story == "given_up":

@@ -94,8 +94,8 @@ impl Client {
         let message = echo(call, &text);
         match self {
             Self::Http(connection) => {
-                let came = connection.call(&message, text.as_bytes()).await?;
-                Ok(came.after)
+                let response = connection.call(&message, text.as_bytes()).await?;
+                Ok(response.after)
             }
             Self::Pipe(pipe) => pipe.call(&message, text.as_bytes()).await,
         }

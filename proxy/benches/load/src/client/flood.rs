@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{call, http::Session};
 
 /// Maximum time until a response begins: 2 s. Some servers send the head with the answer only.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum time for the other responses if one did not begin in that time: 50 ms.
 const SHORT: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ pub(crate) struct Flood {
 /// Prints the number of refused calls when all have been made, and keeps the others until the end of stdin.
 pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
     let mut unread = Vec::new();
-    let (mut refused, mut patience) = (0, PATIENCE);
+    let (mut refused, mut limit) = (0, TIMEOUT);
     for _ in 0..flood.sessions {
         let Ok((session, _first)) = Session::begin(url).await else {
             refused += flood.calls;
@@ -39,10 +39,10 @@ pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
             let arguments = format!(r#"{{"events":{events},"bytes":{bytes}}}"#);
             let mut connection = session.connect_small().await?;
             let flooded = call(id, "flood", &arguments);
-            match connection.open(&flooded, patience).await {
+            match connection.open(&flooded, limit).await {
                 Ok(has_begun) => {
                     if !has_begun {
-                        patience = SHORT;
+                        limit = SHORT;
                     }
                     // The connection of the other half is dropped.
                     if id % 2 == 0 {

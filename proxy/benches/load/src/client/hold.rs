@@ -12,21 +12,21 @@ use super::{
 };
 
 /// Maximum time until a response begins: 2 s.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Prints the number of begun responses when all calls have been made, and keeps the connections until the end of
 /// stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of begun responses is
 /// printed again.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
-    let (mut begun, mut patience) = (0, PATIENCE);
+    let (mut begun, mut limit) = (0, TIMEOUT);
     for _ in 0..sessions {
         let (session, first) = Session::begin(url).await?;
         connections.push((None, first));
         for id in 0..calls {
             let mut connection = session.connect().await?;
             match tool {
-                "hold" => begun += hold(&mut connection, id, &mut patience).await?,
+                "hold" => begun += hold(&mut connection, id, &mut limit).await?,
                 "echo" => {
                     let text = text(0, id);
                     connection.call(&echo(id, &text), text.as_bytes()).await?;
@@ -38,11 +38,11 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
         }
     }
     println!("{}", json!({ "begun": begun }));
-    if tool == "echo" && super::is_told().await {
+    if tool == "echo" && super::read_line().await {
         begun = 0;
         for (id, connection) in &mut connections {
             if let Some(id) = *id {
-                begun += hold(connection, id, &mut patience).await?;
+                begun += hold(connection, id, &mut limit).await?;
             }
         }
         println!("{}", json!({ "begun": begun }));
@@ -51,11 +51,11 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
 }
 
 /// Returns 1 if the stream has begun.
-async fn hold(connection: &mut Connection, id: usize, patience: &mut Duration) -> Result<usize> {
-    let has_begun = connection.open(&call(id, "hold", "{}"), *patience).await?;
+async fn hold(connection: &mut Connection, id: usize, limit: &mut Duration) -> Result<usize> {
+    let has_begun = connection.open(&call(id, "hold", "{}"), *limit).await?;
     if !has_begun {
         // Some servers send the head with the answer only. Then the other responses are not waited for.
-        *patience = Duration::ZERO;
+        *limit = Duration::ZERO;
     }
     Ok(has_begun.into())
 }

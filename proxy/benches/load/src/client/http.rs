@@ -22,7 +22,7 @@ use tokio::{
 use super::{INITIALIZED, REVISION, initialize};
 
 /// Timeout of every operation: 30 s. All take less.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
 const SMALL: u32 = 4 << 10;
@@ -44,7 +44,7 @@ pub(super) struct Connection {
 }
 
 /// The response to a call: its duration and its contents.
-pub(super) struct Came {
+pub(super) struct CallResponse {
     pub(super) after: Duration,
     pub(super) status: u16,
     pub(super) headers: HeaderMap,
@@ -65,10 +65,13 @@ impl Session {
             path: url.path().to_owned(),
         };
         let mut connection = session.connect().await?;
-        let came = connection
+        let response = connection
             .call(&initialize(), br#""protocolVersion""#)
             .await?;
-        let id = came.headers.get("mcp-session-id").context("no session")?;
+        let id = response
+            .headers
+            .get("mcp-session-id")
+            .context("no session")?;
         let revision = memmem::find(&connection.body, REVISION.as_bytes());
         ensure!(revision.is_some(), "another revision than {REVISION}");
         session.headers += &format!(
@@ -76,8 +79,8 @@ impl Session {
             id.to_str()?
         );
         connection.session = session.clone();
-        let came = connection.call(INITIALIZED, b"").await?;
-        ensure!(came.status == 202, "{} to initialized", came.status);
+        let response = connection.call(INITIALIZED, b"").await?;
+        ensure!(response.status == 202, "{} to initialized", response.status);
         Ok((session, connection))
     }
 
@@ -95,7 +98,7 @@ impl Session {
         if let Some(bytes) = buffer {
             socket.set_recv_buffer_size(bytes)?;
         }
-        let stream = timeout(PATIENCE, socket.connect(self.addr)).await??;
+        let stream = timeout(TIMEOUT, socket.connect(self.addr)).await??;
         stream.set_nodelay(true)?;
         Ok(Connection {
             session: self.clone(),
@@ -110,7 +113,7 @@ impl Session {
 
 impl Connection {
     /// Sends a message and reads the whole response, which must contain `awaited`.
-    pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Came> {
+    pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<CallResponse> {
         let called = async {
             let begun = Instant::now();
             self.send("POST", message).await?;
@@ -130,14 +133,14 @@ impl Connection {
                     Decoded::End => break,
                 }
             }
-            let said = || String::from_utf8_lossy(&self.body).into_owned();
-            Ok(Came {
-                after: after.with_context(|| format!("{status}: {}", said()))?,
+            let text = || String::from_utf8_lossy(&self.body).into_owned();
+            Ok(CallResponse {
+                after: after.with_context(|| format!("{status}: {}", text()))?,
                 status,
                 headers,
             })
         };
-        timeout(PATIENCE, called).await?
+        timeout(TIMEOUT, called).await?
     }
 
     /// Sends a message and waits for the head of its response, which must be a stream. Returns `false` if it does not
@@ -155,7 +158,7 @@ impl Connection {
     /// Ends the session.
     pub(super) async fn end(mut self) -> Result<()> {
         self.send("DELETE", "").await?;
-        let (status, _) = timeout(PATIENCE, self.head()).await??;
+        let (status, _) = timeout(TIMEOUT, self.head()).await??;
         ensure!(matches!(status, 200 | 202 | 204), "{status} to DELETE");
         Ok(())
     }

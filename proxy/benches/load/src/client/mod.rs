@@ -39,7 +39,7 @@ fn echo(id: usize, text: &str) -> String {
 }
 
 /// Waits for a line on stdin, of which only the line feed is read. Returns `false` at the end of stdin.
-async fn is_told() -> bool {
+async fn read_line() -> bool {
     matches!(tokio::io::stdin().read_u8().await, Ok(b'\n'))
 }
 

@@ -30,7 +30,7 @@ pub(crate) async fn run(url: &str, calls: usize) -> Result<()> {
         streams.push(response.into_body());
         if id == 0 {
             println!("{}", json!({ "begun": 1 }));
-            if !super::is_told().await {
+            if !super::read_line().await {
                 return Ok(());
             }
         }

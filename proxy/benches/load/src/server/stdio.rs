@@ -13,10 +13,10 @@ pub(crate) fn serve() -> Result<()> {
     while stdin.read_until(b'\n', &mut line)? > 0 {
         match Answer::to(&line) {
             Answer::None | Answer::Never => {}
-            Answer::Line(line) => say(&mut stdout, line)?,
+            Answer::Line(line) => write_line(&mut stdout, line)?,
             Answer::Lines(lines) => {
                 for line in lines {
-                    say(&mut stdout, line)?;
+                    write_line(&mut stdout, line)?;
                 }
             }
         }
@@ -26,7 +26,7 @@ pub(crate) fn serve() -> Result<()> {
 }
 
 /// Writes each line at once, with its end.
-fn say(stdout: &mut StdoutLock<'_>, mut line: String) -> io::Result<()> {
+fn write_line(stdout: &mut StdoutLock<'_>, mut line: String) -> io::Result<()> {
     line.push('\n');
     stdout.write_all(line.as_bytes())
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use interop::{Orders, tell};
+use interop::{Orders, emit};
 use rmcp::{
     ClientHandler, RoleClient, ServiceError,
     model::{
@@ -59,7 +59,7 @@ async fn main() {
         .init();
     let modern = std::env::args().any(|arg| arg == "--2026");
     let mut cells = HashMap::new();
-    tell("ready", json!({}));
+    emit("ready", json!({}));
     let mut orders = Orders::stdin();
     while let Some(order) = orders.next().await {
         match order {
@@ -100,7 +100,7 @@ async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
         () = close.notified() => {}
     }
     let _quit = client.cancel().await;
-    tell("closed", json!({ "cell": call.cell }));
+    emit("closed", json!({ "cell": call.cell }));
 }
 
 async fn connect(
@@ -126,11 +126,11 @@ async fn ask(peer: &Peer<RoleClient>, call: &Call) -> Result<CallToolResult, Ser
 
 fn report(call: &Call, outcome: Result<CallToolResult, String>, progress: &Progress) {
     let progress = progress.0.lock().expect("no panic holds it").clone();
-    let told = match outcome {
+    let fields = match outcome {
         Ok(result) => json!({ "cell": call.cell, "text": text(&result), "progress": progress }),
         Err(error) => json!({ "cell": call.cell, "error": error }),
     };
-    tell("outcome", told);
+    emit("outcome", fields);
 }
 
 fn text(result: &CallToolResult) -> Value {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::Router;
-use interop::{Orders, tell};
+use interop::{Orders, emit};
 use mcp_cancel_on_disconnect::{
     CallInfo, CallToken, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Event, Grace,
     MIN_GRACE, Outcome, Policy,
@@ -63,13 +63,13 @@ enum Step {
 
 #[derive(Clone)]
 struct Worker {
-    desk: Arc<Desk>,
+    queues: Arc<StepQueues>,
     tool_router: ToolRouter<Self>,
 }
 
 /// The pending steps of the handlers. A step may be stored before its call begins.
 #[derive(Default)]
-struct Desk(Mutex<HashMap<String, Steps>>);
+struct StepQueues(Mutex<HashMap<String, Steps>>);
 
 type Steps = (
     mpsc::UnboundedSender<Step>,
@@ -100,25 +100,25 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .with_ansi(false)
         .init();
 
-    let desk = Arc::new(Desk::default());
+    let queues = Arc::new(StepQueues::default());
     let tally = Arc::new(Tally::default());
     let layer = layer(options.grace, tally.clone());
     let calls = layer.calls();
     let mut sessions = SessionConfig::default();
     sessions.sse_retry = Some(options.retry);
     let app = match options.tier {
-        Tier::Bare => app(local(sessions), options.retry, &desk),
-        Tier::Layer => app(local(sessions), options.retry, &desk).layer(layer),
+        Tier::Bare => app(local(sessions), options.retry, &queues),
+        Tier::Layer => app(local(sessions), options.retry, &queues).layer(layer),
         Tier::Wrapped => app(
             CancellableSessionManager::local(sessions),
             options.retry,
-            &desk,
+            &queues,
         )
         .layer(layer),
     };
 
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    tell(
+    emit(
         "listening",
         json!({ "port": listener.local_addr()?.port() }),
     );
@@ -127,11 +127,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut orders = Orders::stdin();
     while let Some(order) = orders.next::<HashMap<Step, String>>().await {
         for (step, cell) in order {
-            desk.put(&cell, step);
+            queues.put(&cell, step);
         }
     }
     settle(&calls, options.grace).await;
-    tell(
+    emit(
         "end",
         json!({
             "in flight": calls.len(),
@@ -166,11 +166,11 @@ fn local(config: SessionConfig) -> LocalSessionManager {
     manager
 }
 
-fn app(sessions: impl SessionManager, retry: Duration, desk: &Arc<Desk>) -> Router {
-    let desk = desk.clone();
+fn app(sessions: impl SessionManager, retry: Duration, queues: &Arc<StepQueues>) -> Router {
+    let queues = queues.clone();
     let config = StreamableHttpServerConfig::default().with_sse_retry(Some(retry));
     let service =
-        StreamableHttpService::new(move || Ok(Worker::new(&desk)), Arc::new(sessions), config);
+        StreamableHttpService::new(move || Ok(Worker::new(&queues)), Arc::new(sessions), config);
     Router::new().nest_service("/mcp", service)
 }
 
@@ -218,9 +218,9 @@ impl Tier {
 
 #[tool_router]
 impl Worker {
-    fn new(desk: &Arc<Desk>) -> Self {
+    fn new(queues: &Arc<StepQueues>) -> Self {
         Self {
-            desk: desk.clone(),
+            queues: queues.clone(),
             tool_router: Self::tool_router(),
         }
     }
@@ -231,25 +231,25 @@ impl Worker {
         Parameters(Job { cell, bytes }): Parameters<Job>,
         context: RequestContext<RoleServer>,
     ) -> String {
-        tell("started", json!({ "cell": cell }));
-        let mut steps = self.desk.steps(&cell).expect("a cell calls once");
+        emit("started", json!({ "cell": cell }));
+        let mut steps = self.queues.steps(&cell).expect("a cell calls once");
         let mut progress = 0;
         while let Some(step) = context.ct.run_until_cancelled(steps.recv()).await {
             match step.expect("the desk outlives the calls") {
                 Step::Progress => {
                     progress += 1;
                     report(progress, &context).await;
-                    tell("progressed", json!({ "cell": cell }));
+                    emit("progressed", json!({ "cell": cell }));
                 }
                 Step::Finish => {
-                    tell("finished", json!({ "cell": cell }));
+                    emit("finished", json!({ "cell": cell }));
                     return answer(&cell, bytes);
                 }
             }
         }
         let reason = CallToken::of(&context).and_then(|token| token.reason());
         let reason = reason.map(|reason| reason.to_string());
-        tell("cancelled", json!({ "cell": cell, "reason": reason }));
+        emit("cancelled", json!({ "cell": cell, "reason": reason }));
         answer(&cell, bytes)
     }
 }
@@ -257,7 +257,7 @@ impl Worker {
 async fn report(progress: u32, context: &RequestContext<RoleServer>) {
     if let Some(token) = context.meta.get_progress_token() {
         let progress = ProgressNotificationParam::new(token, progress.into());
-        let _gone = context.peer.notify_progress(progress).await;
+        let _sent = context.peer.notify_progress(progress).await;
     }
 }
 
@@ -270,9 +270,9 @@ fn answer(cell: &str, bytes: usize) -> String {
 #[tool_handler(router = self.tool_router)]
 impl ServerHandler for Worker {}
 
-// === impl Desk ===
+// === impl StepQueues ===
 
-impl Desk {
+impl StepQueues {
     fn put(&self, cell: &str, step: Step) {
         // Fails if the handler has ended.
         let _ended = self.of(cell, |(steps, _)| steps.send(step));
@@ -284,12 +284,12 @@ impl Desk {
     }
 
     fn of<R>(&self, cell: &str, act: impl FnOnce(&mut Steps) -> R) -> R {
-        let mut desk = self.0.lock().expect("no panic holds it");
+        let mut queues = self.0.lock().expect("no panic holds it");
         let new = || {
             let (sender, receiver) = mpsc::unbounded_channel();
             (sender, Some(receiver))
         };
-        act(desk.entry(cell.to_owned()).or_insert_with(new))
+        act(queues.entry(cell.to_owned()).or_insert_with(new))
     }
 }
 

@@ -1,10 +1,10 @@
-//! A call of a raw client: it asks, reads, disconnects and resumes, and records each step.
+//! A call of a raw client, which sends, reads, disconnects and resumes, and records each step.
 
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use soak::{
-    fact::{Call, Fact, Leave, Log, Stream},
+    fact::{Call, CloseKind, Fact, Log, Stream},
     job::{Job, answer},
     setup::Store,
     wire::Item,
@@ -16,7 +16,7 @@ use crate::{
     session::Session,
 };
 
-pub(crate) struct Calling {
+pub(crate) struct ClientCall {
     pub(crate) session: Arc<Session>,
     pub(crate) key: Call,
     pub(crate) id: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Calling {
 
 /// The reason why a client stopped reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum ReadEnd {
     /// The answer, or an error instead of it.
     Answer,
     /// The end of the stream, without an answer.
@@ -37,15 +37,15 @@ pub(crate) enum Seen {
 }
 
 /// The meaning of an item for its call.
-pub(crate) enum Note {
+pub(crate) enum ItemKind {
     Head,
     Event(Option<String>),
     Answer,
 }
 
-// === impl Calling ===
+// === impl ClientCall ===
 
-impl Calling {
+impl ClientCall {
     pub(crate) fn new(session: &Arc<Session>, job: &Job, bytes: usize) -> Self {
         Self {
             session: session.clone(),
@@ -58,7 +58,7 @@ impl Calling {
     }
 
     /// The same call, for a second connection of its client.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn second(&self) -> Self {
         Self {
             session: self.session.clone(),
             key: self.key.clone(),
@@ -86,8 +86,8 @@ impl Calling {
     }
 
     /// Records that the call is about to be sent on this connection.
-    pub(crate) fn asks(&self, connection: &Connection) {
-        self.log().write(Fact::Asked {
+    pub(crate) fn record_request(&self, connection: &Connection) {
+        self.log().write(Fact::Calling {
             call: self.key.clone(),
             client: self.session.client.clone(),
             route: self.session.setup.route.into(),
@@ -99,7 +99,7 @@ impl Calling {
 
     /// Sends the call. Returns `None` if the server does not accept it.
     pub(crate) async fn ask(&mut self, mut connection: Connection) -> Option<()> {
-        self.asks(&connection);
+        self.record_request(&connection);
         connection.send(&self.request()).await.ok()?;
         self.sent(connection);
         Some(())
@@ -112,44 +112,44 @@ impl Calling {
     }
 
     /// Reads until the answer, for at most this time.
-    pub(crate) async fn read(&mut self, for_so_long: Duration) -> Seen {
+    pub(crate) async fn read(&mut self, for_so_long: Duration) -> ReadEnd {
         self.read_until(for_so_long, false).await
     }
 
     /// Reads until the head, for at most this time.
-    pub(crate) async fn head(&mut self, for_so_long: Duration) -> Seen {
+    pub(crate) async fn head(&mut self, for_so_long: Duration) -> ReadEnd {
         self.read_until(for_so_long, true).await
     }
 
-    async fn read_until(&mut self, for_so_long: Duration, head: bool) -> Seen {
+    async fn read_until(&mut self, for_so_long: Duration, head: bool) -> ReadEnd {
         let until = Instant::now() + for_so_long;
         let Some(connection) = &mut self.connection else {
-            return Seen::End;
+            return ReadEnd::End;
         };
         let stream = connection.number;
         loop {
             let item = match timeout_at(until, connection.next()).await {
-                Err(_) => return Seen::Time,
+                Err(_) => return ReadEnd::Time,
                 Ok(None | Some(Item::End)) => break,
                 Ok(Some(item)) => item,
             };
-            match note(&self.session.world.log, stream, &item) {
-                Note::Answer => return Seen::Answer,
-                Note::Event(Some(id)) => self.last_event_id = Some(id),
-                Note::Head if head => return Seen::Time,
-                Note::Head | Note::Event(None) => {}
+            match record(&self.session.world.log, stream, &item) {
+                ItemKind::Answer => return ReadEnd::Answer,
+                ItemKind::Event(Some(id)) => self.last_event_id = Some(id),
+                ItemKind::Head if head => return ReadEnd::Time,
+                ItemKind::Head | ItemKind::Event(None) => {}
             }
         }
         if let Some(connection) = self.connection.take() {
             connection.ended();
         }
-        Seen::End
+        ReadEnd::End
     }
 
     /// Closes the connection.
-    pub(crate) async fn leave(&mut self, how: Leave) {
+    pub(crate) async fn close(&mut self, how: CloseKind) {
         if let Some(connection) = self.connection.take() {
-            connection.leave(how).await;
+            connection.close(how).await;
         }
     }
 
@@ -198,7 +198,7 @@ impl Calling {
         let until = Instant::now() + for_so_long;
         let ends_always = self.session.setup.store == Some(Store::Replays);
         let mut resumes = 0;
-        while self.read(for_so_long).await == Seen::End {
+        while self.read(for_so_long).await == ReadEnd::End {
             let is_enough = if ends_always {
                 Instant::now() > until
             } else {
@@ -210,20 +210,20 @@ impl Calling {
                 break;
             }
         }
-        self.leave(Leave::Fin).await;
+        self.close(CloseKind::Fin).await;
     }
 }
 
 /// Records an item of a stream.
-pub(crate) fn note(log: &Log, stream: Stream, item: &Item) -> Note {
+pub(crate) fn record(log: &Log, stream: Stream, item: &Item) -> ItemKind {
     let event = match item {
         Item::Head { status, .. } => {
             let status = *status;
             log.write(Fact::Head { stream, status });
-            return Note::Head;
+            return ItemKind::Head;
         }
         Item::Event(event) => event,
-        Item::End => return Note::Event(None),
+        Item::End => return ItemKind::Event(None),
     };
     let message = event.message.as_ref();
     let id = || message.map_or_else(String::new, |it| it["id"].to_string());
@@ -233,7 +233,7 @@ pub(crate) fn note(log: &Log, stream: Stream, item: &Item) -> Note {
             id: id(),
             code,
         });
-        return Note::Answer;
+        return ItemKind::Answer;
     }
     if let Some(result) = message
         .and_then(|it| it.get("result"))
@@ -248,11 +248,11 @@ pub(crate) fn note(log: &Log, stream: Stream, item: &Item) -> Note {
             of,
             whole,
         });
-        return Note::Answer;
+        return ItemKind::Answer;
     }
     log.write(Fact::Event {
         stream,
         id: event.id.clone(),
     });
-    Note::Event(event.id.clone())
+    ItemKind::Event(event.id.clone())
 }

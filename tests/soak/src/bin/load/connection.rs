@@ -13,7 +13,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 use soak::{
-    fact::{Fact, Leave, Log, Stream},
+    fact::{CloseKind, Fact, Log, Stream},
     setup::Setup,
     wire::{Event, Item, Responses},
 };
@@ -58,7 +58,7 @@ pub(crate) struct Request {
 
 /// Receive buffer of a client that does not read.
 const SMALL: u32 = 4096;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl World ===
 
@@ -104,7 +104,7 @@ impl Connection {
     }
 
     fn over(world: &Arc<World>, stream: TcpStream) -> Self {
-        let _gone = stream.set_nodelay(true);
+        let _result = stream.set_nodelay(true);
         Self {
             stream: Some(stream),
             number: world.stream(),
@@ -120,7 +120,7 @@ impl Connection {
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        timeout(PATIENCE, stream.write_all(bytes)).await?
+        timeout(TIMEOUT, stream.write_all(bytes)).await?
     }
 
     /// Returns the next item, or `None` if the server closes. Cancel safe.
@@ -140,7 +140,7 @@ impl Connection {
     /// Reads the response to its end. Returns its status, its session id and its events.
     pub(crate) async fn reply(&mut self) -> Option<(u16, Option<String>, Vec<Event>)> {
         let (mut head, mut events) = (None, Vec::new());
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             match timeout_at(until, self.next()).await.ok()?? {
                 Item::Head { status, session } => head = Some((status, session)),
@@ -152,7 +152,7 @@ impl Connection {
 
     /// Records that the server ended the response. The client records no disconnect.
     pub(crate) fn ended(mut self) {
-        self.world.log.write(Fact::Over {
+        self.world.log.write(Fact::StreamEnded {
             stream: self.number,
             clean: true,
         });
@@ -160,9 +160,9 @@ impl Connection {
     }
 
     /// Closes the connection in this way.
-    pub(crate) async fn leave(mut self, how: Leave) {
+    pub(crate) async fn close(mut self, how: CloseKind) {
         let number = self.number;
-        self.world.log.write(Fact::Leaving {
+        self.world.log.write(Fact::Closing {
             stream: number,
             how,
         });
@@ -170,20 +170,20 @@ impl Connection {
             return;
         };
         match how {
-            Leave::Reset | Leave::Proxy => {
-                let _gone = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            CloseKind::Reset | CloseKind::Proxy => {
+                let _result = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
             }
-            Leave::Half => {
-                let _gone = stream.shutdown().await;
+            CloseKind::Half => {
+                let _result = stream.shutdown().await;
             }
-            Leave::Pipelined => {
+            CloseKind::Pipelined => {
                 let next = b"GET /nothing HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
-                let _gone = timeout(PATIENCE, stream.write_all(next)).await;
+                let _sent = timeout(TIMEOUT, stream.write_all(next)).await;
             }
-            Leave::Fin => {}
+            CloseKind::Fin => {}
         }
-        if how == Leave::Half {
-            self.world.log.write(Fact::Left { stream: number });
+        if how == CloseKind::Half {
+            self.world.log.write(Fact::Closed { stream: number });
             // A half-closed client can still read, but the server no longer serves it.
             let read =
                 async { while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} };
@@ -191,7 +191,7 @@ impl Connection {
             return;
         }
         drop(stream);
-        self.world.log.write(Fact::Left { stream: number });
+        self.world.log.write(Fact::Closed { stream: number });
     }
 }
 
@@ -199,12 +199,12 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
             let number = self.number;
-            self.world.log.write(Fact::Leaving {
+            self.world.log.write(Fact::Closing {
                 stream: number,
-                how: Leave::Fin,
+                how: CloseKind::Fin,
             });
             drop(stream);
-            self.world.log.write(Fact::Left { stream: number });
+            self.world.log.write(Fact::Closed { stream: number });
         }
     }
 }

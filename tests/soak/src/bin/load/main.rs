@@ -11,7 +11,7 @@ use serde::Deserialize;
 use soak::{
     fact::{Fact, Log},
     pulse,
-    setup::{IDLE, KEPT},
+    setup::{IDLE, RETENTION},
 };
 use tokio::{
     runtime::Builder,
@@ -49,7 +49,7 @@ struct Plan {
 }
 
 /// Maximum duration of a story, on a slow machine.
-const STORY: Duration = Duration::from_secs(90);
+const STORY_TIMEOUT: Duration = Duration::from_secs(90);
 /// Chosen because a story is one large future that an unoptimized build moves around, which overflows tokio's 2 MiB.
 const STACK: usize = 16 * 1024 * 1024;
 /// Time until the gauges have been read.
@@ -99,12 +99,12 @@ async fn run() -> Result<(), Box<dyn Error>> {
             }
         }
         let all = async { while clients.join_next().await.is_some() {} };
-        let limit = Duration::from_secs_f64(seconds) + STORY;
+        let limit = Duration::from_secs_f64(seconds) + STORY_TIMEOUT;
         timeout(limit, all)
             .await
             .map_err(|_| "some clients do not end")?;
         // All clients have closed. Sessions that were left open expire within this time.
-        sleep(KEPT + IDLE + Duration::from_secs(6)).await;
+        sleep(RETENTION + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);
         sleep(GAUGES).await;
     }

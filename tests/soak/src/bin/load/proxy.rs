@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use soak::{
-    fact::{Call, Fact, Leave, Stream},
+    fact::{Call, CloseKind, Fact, Stream},
     setup::Setup,
     wire::{Item, Request, Requests, Responses},
 };
@@ -14,7 +14,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{call::note, connection::World};
+use crate::{call::record, connection::World};
 
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -32,7 +32,7 @@ struct Link {
     /// Number of times that everything was cut.
     cuts: watch::Sender<u32>,
     refuses: watch::Sender<bool>,
-    asked: Notify,
+    call_passed: Notify,
 }
 
 /// The request that is passing through, with its response.
@@ -62,7 +62,7 @@ impl Proxy {
             server: world.port(setup, false),
             cuts: watch::channel(0).0,
             refuses: watch::channel(false).0,
-            asked: Notify::new(),
+            call_passed: Notify::new(),
         });
         let mut tasks = JoinSet::new();
         let address = listener.local_addr()?;
@@ -75,8 +75,8 @@ impl Proxy {
     }
 
     /// Waits until the call has passed.
-    pub(crate) async fn asked(&self) {
-        self.link.asked.notified().await;
+    pub(crate) async fn call_passed(&self) {
+        self.link.call_passed.notified().await;
     }
 
     /// Resets all connections.
@@ -123,7 +123,7 @@ async fn serve(listener: TcpListener, link: Arc<Link>) {
 }
 
 fn reset(stream: &TcpStream) {
-    let _gone = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    let _result = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
 async fn pass(client: TcpStream, link: Arc<Link>) {
@@ -131,11 +131,11 @@ async fn pass(client: TcpStream, link: Arc<Link>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", link.server)).await else {
         return;
     };
-    let _gone = (client.set_nodelay(true), server.set_nodelay(true));
+    let _result = (client.set_nodelay(true), server.set_nodelay(true));
     let mut passing = Passing::Nothing;
     let how = tokio::select! {
         how = pump(&client, &server, &link, &mut passing) => how,
-        _ = cuts.changed() => Some(Leave::Proxy),
+        _ = cuts.changed() => Some(CloseKind::Proxy),
     };
     let stream = match passing {
         Passing::Stream(stream) => Some(stream),
@@ -143,20 +143,20 @@ async fn pass(client: TcpStream, link: Arc<Link>) {
     };
     let log = &link.world.log;
     match (how, stream) {
-        (Some(how), Some(stream)) => log.write(Fact::Leaving { stream, how }),
-        (None, Some(stream)) => log.write(Fact::Over {
+        (Some(how), Some(stream)) => log.write(Fact::Closing { stream, how }),
+        (None, Some(stream)) => log.write(Fact::StreamEnded {
             stream,
             clean: false,
         }),
         (_, None) => {}
     }
-    if how == Some(Leave::Proxy) {
+    if how == Some(CloseKind::Proxy) {
         reset(&client);
         reset(&server);
     }
     drop((client, server));
     if let (Some(_), Some(stream)) = (how, stream) {
-        log.write(Fact::Left { stream });
+        log.write(Fact::Closed { stream });
     }
 }
 
@@ -166,7 +166,7 @@ async fn pump(
     server: &TcpStream,
     link: &Link,
     passing: &mut Passing,
-) -> Option<Leave> {
+) -> Option<CloseKind> {
     let (mut requests, mut responses) = (Requests::default(), Responses::default());
     let (mut from_client, mut from_server) = (vec![0; 16 * 1024], vec![0; 64 * 1024]);
     loop {
@@ -174,12 +174,12 @@ async fn pump(
             read = read(client, &mut from_client) => match read {
                 Ok(length) if length > 0 => {
                     for request in requests.feed(&from_client[..length]) {
-                        *passing = link.note(&request);
+                        *passing = link.record(&request);
                     }
                     write(server, &from_client[..length]).await.ok()?;
                 }
-                Ok(_) => return Some(Leave::Fin),
-                Err(_) => return Some(Leave::Reset),
+                Ok(_) => return Some(CloseKind::Fin),
+                Err(_) => return Some(CloseKind::Reset),
             },
             read = read(server, &mut from_server) => match read {
                 Ok(length) if length > 0 => {
@@ -187,7 +187,7 @@ async fn pump(
                         link.note_response(passing, &item);
                     }
                     if write(client, &from_server[..length]).await.is_err() {
-                        return Some(Leave::Reset);
+                        return Some(CloseKind::Reset);
                     }
                 }
                 Ok(_) | Err(_) => return None,
@@ -222,7 +222,7 @@ async fn write(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
 // === impl Link ===
 
 impl Link {
-    fn note(&self, request: &Request) -> Passing {
+    fn record(&self, request: &Request) -> Passing {
         let log = &self.world.log;
         let stream = self.world.stream();
         let session: Option<Arc<str>> = request.session.as_deref().map(Into::into);
@@ -232,7 +232,7 @@ impl Link {
             message.and_then(|it| it["method"].as_str()),
         ) {
             ("POST", Some("tools/call")) => {
-                log.write(Fact::Asked {
+                log.write(Fact::Calling {
                     call: self.call.clone(),
                     client: self.client.clone(),
                     route: self.setup.route.into(),
@@ -241,7 +241,7 @@ impl Link {
                     stream,
                 });
                 log.write(Fact::Sent { stream });
-                self.asked.notify_one();
+                self.call_passed.notify_one();
                 Passing::Stream(stream)
             }
             ("POST", Some("notifications/cancelled")) => {
@@ -281,13 +281,13 @@ impl Link {
         match (&*passing, item) {
             (Passing::Stream(stream), Item::End) => {
                 let stream = *stream;
-                log.write(Fact::Over {
+                log.write(Fact::StreamEnded {
                     stream,
                     clean: true,
                 });
                 *passing = Passing::Nothing;
             }
-            (Passing::Stream(stream), item) => drop(note(log, *stream, item)),
+            (Passing::Stream(stream), item) => drop(record(log, *stream, item)),
             (Passing::Delete(session), Item::Head { status, .. }) => {
                 let (session, status) = (session.clone(), *status);
                 log.write(Fact::Deleted { session, status });

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use soak::{
     fact::Fact,
-    job::{Job, Manner, answer},
+    job::{Job, Reaction, answer},
     setup::Setup,
 };
 use tokio::{
@@ -31,7 +31,7 @@ use crate::{
 
 /// Number of concurrent calls of an SDK.
 pub(crate) const CELLS: usize = 2;
-const PATIENCE: Duration = Duration::from_secs(12);
+const TIMEOUT: Duration = Duration::from_secs(12);
 
 #[derive(Deserialize)]
 pub(crate) struct Program {
@@ -53,9 +53,9 @@ type Cells = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Value>>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Story {
-    Stays,
+    StaysConnected,
     IsCut,
-    IsCutForGood,
+    IsCutPermanently,
     Closes,
 }
 
@@ -97,7 +97,7 @@ impl Sdk {
                 };
                 let cells = to_cells.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(cell) = event["cell"].as_str().and_then(|cell| cells.get(cell)) {
-                    let _gone = cell.send(event);
+                    let _sent = cell.send(event);
                 }
             }
         });
@@ -115,7 +115,7 @@ impl Sdk {
 
     async fn order(&self, order: Value) {
         let line = format!("{order}\n");
-        let _gone = self.orders.lock().await.write_all(line.as_bytes()).await;
+        let _sent = self.orders.lock().await.write_all(line.as_bytes()).await;
     }
 }
 
@@ -140,7 +140,7 @@ pub(crate) async fn run(
             name: format!("{name}.{turn}"),
             work: millis(&mut dice, 1_500..4_500),
             steps: dice.u32(..3),
-            manner: Manner::Heeds,
+            reaction: Reaction::EndsOnToken,
         };
         if call(&sdk, &world, setup, &job, &mut dice).await.is_none() {
             sleep(Duration::from_secs(1)).await;
@@ -161,7 +161,12 @@ async fn call(
     let bytes = dice.usize(100..3_000);
     let story = weighted(
         dice,
-        &[(3, Stays), (4, IsCut), (2, IsCutForGood), (1, Closes)],
+        &[
+            (3, StaysConnected),
+            (4, IsCut),
+            (2, IsCutPermanently),
+            (1, Closes),
+        ],
     );
     let proxy = Proxy::start(world, setup, &cell, sdk.name()).await.ok()?;
     let (sender, mut events) = mpsc::unbounded_channel();
@@ -171,24 +176,24 @@ async fn call(
     let url = format!("http://{}/{}", proxy.address, setup.route);
     let arguments = json!({"cell": cell, "bytes": bytes});
     sdk.order(
-        json!({"open": cell, "url": url, "arguments": arguments, "timeout": PATIENCE.as_secs()}),
+        json!({"open": cell, "url": url, "arguments": arguments, "timeout": TIMEOUT.as_secs()}),
     )
     .await;
-    let asked = timeout(PATIENCE, proxy.asked()).await.is_ok();
+    let call_passed = timeout(TIMEOUT, proxy.call_passed()).await.is_ok();
     let when = millis(dice, 0..job.work.as_millis() as u64 / 2);
     let mut outcome = None;
-    if asked && story != Stays {
+    if call_passed && story != StaysConnected {
         tokio::select! {
             () = sleep(when) => match story {
-                IsCut | Stays => proxy.cut(),
-                IsCutForGood => proxy.refuse(),
+                IsCut | StaysConnected => proxy.cut(),
+                IsCutPermanently => proxy.refuse(),
                 Closes => sdk.order(json!({"close": cell})).await,
             },
             event = events.recv() => outcome = event,
         }
     }
-    if asked && outcome.is_none() && story != IsCutForGood && story != Closes {
-        outcome = timeout(PATIENCE, events.recv()).await.ok().flatten();
+    if call_passed && outcome.is_none() && story != IsCutPermanently && story != Closes {
+        outcome = timeout(TIMEOUT, events.recv()).await.ok().flatten();
     }
     if let Some(event) = outcome.filter(|event| event["event"] == "outcome") {
         let whole = answer(&cell, bytes);

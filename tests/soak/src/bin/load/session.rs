@@ -14,7 +14,7 @@ use soak::{fact::Fact, setup::Setup, wire::Item};
 use tokio::time::timeout;
 
 use crate::{
-    call::note,
+    call::record,
     connection::{Connection, Request, World},
 };
 
@@ -129,7 +129,7 @@ impl Session {
         while let Some(item) = connection.next().await {
             match item {
                 Item::End => return,
-                item => drop(note(&self.world.log, stream, &item)),
+                item => drop(record(&self.world.log, stream, &item)),
             }
         }
     }

@@ -7,14 +7,14 @@ use futures_util::future::join;
 use serde_json::json;
 use soak::{
     clock::{MILLI, SECOND},
-    fact::{Fact, Leave},
-    job::{Job, Manner},
+    fact::{CloseKind, Fact},
+    job::{Job, Reaction},
     setup::{GRACE, Setup},
 };
 use tokio::time::sleep;
 
 use crate::{
-    call::{Calling, Seen},
+    call::{ClientCall, ReadEnd},
     connection::Request,
     dice::{Only, millis, weighted},
     session::Session,
@@ -22,20 +22,20 @@ use crate::{
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Story {
-    Stays,
-    LeavesForGood,
-    ComesBack,
-    ComesBackLate,
-    ComesBackTwice,
-    ComesBackWhileThere,
+    StaysConnected,
+    NeverResumes,
+    Resumes,
+    ResumesLate,
+    ResumesTwice,
+    ResumesWhileConnected,
     /// Resumes on two connections at once, one of which stays.
-    ComesBackDoubly,
+    ResumesOnTwoConnections,
     /// Resumes on a second connection, and closes that one again.
-    LooksAgain,
+    ResumesBriefly,
     TriesWrongIds,
     Polls,
     /// The server ends its stream while the client is disconnected.
-    IsPolledWhileAway,
+    StreamEndedWhileDisconnected,
     Cancels,
     DoesNotRead,
     SendsSlowly,
@@ -46,17 +46,17 @@ pub(crate) enum Story {
 use Story::*;
 
 const IN_SESSIONS: &[(u32, Story)] = &[
-    (24, Stays),
-    (16, LeavesForGood),
-    (18, ComesBack),
-    (7, ComesBackLate),
-    (5, ComesBackTwice),
-    (5, ComesBackWhileThere),
-    (6, ComesBackDoubly),
-    (5, LooksAgain),
+    (24, StaysConnected),
+    (16, NeverResumes),
+    (18, Resumes),
+    (7, ResumesLate),
+    (5, ResumesTwice),
+    (5, ResumesWhileConnected),
+    (6, ResumesOnTwoConnections),
+    (5, ResumesBriefly),
     (5, TriesWrongIds),
     (6, Polls),
-    (4, IsPolledWhileAway),
+    (4, StreamEndedWhileDisconnected),
     (4, Cancels),
     (2, DoesNotRead),
     (3, SendsSlowly),
@@ -64,9 +64,9 @@ const IN_SESSIONS: &[(u32, Story)] = &[
     (3, SendsGarbage),
 ];
 
-const WITHOUT: &[(u32, Story)] = &[
-    (40, Stays),
-    (45, LeavesForGood),
+const WITHOUT_SESSIONS: &[(u32, Story)] = &[
+    (40, StaysConnected),
+    (45, NeverResumes),
     (8, SendsSlowly),
     (7, SendsGarbage),
 ];
@@ -82,26 +82,30 @@ const LATE: u64 = (GRACE + SECOND) / MILLI + 1_200;
 
 impl Story {
     pub(crate) fn any(dice: &mut Rng, setup: &Setup, only: &Only) -> Self {
-        let stories = if setup.sessions { IN_SESSIONS } else { WITHOUT };
+        let stories = if setup.sessions {
+            IN_SESSIONS
+        } else {
+            WITHOUT_SESSIONS
+        };
         weighted(dice, &only.among(stories, |story| format!("{story:?}")))
     }
 
     /// How long its handler works.
     fn work(self, dice: &mut Rng, setup: &Setup) -> Duration {
         match self {
-            Stays | SendsSlowly => millis(dice, 0..2_500),
-            LeavesForGood if !setup.sessions => millis(dice, 2_500..4_500),
+            StaysConnected | SendsSlowly => millis(dice, 0..2_500),
+            NeverResumes if !setup.sessions => millis(dice, 2_500..4_500),
             // Some are answered while their client could still resume.
-            LeavesForGood if dice.u8(..3) == 0 => millis(dice, 100..2_000),
-            LeavesForGood => millis(dice, 5_500..7_000),
-            ComesBackLate if dice.u8(..4) > 0 => millis(dice, 5_500..7_000),
+            NeverResumes if dice.u8(..3) == 0 => millis(dice, 100..2_000),
+            NeverResumes => millis(dice, 5_500..7_000),
+            ResumesLate if dice.u8(..4) > 0 => millis(dice, 5_500..7_000),
             Cancels => millis(dice, 2_000..4_000),
             TriesWrongIds | DoesNotRead => millis(dice, 5_000..6_500),
-            ComesBackLate => millis(dice, 600..1_800),
+            ResumesLate => millis(dice, 600..1_800),
             // Many are answered while their client is disconnected.
-            IsPolledWhileAway => millis(dice, 300..2_000),
+            StreamEndedWhileDisconnected => millis(dice, 300..2_000),
             // One connection stays longer than the grace, and receives the answer.
-            ComesBackDoubly | LooksAgain => millis(dice, 3_500..5_500),
+            ResumesOnTwoConnections | ResumesBriefly => millis(dice, 3_500..5_500),
             _ => millis(dice, 500..4_500),
         }
     }
@@ -120,25 +124,25 @@ impl Story {
             } else {
                 dice.u32(..4)
             },
-            manner: match self {
-                DoesNotRead => Manner::Floods,
-                _ if session.setup.abort.is_some() && dice.bool() => Manner::Deaf,
-                _ => Manner::Heeds,
+            reaction: match self {
+                DoesNotRead => Reaction::Floods,
+                _ if session.setup.abort.is_some() && dice.bool() => Reaction::IgnoresToken,
+                _ => Reaction::EndsOnToken,
             },
         };
-        let large = self == Stays && dice.u8(..20) == 0;
+        let large = self == StaysConnected && dice.u8(..20) == 0;
         let bytes = if large {
             300_000
         } else {
             dice.usize(100..4_000)
         };
-        let mut call = Calling::new(session, &job, bytes);
-        let _gave_up = self.tell(&mut call, &job, dice).await;
-        call.leave(Leave::Fin).await;
+        let mut call = ClientCall::new(session, &job, bytes);
+        let _gave_up = self.run_steps(&mut call, &job, dice).await;
+        call.close(CloseKind::Fin).await;
     }
 
     /// Returns `None` if the story could not continue.
-    async fn tell(self, call: &mut Calling, job: &Job, dice: &mut Rng) -> Option<()> {
+    async fn run_steps(self, call: &mut ClientCall, job: &Job, dice: &mut Rng) -> Option<()> {
         let session = call.session.clone();
         let connection = match self {
             DoesNotRead => session.connect_small().await,
@@ -146,13 +150,13 @@ impl Story {
         };
         let mut connection = connection.ok()?;
         if self == SendsSlowly {
-            call.asks(&connection);
+            call.record_request(&connection);
             let bytes = call.request().bytes();
             let cut = dice.usize(1..bytes.len());
             connection.write(&bytes[..cut]).await.ok()?;
             sleep(millis(dice, 20..700)).await;
             if dice.u8(..4) == 0 {
-                connection.leave(how(dice, &session)).await;
+                connection.close(how(dice, &session)).await;
                 return None;
             }
             connection.write(&bytes[cut..]).await.ok()?;
@@ -162,37 +166,37 @@ impl Story {
         }
         let while_it_works = |dice: &mut Rng| millis(dice, 0..job.work.as_millis() as u64 + 1);
         match self {
-            Stays | SendsSlowly => call.stay(LONG).await,
-            LeavesForGood => {
+            StaysConnected | SendsSlowly => call.stay(LONG).await,
+            NeverResumes => {
                 if call
                     .read(while_it_works(dice).min(Duration::from_millis(1_500)))
                     .await
-                    == Seen::Time
+                    == ReadEnd::Time
                 {
-                    call.leave(how(dice, &session)).await;
+                    call.close(how(dice, &session)).await;
                 }
             }
-            ComesBack => {
+            Resumes => {
                 for _ in 0..dice.u8(1..4) {
-                    if call.read(while_it_works(dice)).await != Seen::Time {
+                    if call.read(while_it_works(dice)).await != ReadEnd::Time {
                         break;
                     }
-                    call.leave(how(dice, &session)).await;
+                    call.close(how(dice, &session)).await;
                     sleep(millis(dice, 0..IN_TIME)).await;
                     call.resume().await?;
                 }
                 call.stay(LONG).await;
             }
-            ComesBackLate => {
+            ResumesLate => {
                 call.read(millis(dice, 100..600)).await;
-                call.leave(how(dice, &session)).await;
+                call.close(how(dice, &session)).await;
                 sleep(millis(dice, LATE..LATE + 1_000)).await;
                 call.resume().await?;
                 call.read(Duration::from_secs(4)).await;
             }
-            ComesBackTwice => {
+            ResumesTwice => {
                 call.read(millis(dice, 100..500)).await;
-                call.leave(how(dice, &session)).await;
+                call.close(how(dice, &session)).await;
                 sleep(millis(dice, 0..IN_TIME)).await;
                 call.resume().await?;
                 call.head(LONG).await;
@@ -200,55 +204,55 @@ impl Story {
                 call.resume().await?;
                 call.head(LONG).await;
                 if let Some(first) = first {
-                    first.leave(how(dice, &session)).await;
+                    first.close(how(dice, &session)).await;
                 }
                 call.stay(LONG).await;
             }
-            ComesBackWhileThere => {
+            ResumesWhileConnected => {
                 call.read(millis(dice, 100..500)).await;
                 let first = call.connection.take();
                 call.resume().await?;
                 call.head(LONG).await;
                 sleep(millis(dice, 0..200)).await;
                 if let Some(first) = first {
-                    first.leave(how(dice, &session)).await;
+                    first.close(how(dice, &session)).await;
                 }
                 call.stay(LONG).await;
             }
-            ComesBackDoubly => {
+            ResumesOnTwoConnections => {
                 call.read(millis(dice, 100..500)).await;
-                call.leave(how(dice, &session)).await;
+                call.close(how(dice, &session)).await;
                 sleep(millis(dice, 0..IN_TIME)).await;
-                let mut other = call.again();
+                let mut other = call.second();
                 let (one, two) = join(call.resume(), other.resume()).await;
                 one.and(two)?;
                 let together = millis(dice, 50..1_500);
                 let seen = join(call.read(together), other.read(together)).await;
-                if seen.0 == Seen::Answer || seen.1 == Seen::Answer {
+                if seen.0 == ReadEnd::Answer || seen.1 == ReadEnd::Answer {
                     return None;
                 }
                 if dice.bool() {
                     mem::swap(call, &mut other);
                 }
-                other.leave(how(dice, &session)).await;
+                other.close(how(dice, &session)).await;
                 call.stay(LONG).await;
             }
-            LooksAgain => {
+            ResumesBriefly => {
                 call.head(LONG).await;
                 call.read(millis(dice, 50..500)).await;
-                let mut other = call.again();
+                let mut other = call.second();
                 other.resume().await?;
                 let together = millis(dice, 50..1_000);
                 let seen = join(call.read(together), other.read(together)).await;
-                if seen.0 == Seen::Answer || seen.1 == Seen::Answer {
+                if seen.0 == ReadEnd::Answer || seen.1 == ReadEnd::Answer {
                     return None;
                 }
-                other.leave(how(dice, &session)).await;
+                other.close(how(dice, &session)).await;
                 call.stay(LONG).await;
             }
             TriesWrongIds => {
                 call.read(millis(dice, 100..1_000)).await;
-                call.leave(how(dice, &session)).await;
+                call.close(how(dice, &session)).await;
                 sleep(millis(dice, 0..400)).await;
                 try_wrong_ids(call).await;
                 if dice.bool() {
@@ -258,12 +262,12 @@ impl Story {
             }
             Polls => {
                 for _ in 0..dice.u8(1..4) {
-                    if call.read(millis(dice, 50..1_000)).await != Seen::Time {
+                    if call.read(millis(dice, 50..1_000)).await != ReadEnd::Time {
                         break;
                     }
                     call.poll().await?;
-                    // Without a resume, the story is the same as `LeavesForGood`.
-                    if call.read(LONG).await != Seen::End || dice.u8(..5) == 0 {
+                    // Without a resume, the story is the same as `NeverResumes`.
+                    if call.read(LONG).await != ReadEnd::End || dice.u8(..5) == 0 {
                         return None;
                     }
                     sleep(millis(dice, 0..IN_TIME)).await;
@@ -271,20 +275,20 @@ impl Story {
                 }
                 call.stay(LONG).await;
             }
-            IsPolledWhileAway => {
-                if call.read(millis(dice, 50..500)).await == Seen::Time {
-                    call.leave(how(dice, &session)).await;
-                    let away = millis(dice, 0..IN_TIME);
-                    let before = millis(dice, 0..away.as_millis() as u64 + 1);
+            StreamEndedWhileDisconnected => {
+                if call.read(millis(dice, 50..500)).await == ReadEnd::Time {
+                    call.close(how(dice, &session)).await;
+                    let absence = millis(dice, 0..IN_TIME);
+                    let before = millis(dice, 0..absence.as_millis() as u64 + 1);
                     sleep(before).await;
                     call.poll().await?;
-                    sleep(away - before).await;
+                    sleep(absence - before).await;
                     call.resume().await?;
                     call.stay(LONG).await;
                 }
             }
             Cancels => {
-                if call.read(millis(dice, 0..1_000)).await == Seen::Time {
+                if call.read(millis(dice, 0..1_000)).await == ReadEnd::Time {
                     call.cancel().await;
                     call.read(Duration::from_secs(1)).await;
                 }
@@ -294,11 +298,11 @@ impl Story {
                 let stream = call.connection.as_ref()?.number;
                 session.world.log.write(Fact::Stops { stream });
                 sleep(millis(dice, 1_000..3_500)).await;
-                call.leave(how(dice, &session)).await;
+                call.close(how(dice, &session)).await;
             }
             ReusesItsId => {
                 call.head(LONG).await;
-                let mut twin = Calling::new(
+                let mut other = ClientCall::new(
                     &session,
                     &Job {
                         name: format!("{}t", job.name),
@@ -306,12 +310,12 @@ impl Story {
                     },
                     100,
                 );
-                twin.id = call.id;
-                let (call_key, by) = (call.key.clone(), twin.key.clone());
+                other.id = call.id;
+                let (call_key, by) = (call.key.clone(), other.key.clone());
                 session.world.log.write(Fact::Reused { call: call_key, by });
-                twin.ask(session.connect().await.ok()?).await?;
-                twin.read(millis(dice, 100..2_000)).await;
-                twin.leave(how(dice, &session)).await;
+                other.ask(session.connect().await.ok()?).await?;
+                other.read(millis(dice, 100..2_000)).await;
+                other.close(how(dice, &session)).await;
             }
             SendsGarbage => {}
         }
@@ -320,21 +324,21 @@ impl Story {
 }
 
 /// How it disconnects. Pipelining is chosen on watched connections only, because hyper does not notice it elsewhere.
-fn how(dice: &mut Rng, session: &Session) -> Leave {
+fn how(dice: &mut Rng, session: &Session) -> CloseKind {
     let pipelined = if session.is_watched() { 2 } else { 0 };
     weighted(
         dice,
         &[
-            (4, Leave::Fin),
-            (4, Leave::Reset),
-            (1, Leave::Half),
-            (pipelined, Leave::Pipelined),
+            (4, CloseKind::Fin),
+            (4, CloseKind::Reset),
+            (1, CloseKind::Half),
+            (pipelined, CloseKind::Pipelined),
         ],
     )
 }
 
 /// Tries unknown ids, and its own ids in another session. None of them may affect the call.
-async fn try_wrong_ids(call: &Calling) {
+async fn try_wrong_ids(call: &ClientCall) {
     let session = &call.session;
     for id in ["77/7777", "garbage", "0/", "-1/-1"] {
         let request = Request::get(&session.path(), session.id.as_deref(), Some(id));

@@ -15,12 +15,12 @@ use tokio::{
 use crate::{app::App, fault::Fault, gauges::Gauges};
 
 /// Time until it is drained.
-const LIFE: Duration = Duration::from_secs(9);
+const DRAIN_INTERVAL: Duration = Duration::from_secs(9);
 /// Once all calls are cancelled, axum has nothing to wait for.
 const END: Duration = Duration::from_secs(3);
 
 /// Serves, drains and restarts at the same address.
-pub(crate) async fn again_and_again(
+pub(crate) async fn serve_repeatedly(
     listener: TcpListener,
     log: Log,
     fault: Option<Fault>,
@@ -42,7 +42,7 @@ pub(crate) async fn again_and_again(
         });
         let mut server = tokio::spawn(server.into_future());
         log.write(Fact::Serving);
-        sleep(LIFE).await;
+        sleep(DRAIN_INTERVAL).await;
 
         log.write(Fact::Draining);
         let _sent = end.send(());

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 /// Time for which a stream without new events is kept. It is longer than any client is disconnected.
-const KEPT: Duration = Duration::from_secs(12);
+const RETENTION: Duration = Duration::from_secs(12);
 
 pub(crate) struct Events {
     kind: Store,
@@ -63,7 +63,7 @@ impl Events {
 /// Removes expired streams once a second, so that an idle server has none.
 async fn forget_expired(state: Weak<Mutex<State>>) {
     while let Some(state) = state.upgrade() {
-        lock(&state).forget(Instant::now());
+        lock(&state).remove_expired(Instant::now());
         drop(state);
         sleep(Duration::from_secs(1)).await;
     }
@@ -112,9 +112,9 @@ impl EventStore for Events {
 
 impl State {
     /// Removes the streams that no client resumes any more.
-    fn forget(&mut self, now: Instant) {
+    fn remove_expired(&mut self, now: Instant) {
         while let Some((at, _)) = self.latest.front()
-            && now.duration_since(*at) > KEPT
+            && now.duration_since(*at) > RETENTION
         {
             let Some((at, stream)) = self.latest.pop_front() else {
                 return;

@@ -46,7 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let plain = TcpListener::bind("127.0.0.1:0").await?;
     ports.insert("plain", plain.local_addr()?.port());
     let plain = plain.tap_io(|stream| {
-        let _gone = stream.set_nodelay(true);
+        let _result = stream.set_nodelay(true);
     });
     let router = app.router.clone();
     tokio::spawn(async move { axum::serve(plain, router).await });
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let drained = TcpListener::bind("127.0.0.1:0").await?;
     let address = drained.local_addr()?;
     ports.insert("drained", address.port());
-    tokio::spawn(drained::again_and_again(
+    tokio::spawn(drained::serve_repeatedly(
         drained,
         log.clone(),
         fault,

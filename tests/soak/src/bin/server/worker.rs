@@ -14,14 +14,14 @@ use rmcp::{
 use serde::Deserialize;
 use soak::{
     fact::{Call, Fact, Log},
-    job::{self, FLOOD, Job, Manner},
+    job::{self, FLOOD, Job, Reaction},
 };
 use tokio::time::{Instant, sleep_until};
 
 #[derive(Clone)]
 pub(crate) struct Worker {
     log: Log,
-    /// With `AbortOnCancel` around it a deaf handler is stopped. No job is deaf elsewhere.
+    /// With `AbortOnCancel`, a handler that ignores its token is stopped. Without it, no job ignores its token.
     tool_router: ToolRouter<Self>,
 }
 
@@ -70,12 +70,12 @@ impl Worker {
             }
             sleep_until(begun + job.work).await;
         };
-        let done = match job.manner {
-            Manner::Deaf => {
+        let done = match job.reaction {
+            Reaction::IgnoresToken => {
                 work.await;
                 true
             }
-            Manner::Heeds | Manner::Floods => {
+            Reaction::EndsOnToken | Reaction::Floods => {
                 let finished = context.ct.run_until_cancelled(work).await;
                 finished.is_some()
             }
@@ -101,12 +101,12 @@ async fn report(step: u32, job: &Job, context: &RequestContext<RoleServer>) {
         return;
     };
     let mut progress = ProgressNotificationParam::new(token, step.into());
-    if job.manner == Manner::Floods {
+    if job.reaction == Reaction::Floods {
         progress = progress.with_message("x".repeat(FLOOD));
     }
     // A client that does not read must not delay the handler's check of its token.
     let notify = context.peer.notify_progress(progress);
-    let _gone = tokio::time::timeout(Duration::from_millis(100), notify).await;
+    let _result = tokio::time::timeout(Duration::from_millis(100), notify).await;
 }
 
 // === impl Witness ===

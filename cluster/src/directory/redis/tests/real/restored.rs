@@ -28,7 +28,7 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let old = fs::read(&snapshot).unwrap();
 
     // Then the living instance owns these ten, and forty that the snapshot does not have. The instance claims five of the ten once more.
-    let one = Living::begin(directory.clone(), 1, 50);
+    let one = LiveInstance::begin(directory.clone(), 1, 50);
     one.until_consistent().await;
     for id in 0..5_u8 {
         let claimed = session(&id.to_string()).session;
@@ -38,7 +38,7 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
         assert_eq!(claim, Claim::Won);
         one.sessions.on_claimed(claimed, wanted.epoch);
     }
-    let two = Living::start(&server, 2, 0).await;
+    let two = LiveInstance::start(&server, 2, 0).await;
     for id in 0..50 {
         let owner = stored_owner(&directory, &id.to_string()).await;
         assert_eq!(owner, Some(one.me), "{id}");
@@ -84,8 +84,8 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn flushed_records_are_written_again_and_no_session_is_lost() {
     let server = Server::start().await;
-    let one = Living::start(&server, 1, 1_000).await;
-    let two = Living::start(&server, 2, 0).await;
+    let one = LiveInstance::start(&server, 1, 1_000).await;
+    let two = LiveInstance::start(&server, 2, 0).await;
     for _ in 0..3 {
         let before = one.heartbeat.consistent_since();
         let () = server.ask("FLUSHALL").await;

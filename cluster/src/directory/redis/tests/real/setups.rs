@@ -54,7 +54,7 @@ impl Group {
     }
 
     /// Asserts that the replica is the primary now, and has all that an instance needs.
-    async fn assert_used_by(&self, one: &Living, sessions: usize) {
+    async fn assert_used_by(&self, one: &LiveInstance, sessions: usize) {
         self.until_failed_over().await;
         let failed_over = Instant::now();
         let id = self.replica.info("server", "run_id").await;
@@ -86,7 +86,7 @@ impl Group {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn after_a_failover_the_new_primary_is_used_within_seconds() {
     let mut group = Group::start().await;
-    let one = Living::begin(group.directory(), 1, 100);
+    let one = LiveInstance::begin(group.directory(), 1, 100);
     one.until_consistent().await;
     group.primary.kill().await;
     group.assert_used_by(&one, 100).await;
@@ -96,7 +96,7 @@ async fn after_a_failover_the_new_primary_is_used_within_seconds() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues() {
     let group = Group::start().await;
-    let one = Living::begin(group.directory(), 1, 100);
+    let one = LiveInstance::begin(group.directory(), 1, 100);
     one.until_consistent().await;
     group.primary.stop();
     group.assert_used_by(&one, 100).await;
@@ -115,7 +115,7 @@ async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues()
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_former_primary_that_still_answers_is_abandoned() {
     let group = Group::start().await;
-    let one = Living::begin(group.directory(), 1, 100);
+    let one = LiveInstance::begin(group.directory(), 1, 100);
     one.until_consistent().await;
     // Sentinel refuses until it has detected that the replica is synchronized, which it checks every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
@@ -132,7 +132,7 @@ async fn a_former_primary_that_still_answers_is_abandoned() {
 async fn an_instance_joins_without_its_sentinels_and_is_consistent_once_they_run() {
     let mut group = Group::start().await;
     group.sentinel.kill().await;
-    let one = Living::begin(group.directory(), 1, 10);
+    let one = LiveInstance::begin(group.directory(), 1, 10);
     sleep(2 * SECOND).await;
     assert!(one.heartbeat.consistent_since().is_none());
     group.sentinel.start_again().await;
@@ -159,7 +159,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
     assert!(error.contains("Redis Cluster"), "{error}");
     server.kill().await;
     let warnings = Warnings::watch();
-    let one = Living::begin(directory(&server), 1, 10);
+    let one = LiveInstance::begin(directory(&server), 1, 10);
     let connect = || {
         Cluster::redis(server.url())
             .advertise("10.0.0.7:9000")
@@ -220,7 +220,7 @@ async fn a_redis_that_evicts_is_logged_once() {
 async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     let server = Server::start_with(&["--requirepass", "secret"]).await;
     let url = format!("redis://:secret@127.0.0.1:{}", server.port());
-    let one = Living::begin(Limited::new(at(&url).unwrap()), 1, 10);
+    let one = LiveInstance::begin(Limited::new(at(&url).unwrap()), 1, 10);
     one.until_consistent().await;
     let mut operator = redis::Client::open(url)
         .unwrap()
@@ -273,7 +273,7 @@ mod tls {
         let mut server = Server::start_with_tls().await;
         let address = address(&server, server.folder());
         let directory = Limited::new(RedisDirectory::new(&address).unwrap());
-        let one = Living::begin(directory, 1, 100);
+        let one = LiveInstance::begin(directory, 1, 100);
         one.until_consistent().await;
         server.kill().await;
         one.until_not_consistent().await;

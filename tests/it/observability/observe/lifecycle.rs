@@ -7,14 +7,14 @@ use super::{GRACE, TICK, cut};
 use crate::setup::{Lines, Plan, Server, StoppedClock, for_servers};
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    the_life_of_an_orphan_is_logged_step_by_step,
-    the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
-    the_life_of_a_call_whose_client_resumes_is_logged,
+    the_lifecycle_of_an_orphan_is_logged_step_by_step,
+    the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
+    the_lifecycle_of_a_call_whose_client_resumes_is_logged,
     a_cancel_by_the_client_is_logged_as_one,
     a_cancel_is_never_an_error,
 });
 
-async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
+async fn the_lifecycle_of_an_orphan_is_logged_step_by_step(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
@@ -24,7 +24,7 @@ async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
     setup.events.ended(&mcp, 1).await;
 
     assert_eq!(
-        life(&lines),
+        lifecycle(&lines),
         [
             r#"TRACE … call started call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…""#,
             r#"DEBUG … client disconnected, waiting for resume call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" cause="disconnected" grace=20s"#,
@@ -33,7 +33,9 @@ async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
     );
 }
 
-async fn the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged(server: Server) {
+async fn the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_logged(
+    server: Server,
+) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = server.start().await;
@@ -44,19 +46,22 @@ async fn the_life_of_a_call_whose_client_disconnects_without_a_grace_is_logged(s
     call.fin();
     setup.events.ended(&mcp, 1).await;
 
-    let [_, gone, cancelled] = &*life(&lines) else {
+    let [_, disconnected, cancelled] = &*lifecycle(&lines) else {
         panic!("{lines:?}");
     };
     assert!(
-        gone.starts_with("DEBUG … client disconnected call=…"),
-        "{gone}"
+        disconnected.starts_with("DEBUG … client disconnected call=…"),
+        "{disconnected}"
     );
-    assert!(gone.ends_with(r#" cause="disconnected""#), "{gone}");
+    assert!(
+        disconnected.ends_with(r#" cause="disconnected""#),
+        "{disconnected}"
+    );
     let end = r#" lasted=1ms cause="disconnected" detached=0ns reason="client disconnected""#;
     assert!(cancelled.ends_with(end), "{cancelled}");
 }
 
-async fn the_life_of_a_call_whose_client_resumes_is_logged(server: Server) {
+async fn the_lifecycle_of_a_call_whose_client_resumes_is_logged(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
@@ -69,7 +74,7 @@ async fn the_life_of_a_call_whose_client_resumes_is_logged(server: Server) {
     setup.assert_completes("a", &mut resumed).await;
     setup.events.ended(&mcp, 1).await;
 
-    let [_, _, back, completed] = &*life(&lines) else {
+    let [_, _, back, completed] = &*lifecycle(&lines) else {
         panic!("{lines:?}");
     };
     assert!(back.starts_with("DEBUG … client resumed call=…"), "{back}");
@@ -90,8 +95,8 @@ async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
     assert_eq!(mcp.cancel(1).await, 202);
     setup.events.ended(&mcp, 1).await;
 
-    let life = life(&lines);
-    let end = life.last().expect("a line");
+    let lifecycle = lifecycle(&lines);
+    let end = lifecycle.last().expect("a line");
     assert!(end.starts_with("INFO … call cancelled call=…"), "{end}");
     assert!(end.ends_with(r#" reason="requested by the client""#));
 }
@@ -108,9 +113,9 @@ async fn a_cancel_is_never_an_error(server: Server) {
     cut(&setup, &mcp).await;
     let _late = setup.start_call(&mcp, 2, "hold", "b").await;
     let _closed = setup.start_call(&mcp, 3, "hold", "c").await;
-    let stranger = mcp.call("d", "hold", json!({ "label": "d" })).await;
+    let last = mcp.call("d", "hold", json!({ "label": "d" })).await;
     setup.witness.started("d").await;
-    stranger.rst();
+    last.rst();
     clock.advance(GRACE + TICK).await;
     setup.events.ended(&mcp, 1).await;
     clock.advance(GRACE).await;
@@ -122,7 +127,7 @@ async fn a_cancel_is_never_an_error(server: Server) {
 }
 
 /// Returns the lines of call 1, without the parts that vary between runs.
-fn life(lines: &Lines) -> Vec<String> {
+fn lifecycle(lines: &Lines) -> Vec<String> {
     let of_call = lines.that(|line| line.contains(r#" jsonrpc.request.id="1" "#));
     of_call.iter().map(|line| masked(line)).collect()
 }

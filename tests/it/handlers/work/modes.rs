@@ -16,7 +16,7 @@ const WINDOW: Duration = Duration::from_millis(100);
 const STORED: &str = "x-stored";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum TransportMode {
     Session,
     StatelessSse,
     StatelessJson,
@@ -26,39 +26,39 @@ pub(super) enum Way {
     NewestStored,
 }
 
-/// Makes every test that takes a [`Way`] one `#[tokio::test]` for each way.
-macro_rules! for_ways {
+/// Makes every test that takes a [`TransportMode`] one `#[tokio::test]` for each way.
+macro_rules! for_modes {
     ($($test:ident,)+) => {
-        for_ways!(@ session = Session, $($test,)+);
-        for_ways!(@ stateless_sse = StatelessSse, $($test,)+);
-        for_ways!(@ stateless_json = StatelessJson, $($test,)+);
-        for_ways!(@ newest = Newest, $($test,)+);
-        for_ways!(@ newest_stored = NewestStored, $($test,)+);
+        for_modes!(@ session = Session, $($test,)+);
+        for_modes!(@ stateless_sse = StatelessSse, $($test,)+);
+        for_modes!(@ stateless_json = StatelessJson, $($test,)+);
+        for_modes!(@ newest = Newest, $($test,)+);
+        for_modes!(@ newest_stored = NewestStored, $($test,)+);
     };
-    (@ $module:ident = $way:ident, $($test:ident,)+) => {
+    (@ $module:ident = $mode:ident, $($test:ident,)+) => {
         mod $module {
             $(
                 #[tokio::test]
                 async fn $test() {
-                    super::$test(super::Way::$way).await;
+                    super::$test(super::TransportMode::$mode).await;
                 }
             )+
         }
     };
 }
 
-pub(super) use for_ways;
+pub(super) use for_modes;
 
 /// A server, and a client that uses it in this way.
 pub(super) struct Bench {
-    pub(super) way: Way,
+    pub(super) mode: TransportMode,
     pub(super) setup: Setup,
     pub(super) mcp: Mcp,
 }
 
-// === impl Way ===
+// === impl TransportMode ===
 
-impl Way {
+impl TransportMode {
     pub(super) async fn start(self, handler: Scripted) -> Bench {
         let plan = Plan::of(match self {
             Self::Session => Server::Wrapped,
@@ -76,7 +76,7 @@ impl Way {
             _ => setup.mcp().await,
         };
         Bench {
-            way: self,
+            mode: self,
             setup,
             mcp,
         }
@@ -89,7 +89,7 @@ impl Bench {
     /// Starts a call and waits until its handler has started, and until its stream has begun if it has one.
     pub(super) async fn start_call(&self, id: i64, label: &str) -> Connection {
         let mut call = self.setup.start_call(&self.mcp, id, "any", label).await;
-        if self.way == Way::NewestStored {
+        if self.mode == TransportMode::NewestStored {
             // Before its first message, rmcp notices the disconnect itself.
             call.head().await;
             call.event().await.expect("an event");

@@ -9,7 +9,7 @@ use axum::{
     middleware::{Next, from_fn},
 };
 
-pub(crate) fn asking_first(router: Router) -> Router {
+pub(crate) fn slow_auth(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = request.into_parts();
         let body = to_bytes(body, usize::MAX).await.expect("a body");

@@ -25,7 +25,7 @@ const STORED: &str = "id: 2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"s
 
 /// What a client received of a body, and whether the body ended.
 #[derive(Debug)]
-struct Got {
+struct Received {
     text: String,
     has_ended: bool,
 }
@@ -55,7 +55,7 @@ fn stuck(beginning: impl Into<Bytes>) -> Body {
 async fn resumed_after(
     time: Duration,
     stored: impl Fn() -> Body + Clone + Send + Sync + 'static,
-) -> Got {
+) -> Received {
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
     let service = layer.layer(service_fn(move |request: Request<TeeBody<Body>>| {
         let stored = stored.clone();
@@ -91,7 +91,7 @@ async fn resumed_after(
         }
     };
     let has_ended = timeout(SOON, reading).await.is_ok();
-    Got { text, has_ended }
+    Received { text, has_ended }
 }
 
 #[tokio::test(start_paused = true)]

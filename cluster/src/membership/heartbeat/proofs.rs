@@ -1,0 +1,50 @@
+//! What the leases in the directory prove.
+
+use tokio::time::Instant;
+
+use super::Heartbeat;
+use crate::directory::{Directory as _, Leases};
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    /// Returns `true` if a record that was missing when `leases` was read does not exist.
+    pub(crate) fn proves(&self, leases: &Leases) -> bool {
+        let now = Instant::now();
+        let is_settled = {
+            let health = self.health();
+            health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
+        };
+        is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
+    }
+
+    /// Returns `true` if all that the directory may have lost has been written again.
+    ///
+    /// Then the owner in a record is the last owner, as far as this instance knows.
+    pub(crate) async fn is_up_to_date(&self) -> bool {
+        let leases = self.directory.leases().await;
+        leases.is_ok_and(|leases| self.proves(&leases))
+    }
+
+    /// Returns `true` if an answer that was missing before `leases` was read does not exist.
+    ///
+    /// Living instances have then rewritten all answers that the directory lost.
+    pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
+        self.proves(leases) && !leases.have_late_answers() && !self.has_late_answers()
+    }
+
+    /// Returns `true` if answers of calls of this instance are late, or will be written by calls of sessions that it must close.
+    pub(super) fn has_late_answers(&self) -> bool {
+        self.sessions.has_unclosed() || self.answers.are_late()
+    }
+
+    /// Returns `true` if `leases` were read in the run that answered the last heartbeat.
+    pub(crate) fn is_in_run(&self, leases: &Leases) -> bool {
+        self.health().run() == Some(&leases.run)
+    }
+
+    /// Returns `true` if all other living instances have written their sessions in this run.
+    fn all_have_written(&self, leases: &Leases) -> bool {
+        self.is_in_run(leases) && leases.all_have_written(self.me.incarnation)
+    }
+}

@@ -1,0 +1,135 @@
+//! A session manager that takes longer to close a session than the cluster waits.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::Stream;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use rmcp::{
+    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
+    transport::streamable_http_server::{
+        RestoreOutcome, SessionManager,
+        session::{
+            ServerSseMessage, SessionId,
+            local::{LocalSessionManager, LocalSessionManagerError},
+        },
+    },
+};
+use serde_json::json;
+use test_support::{Mcp, Mode, PATH, Tools, Witness, router, serve, within};
+use tokio::time::sleep;
+
+use super::{
+    node::{hash, pass},
+    steps::{directory, join_as, unreachable_owner},
+};
+use crate::membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Closes a session as rmcp's own manager does, and then takes this long, for example because it reports the end to a database.
+struct SlowClose(LocalSessionManager, Duration);
+
+impl SessionManager for SlowClose {
+    type Error = LocalSessionManagerError;
+    type Transport = <LocalSessionManager as SessionManager>::Transport;
+
+    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
+        self.0.create_session().await
+    }
+
+    async fn initialize_session(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<ServerJsonRpcMessage, Self::Error> {
+        self.0.initialize_session(id, message).await
+    }
+
+    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
+        self.0.has_session(id).await
+    }
+
+    async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
+        self.0.close_session(id).await?;
+        sleep(self.1).await;
+        Ok(())
+    }
+
+    async fn create_stream(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.0.create_stream(id, message).await
+    }
+
+    async fn accept_message(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<(), Self::Error> {
+        self.0.accept_message(id, message).await
+    }
+
+    async fn create_standalone_stream(
+        &self,
+        id: &SessionId,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.0.create_standalone_stream(id).await
+    }
+
+    async fn resume(
+        &self,
+        id: &SessionId,
+        last_event_id: String,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.0.resume(id, last_event_id).await
+    }
+
+    async fn restore_session(
+        &self,
+        id: SessionId,
+    ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
+        self.0.restore_session(id).await
+    }
+}
+
+/// A session is relinquished, and the next request restores it on the same instance. The close of the former session takes 8 s. Its call
+/// continues, and its client can resume.
+#[tokio::test]
+async fn a_session_that_was_restored_while_its_former_close_took_long_stays_open() {
+    let directory = directory();
+    let cluster = join_as(unreachable_owner(), &directory);
+    let manager = SlowClose(LocalSessionManager::default(), 8 * SECOND);
+    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::new(manager)));
+    let mut config = Mode::Session.config().with_sse_keep_alive(None);
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let witness = Witness::new();
+    let service = Tools::new(&witness).service_with(config, sessions);
+    let layer = cluster.protect(CancelOnDisconnectLayer::new());
+    let served = serve(router(service).layer(layer).layer(cluster.layer())).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+    let local = &cluster.router().sessions;
+    local.relinquish_to_owner(hash(&mcp), unreachable_owner());
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    // The instance waits 5 s for the close.
+    pass(6 * SECOND).await;
+    assert_eq!(within("a head", call.head()).await.status, 200);
+    let named = within("an event", call.event()).await.unwrap().id.unwrap();
+    within("the call", witness.started("a")).await;
+    assert!(local.is_open(hash(&mcp)));
+    pass(4 * SECOND).await;
+    assert!(local.is_open(hash(&mcp)), "the former close has ended");
+    assert_eq!(local.has_params(mcp.session_id().unwrap()), Some(true));
+    call.fin();
+    pass(SECOND).await;
+    let mut resumed = mcp.resume(&named).await;
+    assert_eq!(within("a head", resumed.head()).await.status, 200);
+    witness.release("a");
+    let messages = within("an answer", resumed.messages()).await;
+    assert!(
+        messages.last().unwrap()["result"].is_object(),
+        "{messages:?}"
+    );
+}
