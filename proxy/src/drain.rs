@@ -2,8 +2,8 @@
 //!
 //! 1. `/readyz` returns 503. Clients may still resume to get their answers.
 //! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events. It also waits
-//!    for clients that are away and have an answer, while they may still resume within their reconnect delay. Then the remaining
-//!    calls are cancelled: their clients get an error, and their servers a cancel.
+//!    for clients that are away and have an answer, while they may still resume within their reconnect delay, and for the calls
+//!    of `keep_running`. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
 //! 3. No connection is accepted any more, and open ones are closed. They may stay open for the rest of `--drain` while any of
 //!    them has a response that has begun, or a request in flight that is not a GET. At the same time the processes of sessions
 //!    are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.

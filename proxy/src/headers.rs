@@ -45,19 +45,39 @@ pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a 
     value.filter(|value| !value.is_empty())
 }
 
-/// Returns `true` if a client accepts this media type. Parameters are ignored.
+/// Returns `true` if a client accepts this media type. Of the ranges that match it, the most specific one counts (RFC 9110,
+/// section 12.5.1).
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
-    let mut ranges = headers
+    let ranges = headers
         .get_all(header::ACCEPT)
         .iter()
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .map(essence);
-    ranges.any(|range| {
-        let its = range.strip_suffix(b"/*").unwrap_or_default();
-        range.eq_ignore_ascii_case(wanted.as_bytes())
-            || range == b"*/*"
-            || its.eq_ignore_ascii_case(family.as_bytes())
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let matching = ranges.filter_map(|range| {
+        let its = essence(range);
+        let its_family = its.strip_suffix(b"/*").unwrap_or_default();
+        let specificity = if its.eq_ignore_ascii_case(wanted.as_bytes()) {
+            2
+        } else if its_family.eq_ignore_ascii_case(family.as_bytes()) {
+            1
+        } else if its == b"*/*" {
+            0
+        } else {
+            return None;
+        };
+        Some((specificity, !has_zero_weight(range)))
+    });
+    matching.max().is_some_and(|(_, is_accepted)| is_accepted)
+}
+
+/// Returns `true` if a range has the weight zero, which means "not acceptable" (RFC 9110, section 12.4.2).
+fn has_zero_weight(range: &[u8]) -> bool {
+    let mut parameters = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+    parameters.any(|parameter| {
+        let weight = parameter
+            .strip_prefix(b"q=")
+            .or(parameter.strip_prefix(b"Q="));
+        weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
     })
 }
 
@@ -109,19 +129,28 @@ mod tests {
     }
 
     #[test]
-    fn the_accept_header_is_case_insensitive() {
+    fn the_most_specific_range_of_the_accept_header_counts() {
         for accept in [
             "text/event-stream",
             "application/json, Text/Event-Stream;q=0.5",
             "*/*",
             "text/*",
+            "*/*;q=0, text/event-stream",
+            "text/event-stream; q=0, text/event-stream",
         ] {
             assert!(
                 accepts(&headers(&[("accept", accept)]), "text/event-stream"),
                 "{accept}"
             );
         }
-        for accept in ["application/json", "text/html", "", "application/*"] {
+        for accept in [
+            "application/json",
+            "text/html",
+            "",
+            "application/*",
+            "application/json, text/event-stream;q=0",
+            "*/*, text/event-stream; Q=0.000",
+        ] {
             assert!(
                 !accepts(&headers(&[("accept", accept)]), "text/event-stream"),
                 "{accept}"

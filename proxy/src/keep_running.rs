@@ -2,12 +2,17 @@
 //!
 //! These are the calls of tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats the end of a
 //! connection as the cancel of its call. So a task reads the response of such a call to its end, whether or not the client is
-//! connected. The task closes the connection earlier only if the call's token fires, or at the call timeout.
+//! connected. The task closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A
+//! request that cannot be read may be such a call, and is handled as one.
 
 use std::{
     convert::Infallible,
+    future::pending,
     mem,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -20,7 +25,7 @@ use futures_util::{
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use mcp_cancel_on_disconnect::{CallToken, Grace};
+use mcp_cancel_on_disconnect::{CallToken, CancelReason, Grace};
 use tokio::{
     sync::{mpsc, oneshot},
     time::sleep,
@@ -32,7 +37,7 @@ use crate::{
     config::Config,
     headers::{PROTOCOL_VERSION, SESSION_ID, exactly_one, has_sessions},
     http_service::{HttpService, ResponseFuture, read_whole},
-    message::{Kind, MAX_BODY, Message},
+    message::{Kind, MAX_BODY, Message, batch},
     refusal,
 };
 
@@ -46,7 +51,15 @@ pub(crate) struct KeepRunning<S> {
     inner: S,
     /// `None` if no call can need this.
     graces: Option<Graces>,
+    background_calls: BackgroundCalls,
 }
+
+/// The number of calls that are read whether or not their clients are connected. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BackgroundCalls(Arc<AtomicUsize>);
+
+/// One of the [`BackgroundCalls`], until it is dropped.
+struct CountedCall(BackgroundCalls);
 
 /// A call whose response is read whether or not its client is connected.
 struct BackgroundCall {
@@ -55,6 +68,7 @@ struct BackgroundCall {
     /// The call timeout. The layer does not observe the end of a call whose client disconnected before the head.
     call_timeout: Option<Duration>,
     head: oneshot::Sender<Response<Body>>,
+    _counted: CountedCall,
 }
 
 // === impl Graces ===
@@ -79,14 +93,35 @@ impl Graces {
         self.is_exempt(tool) || self.of(tool) == Grace::Never
     }
 
+    /// Returns `true` if a body may have a call that no disconnect cancels.
+    fn may_contain_kept_call(&self, body: &[u8]) -> bool {
+        let messages = batch(body).unwrap_or_else(|| vec![body]);
+        messages.into_iter().any(|message| {
+            // Another parser may read the message.
+            Message::read(message).is_none_or(|message| self.may_be_kept_call(&message))
+        })
+    }
+
+    fn may_be_kept_call(&self, message: &Message<'_>) -> bool {
+        let tool = message.tool();
+        let is_any_tool = tool.is_none() && message.method.as_deref() == Some("tools/call");
+        message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
+    }
+
     /// Reads the response of a call in a task of its own, and returns it for the client.
-    async fn detach(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
+    async fn detach(
+        &self,
+        token: CallToken,
+        answering: ResponseFuture,
+        counted: CountedCall,
+    ) -> Response<Body> {
         let (head, response) = oneshot::channel();
         let detached = BackgroundCall {
             token,
             answering,
             call_timeout: self.0.call_timeout,
             head,
+            _counted: counted,
         };
         tokio::spawn(detached.read().in_current_span());
         response.await.unwrap_or_else(|_| {
@@ -109,7 +144,16 @@ impl<S> KeepRunning<S> {
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
         let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
-        Self { inner, graces }
+        Self {
+            inner,
+            graces,
+            background_calls: BackgroundCalls::default(),
+        }
+    }
+
+    /// Returns the calls that a shutdown should wait for. The layer tracks such a call only while its client is connected.
+    pub(crate) fn background_calls(&self) -> BackgroundCalls {
+        self.background_calls.clone()
     }
 }
 
@@ -131,24 +175,21 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
             return Either::Left(self.inner.call(request));
         }
         let (graces, token) = (graces.clone(), token.clone());
+        let background_calls = self.background_calls.clone();
         let inner = self.inner.clone();
         // The service that was polled ready must be called, not its clone.
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
             let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
-                Ok(body) => {
-                    let message =
-                        Message::read(&body).filter(|message| message.kind == Kind::Request);
-                    let keeps_running = message
-                        .is_some_and(|message| graces.keeps_running(message.tool().as_deref()));
-                    (keeps_running, Body::from(body))
-                }
+                Ok(body) => (graces.may_contain_kept_call(&body), Body::from(body)),
                 Err(body) => (false, body),
             };
             let answering = inner.call(Request::from_parts(parts, body));
             if keeps_running {
-                Ok(graces.detach(token, Box::pin(answering)).await)
+                Ok(graces
+                    .detach(token, Box::pin(answering), background_calls.count())
+                    .await)
             } else {
                 answering.await
             }
@@ -162,6 +203,27 @@ fn has_session(headers: &HeaderMap) -> bool {
         && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
 }
 
+// === impl BackgroundCalls ===
+
+impl BackgroundCalls {
+    fn count(&self) -> CountedCall {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        CountedCall(self.clone())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+// === impl CountedCall ===
+
+impl Drop for CountedCall {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 // === impl BackgroundCall ===
 
 impl BackgroundCall {
@@ -170,7 +232,7 @@ impl BackgroundCall {
         let ended_by = OptionFuture::from(self.call_timeout.map(sleep));
         tokio::select! {
             () = self.read_whole() => {}
-            () = token.cancelled() => {}
+            () = cancelled(token) => {}
             Some(()) = ended_by => {}
         }
     }
@@ -199,5 +261,15 @@ impl BackgroundCall {
         if frames.reserve().await.is_err() {
             self.token.answered();
         }
+    }
+}
+
+/// Waits until a call is cancelled for another reason than a disconnect.
+///
+/// The token of a request that is no call for the layer fires at a disconnect, whatever the grace.
+async fn cancelled(token: CallToken) {
+    token.cancelled().await;
+    if token.reason() == Some(CancelReason::ClientDisconnected) {
+        pending().await
     }
 }

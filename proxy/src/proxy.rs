@@ -34,7 +34,7 @@ use crate::{
     event_store::EventStore,
     frontend::{Frontend, FrontendLimits, RequestFilter},
     http_service::{InnerService, OuterService},
-    keep_running::{Graces, KeepRunning},
+    keep_running::{BackgroundCalls, Graces, KeepRunning},
     listing::Listing,
     log,
     public_url::PublicUrl,
@@ -210,6 +210,7 @@ impl Proxy {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
         let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
+        let background_calls = service.background_calls();
         let service = Listing::new(service, named, self.tools.clone());
         #[cfg(feature = "otel")]
         let service = TracedBodies(service);
@@ -226,7 +227,8 @@ impl Proxy {
             let left = || self.config.drain.saturating_sub(begun.elapsed());
             // A call ends with its answer. So a drain alone could find no call, and close the stream while its client still
             // reads the answer.
-            let _in_time = timeout(left(), wait_until_answers_read(&self.server)).await;
+            let answers_read = wait_until_answers_read(&self.server, &background_calls);
+            let _in_time = timeout(left(), answers_read).await;
             let cancelled = calls.drain(left()).await.cancelled;
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
@@ -263,10 +265,10 @@ impl Proxy {
     }
 }
 
-/// Waits until [`Server::is_in_progress`] returns `false`.
-async fn wait_until_answers_read(server: &Server) {
+/// Waits until [`Server::is_in_progress`] returns `false`, and no call is read in the background.
+async fn wait_until_answers_read(server: &Server, background_calls: &BackgroundCalls) {
     // Polled, because nothing signals that a client has read an answer.
-    while server.is_in_progress() {
+    while server.is_in_progress() || !background_calls.is_empty() {
         sleep(POLL_INTERVAL).await;
     }
 }

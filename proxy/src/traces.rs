@@ -1,7 +1,7 @@
 //! Traces for OpenTelemetry, over OTLP (feature `otel`).
 //!
 //! 1. Without `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` there are no traces, and `traceparent` passes
-//!    as it is.
+//!    as it is. The same holds with one of `OFF`.
 //! 2. Each POST is a span, whose parent is that of its `traceparent`. The server gets the span as the parent of its own.
 //! 3. The span of a call has the names of method and tool, and lasts until the call has ended, even without a client. It has the
 //!    outcome, and the layer's log lines are its events. No header, no parameter and no path is shown.
@@ -59,6 +59,12 @@ const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
+/// The variables and values of OpenTelemetry that turn traces off.
+const OFF: [(&str, &str); 2] = [
+    ("OTEL_SDK_DISABLED", "true"),
+    ("OTEL_TRACES_EXPORTER", "none"),
+];
+
 /// Time to send spans: 5 s.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -101,7 +107,10 @@ impl Traces {
     /// Begins to send spans, if the environment names a collector. Must be called on a runtime.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
-        if !ENDPOINTS.iter().any(is_set) {
+        let is_off = OFF
+            .iter()
+            .any(|(name, off)| env::var(name).is_ok_and(|value| value.eq_ignore_ascii_case(off)));
+        if is_off || !ENDPOINTS.iter().any(is_set) {
             return Ok(None);
         }
         let exporter = SpanExporter::builder()

@@ -5,7 +5,10 @@
 
 use axum::{
     Json, Router,
-    extract::{Path, Query, Request, State, rejection::QueryRejection},
+    extract::{
+        Path, Query, Request, State,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::{HeaderMap, HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state, map_response},
     response::{IntoResponse as _, Response},
@@ -60,7 +63,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 async fn cancel(
     State(page): State<Page>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     source: Result<Query<Source>, QueryRejection>,
 ) -> (StatusCode, Json<Value>) {
     let Ok(Query(source)) = source else {
@@ -71,6 +74,7 @@ async fn cancel(
         let text = "the call belonged to another process of the proxy";
         return (StatusCode::CONFLICT, error(text));
     }
+    let id = id.map_or_else(|_| String::new(), |Path(id)| id);
     if id.parse().is_ok_and(|id| page.cancel(id)) {
         let cancelled = json!({ "call": id, "cancelled": true });
         return (StatusCode::OK, Json(cancelled));

@@ -24,7 +24,7 @@ mod budget;
 mod call;
 mod credentials;
 mod event;
-mod pong;
+mod ping;
 mod read;
 mod resumable;
 mod ring;

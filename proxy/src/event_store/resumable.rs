@@ -38,7 +38,7 @@ use tracing::Instrument as _;
 use super::{
     call::Call,
     credentials::Credentials,
-    pong,
+    ping::Ping,
     sessions::{EventStore, Lookup, unknown_event},
     stream::Stream,
     upstream::{Answer, PendingResponse, Writer},
@@ -183,8 +183,9 @@ where
         if !stream.has_credentials_of(&request) {
             let credentials = Credentials::of(&request);
             let _pending_check = stream.begin_check();
-            let answer = self.forward(ping(request)).await;
-            if let Some(refused) = pong::refused(answer).await {
+            let ping = Ping::new();
+            let answer = self.forward(request_of_ping(request, &ping)).await;
+            if let Some(refused) = ping.refused(answer).await {
                 return refused;
             }
             stream.accept_credentials(credentials);
@@ -363,9 +364,8 @@ fn with_request_id(
 }
 
 /// Returns a `ping` with the credentials of a client that resumes.
-fn ping(resume: Request<Body>) -> Request<Body> {
-    let id = pong::ID;
-    let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
+fn request_of_ping(resume: Request<Body>, ping: &Ping) -> Request<Body> {
+    let ping = ping.message();
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
     // The `ping` is not one of the client's calls.

@@ -368,6 +368,11 @@ impl Ring {
         self.reader.is_some()
     }
 
+    /// Returns the number of readers that have detached.
+    pub(crate) fn detached_readers(&self) -> u64 {
+        self.readers - u64::from(self.reader.is_some())
+    }
+
     /// Returns `true` if it had readers, and all of them have detached.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.readers > 0 && self.reader.is_none()

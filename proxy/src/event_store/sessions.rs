@@ -27,8 +27,11 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a cancel is postponed while the server checks a client that resumes: 1 s.
+/// How long a cancel is postponed while a client reads the stream, or the server checks a client that resumes: 1 s.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
+
+/// How much later than the layer the event store may detect a disconnect: 100 ms.
+const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
 
 /// The event store: all sessions of a server. Clones share it.
 #[derive(Debug, Clone)]
@@ -151,17 +154,25 @@ impl EventStore {
     /// Decides for the layer whether an orphan may be cancelled.
     ///
     /// This is the decision for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed
-    /// while the server checks whether a client that resumes may read the stream.
+    /// while the server checks whether a client that resumes may read the stream. It is also postponed while a client reads the
+    /// stream, and for the grace after that: the layer does not detect a resume at another path of the server.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
             let session = self.session(id)?;
             session.find(&IdKey::of_call(call.request_id()))
         });
-        if stream.is_some_and(|stream| stream.is_being_checked()) {
-            Confirmation::Postpone(RECHECK_DELAY)
-        } else {
-            Confirmation::Cancel
+        let Some(stream) = stream else {
+            return Confirmation::Cancel;
+        };
+        let unread_since = stream.unread_since().filter(|_| !stream.is_being_checked());
+        let Some(unread_since) = unread_since else {
+            return Confirmation::Postpone(RECHECK_DELAY);
+        };
+        let unread_for = unread_since.map_or(Duration::MAX, |since| since.elapsed());
+        match orphan.grace().saturating_sub(unread_for) {
+            left if left > DETECTION_TOLERANCE => Confirmation::Postpone(left),
+            _ => Confirmation::Cancel,
         }
     }
 

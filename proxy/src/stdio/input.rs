@@ -35,7 +35,12 @@ const MAX_BYTES: usize = 8 * 1024 * 1024;
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed: 30 s.
+///
+/// A stall of the program, perhaps together with the process, counts as one of the [`WRITE_CHECKS`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Number of checks within [`WRITE_TIMEOUT`]: 30.
+const WRITE_CHECKS: u32 = 30;
 
 /// The sending end of the queue.
 #[derive(Debug)]
@@ -176,13 +181,17 @@ impl InputWriter {
     ) -> Stopped {
         while let Some(next) = self.0.recv().await {
             let mut rest = next.line.chain(&b"\n"[..]);
+            let mut unread = 0;
             while rest.has_remaining() {
                 let before = backpressure.times();
-                match timeout(WRITE_TIMEOUT, to.write_buf(&mut rest)).await {
-                    Ok(Ok(1..)) => {}
+                match timeout(WRITE_TIMEOUT / WRITE_CHECKS, to.write_buf(&mut rest)).await {
+                    Ok(Ok(1..)) => unread = 0,
                     Ok(_) => return Stopped::Closed,
-                    Err(_) if backpressure.is_on() || backpressure.times() != before => {}
-                    Err(_) => return Stopped::Stuck,
+                    Err(_) if backpressure.is_on() || backpressure.times() != before => unread = 0,
+                    Err(_) => unread += 1,
+                }
+                if unread == WRITE_CHECKS {
+                    return Stopped::Stuck;
                 }
             }
         }
@@ -332,6 +341,26 @@ mod tests {
             Stopped::Stuck
         );
         assert!(begun.elapsed() >= WRITE_TIMEOUT);
+    }
+
+    /// `advance` stands for a time in which the program is suspended, perhaps together with the process.
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_of_the_program_does_not_count() {
+        let (input, waiting) = queue();
+        input.reserve(10, false).unwrap().send(line(10));
+        let (to, _from) = duplex(4);
+        let backpressure = Backpressure::default();
+        let mut write = std::pin::pin!(waiting.write(to, &backpressure));
+        let stalled = async {
+            tokio::time::sleep(WRITE_TIMEOUT / 3).await;
+            tokio::time::advance(2 * WRITE_TIMEOUT).await;
+            tokio::time::sleep(WRITE_TIMEOUT / 3).await;
+        };
+        tokio::select! {
+            stopped = &mut write => panic!("{stopped:?}"),
+            () = stalled => {}
+        }
+        assert_eq!(write.await, Stopped::Stuck);
     }
 
     #[tokio::test(start_paused = true)]

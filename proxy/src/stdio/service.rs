@@ -28,7 +28,7 @@ use super::{
     Options, Program,
     end_counts::EndCounts,
     restart_backoff::RestartBackoff,
-    session::{EndReason, SendError, Session},
+    session::{EndReason, SendError, Session, SessionUse},
     task::{STOP_TIMEOUT, SessionEnd},
 };
 use crate::{
@@ -62,6 +62,7 @@ pub struct Stats {
 }
 
 /// The session and the revision that the head of a request names.
+#[derive(Clone, Copy)]
 struct Head<'a> {
     session: Option<&'a str>,
     revision: Option<&'a str>,
@@ -179,6 +180,14 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
+        // The layer marks the cancels that it replays.
+        let token = parts.extensions.get::<CallToken>();
+        let is_clients = token.is_none_or(|token| !token.is_replay());
+        let head = Head::read(&parts.headers);
+        // Before the body arrives, which may take long.
+        let session = head
+            .ok()
+            .and_then(|head| self.0.use_session(head.session?, is_clients));
         if !accepts(&parts.headers, JSON) || !accepts(&parts.headers, EVENT_STREAM) {
             let text = "the client must accept both application/json and text/event-stream";
             return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
@@ -206,7 +215,7 @@ impl Stdio {
             return not_a_message(&line);
         };
         let id = message.id.filter(|_| message.kind == Kind::Request);
-        let head = match Head::read(&parts.headers) {
+        let head = match head {
             Ok(head) => head,
             Err(text) => return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text),
         };
@@ -218,28 +227,24 @@ impl Stdio {
         }
         let is_initialize =
             message.kind == Kind::Request && message.method.as_deref() == Some("initialize");
-        let session = match head.session {
-            None if is_initialize => {
+        let session = match (head.session, session) {
+            (None, _) if is_initialize => {
                 return self
                     .begin(&message, &parts, line.clone())
                     .await
                     .unwrap_or_else(|refused| *refused);
             }
-            None => {
+            (None, _) => {
                 let text = "a request without a session: send initialize first, and then the Mcp-Session-Id of its response";
                 return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
             }
-            Some(session) => match self.0.session(session) {
-                Some(session) => session,
-                None => return not_found(id),
-            },
+            (_, Some(session)) => session,
+            (_, None) => return not_found(id),
         };
         if is_initialize {
             let text = "the session is already initialized";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
-        // The layer marks the cancels that it replays.
-        let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let sent = match message.kind {
             Kind::Request => send_request(&session, &message, &parts, line.clone()),
@@ -259,14 +264,11 @@ impl Stdio {
             return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
         }
         let bad = |text: &str| refusal::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
-        let id = match Head::read(headers) {
-            Ok(Head {
-                session: Some(id), ..
-            }) => id,
-            Ok(_) => return bad("a request without a session"),
+        let id = match Head::session_of(headers) {
+            Ok(id) => id,
             Err(text) => return bad(text),
         };
-        let session = self.0.session(id).filter(|session| session.mark_used());
+        let session = self.0.use_session(id, true);
         // An empty id is no id (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
@@ -291,18 +293,8 @@ impl Stdio {
     }
 
     fn delete(&self, headers: &HeaderMap) -> Response<Body> {
-        let id = match Head::read(headers) {
-            Ok(Head {
-                session: Some(id), ..
-            }) => id,
-            Ok(_) => {
-                return refusal::error(
-                    StatusCode::BAD_REQUEST,
-                    None,
-                    INVALID_REQUEST,
-                    "a request without a session",
-                );
-            }
+        let id = match Head::session_of(headers) {
+            Ok(id) => id,
             Err(text) => {
                 return refusal::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
             }
@@ -335,8 +327,9 @@ impl Service<Request<Body>> for Stdio {
 // === impl Inner ===
 
 impl Inner {
-    fn session(&self, id: &str) -> Option<Arc<Session>> {
-        self.live().sessions.get(id).cloned()
+    fn use_session(&self, id: &str, is_clients: bool) -> Option<SessionUse> {
+        let session = self.live().sessions.get(id).cloned();
+        session?.begin_use(is_clients)
     }
 
     pub(super) fn live(&self) -> MutexGuard<'_, Live> {
@@ -384,6 +377,12 @@ impl<'a> Head<'a> {
             revision: single(headers, &PROTOCOL_VERSION)
                 .map_err(|_| "the request must have at most one readable MCP-Protocol-Version")?,
         })
+    }
+
+    /// Returns the session of a request that must have one.
+    fn session_of(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
+        let session = Self::read(headers)?.session;
+        session.ok_or("a request without a session")
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::{
     fmt,
-    sync::{Mutex, MutexGuard},
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -49,11 +50,20 @@ pub(super) struct Timeouts {
     pub(super) lost: Duration,
 }
 
+/// A request, which uses its session until this is dropped: while its body arrives, and until its message is sent.
+pub(super) struct SessionUse {
+    session: Arc<Session>,
+    /// The request is not a cancel of the layer.
+    is_clients: bool,
+}
+
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) used: Instant,
-    /// The client has read the standalone stream since its last request, or during it.
-    pub(super) has_stream: bool,
+    /// Number of requests that use the session now.
+    requests: usize,
+    /// How often the client had disconnected from the standalone stream when its last request ended.
+    disconnects: u64,
     /// The client has sent something after `initialize`.
     pub(super) is_begun: bool,
     /// The server has sent an answer.
@@ -112,7 +122,8 @@ impl Session {
         let state = State {
             routes: Routes::new(kill_after),
             used: Instant::now(),
-            has_stream: false,
+            requests: 0,
+            disconnects: 0,
             is_begun: false,
             has_answered: false,
             stopped: None,
@@ -144,8 +155,6 @@ impl Session {
         let token = message.params().progress_token.and_then(key);
         let permit = self.input.reserve(line.len(), false)?;
         let mut state = self.state();
-        self.record_request(&mut state, Instant::now());
-        state.is_begun |= !is_first;
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
         // A client cannot resume before it has its session id.
@@ -168,15 +177,12 @@ impl Session {
             if state.stopped.is_some() {
                 return Err(SendError::SessionEnded);
             }
-            let now = Instant::now();
-            self.record_request(&mut state, now);
-            state.is_begun = true;
             let cancelled = message
                 .params()
                 .request_id
                 .filter(|_| is_cancel)
                 .and_then(key);
-            let evicted = cancelled.and_then(|id| state.routes.on_cancelled(&id, now));
+            let evicted = cancelled.and_then(|id| state.routes.on_cancelled(&id, Instant::now()));
             // Sent under the lock, so a request that reuses the id from now on is queued after the cancel.
             permit.send(line);
             drop(state);
@@ -206,21 +212,28 @@ impl Session {
         own.unwrap_or_else(|| line.clone())
     }
 
-    /// Records that the client uses the session. Returns `false` if the session has ended.
-    pub(super) fn mark_used(&self) -> bool {
-        let mut state = self.state();
-        self.record_request(&mut state, Instant::now());
-        state.is_begun = true;
-        state.stopped.is_none()
+    /// Begins a request. Returns `None` if the session has ended.
+    pub(super) fn begin_use(self: Arc<Self>, is_clients: bool) -> Option<SessionUse> {
+        {
+            let mut state = self.state();
+            if state.stopped.is_some() {
+                return None;
+            }
+            state.requests += 1;
+            state.is_begun |= is_clients;
+        }
+        Some(SessionUse {
+            session: self,
+            is_clients,
+        })
     }
 
-    /// Restarts the timeouts. The client does not count as disconnected, even if it does not read the standalone stream.
-    fn record_request(&self, state: &mut State, now: Instant) {
-        state.used = now;
-        state.has_stream = self.standalone.is_attached();
+    /// Returns `true` if the client has disconnected from the standalone stream since its last request, and has no other.
+    pub(super) fn is_lost(&self, state: &State) -> bool {
+        self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }
 
-    /// Returns `true` if a call is open, or the server waits for a client to read an answer.
+    /// Returns `true` during a request, if a call is open, or if the server waits for a client to read an answer.
     pub(super) fn is_working(&self, state: &State) -> bool {
         // An `initialize` is not cancelled when its client disconnects.
         let has_open_call = if state.is_begun {
@@ -229,7 +242,7 @@ impl Session {
             state.routes.streams().any(Stream::is_attached)
         };
         // A call whose answer waits for its client is no longer open, so it is visible only as backpressure.
-        has_open_call || self.backpressure.is_on()
+        state.requests > 0 || has_open_call || self.backpressure.is_on()
     }
 
     /// Returns when the session was last used, by a request or a stream. Returns `None` if it is in use.
@@ -293,6 +306,28 @@ pub(super) fn key(text: &str) -> Option<IdKey> {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Session({})", self.log_id)
+    }
+}
+
+// === impl SessionUse ===
+
+impl Deref for SessionUse {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Drop for SessionUse {
+    fn drop(&mut self) {
+        let mut state = self.state();
+        state.requests -= 1;
+        // A cancel does not show that the client is there.
+        if self.is_clients {
+            state.used = Instant::now();
+            state.disconnects = self.standalone.disconnects();
+        }
     }
 }
 

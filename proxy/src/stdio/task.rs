@@ -43,6 +43,12 @@ const MIN_BLOCKED: Duration = Duration::from_millis(1);
 /// Interval of the checks of a session whose process is blocked: 100 ms.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Minimum lateness of a check that shows a stall of the program, for example because it was suspended: 100 ms.
+const MIN_STALL: Duration = Duration::from_millis(100);
+
+/// Interval of the checks of a session with a cancelled call: 100 ms. So nearly all of a stall counts as one.
+const CANCELLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 const ANSWER_NOT_READ: &str = "the session ended before its client had read the answer";
 
 const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
@@ -294,7 +300,9 @@ impl Session {
                 let (idle, why) = self.idle_at(&mut state, now);
                 // The client may disconnect meanwhile.
                 let next = idle.min(now + self.timeouts.lost / 4 + Duration::from_millis(1));
-                let next = state.routes.next_due().map_or(next, |due| due.min(next));
+                let next = state.routes.next_due().map_or(next, |due| {
+                    due.min(next).min(now + CANCELLED_CHECK_INTERVAL)
+                });
                 let next = if is_blocked {
                     // No call is overdue while the process is blocked.
                     next.max(now + BLOCKED_CHECK_INTERVAL)
@@ -329,6 +337,20 @@ impl Session {
                 () = sleep_until(next) => {}
                 () = self.changed.notified() => {}
             }
+            self.exclude_stall(next);
+        }
+    }
+
+    /// Restarts the timeouts of the session if a check that was `due` is late, and lets cancelled calls have the time again.
+    ///
+    /// Requests that arrived during the stall are unread, and the process may have stalled as well.
+    fn exclude_stall(&self, due: Instant) {
+        let now = Instant::now();
+        let late = now.saturating_duration_since(due);
+        if late >= MIN_STALL {
+            let mut state = self.state();
+            state.used = now;
+            state.routes.add_blocked_time(now, late);
         }
     }
 
@@ -339,9 +361,7 @@ impl Session {
         } else {
             self.timeouts.idle.min(UNUSED_TIMEOUT)
         };
-        state.has_stream |= self.standalone.is_attached();
-        let is_lost = state.has_stream && self.standalone.lost_all_readers();
-        let (timeout, why) = if is_lost && self.timeouts.lost < timeout {
+        let (timeout, why) = if self.timeouts.lost < timeout && self.is_lost(state) {
             (self.timeouts.lost, EndReason::Lost)
         } else {
             (timeout, EndReason::Idle)

@@ -9,8 +9,6 @@ use mcp_cancel_proxy::event_store::{EventStore, Limits};
 
 use crate::{WITH_PRIMING, scripted::*};
 
-const PONG: &str = r#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","result":{}}"#;
-
 fn with(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<Body> {
     for (name, value) in fields {
         let value = value.parse().unwrap();
@@ -103,7 +101,7 @@ async fn the_cancel_has_the_url_that_was_accepted_last() {
     let mut resumed = resumed(SESSION, &last.unwrap());
     *resumed.uri_mut() = "/mcp?key=new".parse().unwrap();
     let waiting = setup.send(resumed);
-    setup.next().await.json(PONG);
+    setup.next().await.pong();
     drop(in_time(waiting).await.unwrap());
     let cancel = setup.next().await;
     assert!(cancel.body.contains("notifications/cancelled"));
@@ -120,24 +118,25 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
             .body(Body::from(body.to_owned()))
             .unwrap()
     };
-    let error = PONG.replace(
+    let pong = pong_of("ID");
+    let error = pong.replace(
         r#""result":{}"#,
         r#""error":{"code":-32001,"message":"no"}"#,
     );
     let without_ping = error.replace("-32001", "-32601");
     let log = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
-    let too_long = format!("{}{PONG}", " ".repeat(64 * 1024));
+    let too_long = format!("{}{pong}", " ".repeat(64 * 1024));
     let stream = |message: &str| format!(": hi\n\ndata: {log}\n\ndata: {message}\n\n");
     for (content_type, body, accepted) in [
         ("application/json", &*error, false),
         ("text/event-stream", &stream(&error), false),
         ("text/event-stream", ": nothing\n\n", false),
         ("text/html", "<html>log in</html>", false),
-        ("text/html", PONG, false),
+        ("text/html", &pong, false),
         ("application/json", &too_long, false),
-        ("application/json", PONG, true),
+        ("application/json", &pong, true),
         ("application/json", &without_ping, true),
-        ("text/event-stream", &stream(PONG), true),
+        ("text/event-stream", &stream(&pong), true),
     ] {
         let mut setup = Setup::begun(WITH_PRIMING).await;
         let (client, server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
@@ -145,7 +144,8 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
         let other = with(resumed(SESSION, &last), &[("x-api-key", "other")]);
         let waiting = setup.send(other);
         let ping = setup.next().await;
-        ping.answer(response(content_type, body));
+        let body = body.replace("ID", &ping.id());
+        ping.answer(response(content_type, &body));
         let mut resumed = in_time(waiting).await.unwrap();
         let status = if accepted { 200 } else { 403 };
         assert_eq!(resumed.status, status, "{content_type} {body:.100}");
@@ -157,6 +157,20 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
             assert_eq!(cancel.headers["x-api-key"], "owner");
         }
     }
+}
+
+/// A client may resume all streams of a session with a fresh token. Servers route answers by their ids.
+#[tokio::test(start_paused = true)]
+async fn each_ping_has_an_id_of_its_own() {
+    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let (_client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    let resume = || with(resumed(SESSION, &last), &[("authorization", "new")]);
+    let one = (setup.send(resume()), setup.next().await);
+    let other = (setup.send(resume()), setup.next().await);
+    one.1.json(&pong_of(&other.1.id()));
+    assert_eq!(in_time(one.0).await.unwrap().status, 403);
+    other.1.pong();
+    assert_eq!(in_time(other.0).await.unwrap().status, 200);
 }
 
 /// A gateway that never ends its answer delays the client for 10 s at most.
@@ -227,7 +241,7 @@ async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
     assert!(setup.arrived.is_empty(), "no cancel");
     server.message(&answer(1)).await;
     settle().await;
-    ping.json(PONG);
+    ping.pong();
     let mut client = in_time(waiting).await.unwrap();
     assert_eq!(client.event().await.unwrap().data, answer(1));
     assert_eq!(setup.outcome().await, Outcome::Completed);
@@ -252,6 +266,28 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
     assert_eq!(setup.outcome().await, orphaned);
 }
 
+/// For example, with a fresh key in the path. To the layer, a session belongs to its path.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
+    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let (client, _server, last) = begun(&mut setup, &[]).await;
+    drop(client);
+    let mut resume = resumed(SESSION, &last);
+    *resume.uri_mut() = "/mcp/other".parse().unwrap();
+    let waiting = setup.send(resume);
+    setup.next().await.pong();
+    let client = in_time(waiting).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(setup.arrived.is_empty(), "its client reads");
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    assert!(setup.arrived.is_empty(), "its client may resume");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let cancel = setup.next().await;
+    assert!(cancel.body.contains("notifications/cancelled"));
+    assert_eq!(cancel.uri, "/mcp/other");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_cancel_has_the_credentials_that_were_accepted_last() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
@@ -264,7 +300,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
     drop(client);
     let new = [("authorization", "new"), ("cookie", "c")];
     let waiting = setup.send(with(resumed(SESSION, &last), &new));
-    setup.next().await.json(PONG);
+    setup.next().await.pong();
     drop(in_time(waiting).await.unwrap());
     // Credentials that the server refuses are not used.
     let waiting = setup.send(with(
@@ -311,7 +347,7 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     setup.next().await.status(401);
     assert_eq!(in_time(waiting).await.unwrap().status, 401);
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
-    setup.next().await.json(PONG);
+    setup.next().await.pong();
     let mut client = in_time(waiting).await.unwrap();
     let poll = setup.next().await;
     assert_eq!(poll.headers["authorization"], "new");
@@ -336,10 +372,10 @@ async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
         settle().await;
         let waiting = setup.resume(&last);
         if asked == 3 {
-            setup.next().await.json(PONG);
+            setup.next().await.pong();
             break in_time(waiting).await.unwrap().rest().await;
         }
-        setup.next().await.json(PONG);
+        setup.next().await.pong();
         drop(in_time(waiting).await.unwrap());
     };
     assert!(

@@ -852,7 +852,7 @@ async fn the_server_decides_about_a_client_that_resumes_with_another_authorizati
     let waiting = setup.send(authorized(resumed(SESSION, &last), "b"));
     let ping = setup.next().await;
     assert_eq!(ping.headers[header::AUTHORIZATION], "b");
-    ping.json(r#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","result":{}}"#);
+    ping.pong();
     let mut fresh = in_time(waiting).await.unwrap();
     let mut same = in_time(setup.send(authorized(resumed(SESSION, &last), "b")))
         .await

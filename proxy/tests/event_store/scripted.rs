@@ -119,6 +119,18 @@ impl Arrived {
         self.answer(response);
     }
 
+    /// Answers a `ping` with a result.
+    pub fn pong(self) {
+        let pong = pong_of(&self.id());
+        self.json(&pong);
+    }
+
+    /// Returns the id of the message, as JSON text.
+    pub fn id(&self) -> String {
+        let message: serde_json::Value = serde_json::from_str(&self.body).unwrap();
+        message["id"].to_string()
+    }
+
     pub fn events(self) -> Events {
         let (events, frames) = mpsc::channel(1);
         let frames = futures_util::stream::unfold(frames, async |mut frames| {
@@ -176,6 +188,11 @@ pub fn call(id: u32) -> String {
 
 pub fn answer(id: u32) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[]}}}}"#)
+}
+
+/// Returns the answer to a `ping` whose id is JSON text.
+pub fn pong_of(id: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#)
 }
 
 pub fn progress_of(progress: u32) -> String {

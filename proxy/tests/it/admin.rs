@@ -111,6 +111,7 @@ async fn a_script_with_the_token_cancels_one_call() {
         (format!("/calls/{id}/cancel?proces=0123456789abcdef"), 400),
         ("/calls/999999999/cancel".to_owned(), 404),
         ("/calls/x/cancel".to_owned(), 404),
+        ("/calls/%FF/cancel".to_owned(), 404),
     ] {
         let reply = Connection::fetch(admin, &with_token(Request::new("POST", &path))).await;
         assert_eq!(reply.status, status, "{path}");

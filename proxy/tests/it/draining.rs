@@ -72,6 +72,26 @@ async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit()
 }
 
 #[tokio::test]
+async fn a_call_that_keeps_running_without_its_client_may_continue() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &["--exempt=work"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+    client.head().await;
+    client.fin();
+    proxy.calls_reach(0).await;
+
+    proxy.stop();
+
+    sleep(AFTER_CLOSING).await;
+    assert!(!proxy.has_ended());
+    received.answer_at_length().await;
+    proxy.ended().await;
+}
+
+#[tokio::test]
 async fn a_client_that_resumes_for_its_answer_gets_it() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &[]).await;

@@ -416,6 +416,33 @@ async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_withou
     assert!(!upstream.has_more().await, "no ping");
 }
 
+/// Another such header of a client would reach the server through the proxy, as one of the reverse proxy.
+#[test]
+fn the_samples_for_reverse_proxies_name_each_header_that_an_impostor_may_send() {
+    let names = [
+        "Forwarded",
+        "X-Forwarded-By",
+        "X-Forwarded-Port",
+        "X-Forwarded-Prefix",
+        "X-Forwarded-Protocol",
+        "X-Forwarded-Scheme",
+        "X-Forwarded-Server",
+        "X-Forwarded-Ssl",
+        "X-Real-IP",
+    ];
+    for (file, before, after) in [
+        ("nginx.conf", "proxy_set_header ", " \"\";\n"),
+        ("Caddyfile", "header_up -", "\n"),
+    ] {
+        let path = format!("{}/../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
+        let sample = std::fs::read_to_string(path).expect("a sample");
+        for name in names {
+            let removal = format!("{before}{name}{after}");
+            assert!(sample.contains(&removal), "{file}: {name}");
+        }
+    }
+}
+
 /// nginx, HAProxy, Caddy, Envoy and Traefik set `X-Forwarded-For`, and pass on the `Forwarded` of a client.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_cannot_claim_another_address() {

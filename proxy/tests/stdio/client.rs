@@ -1,12 +1,16 @@
 //! A client without a socket.
 
+use std::io;
+
 use axum::body::Body;
+use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Request, Response, StatusCode, request};
 use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use mcp_cancel_proxy::stdio::Stdio;
 use serde_json::Value;
-use tokio::time::timeout;
-use tower_service::Service as _;
+use tokio::{sync::oneshot, time::timeout};
+use tower::{Layer as _, Service as _, ServiceExt as _};
 
 use crate::server::LIMIT;
 
@@ -14,6 +18,8 @@ use crate::server::LIMIT;
 pub const WITH_PRIMING: &str = "2025-11-25";
 /// A revision whose clients do not support priming events.
 pub const WITHOUT_PRIMING: &str = "2025-06-18";
+
+pub const NOTIFICATION: &str = r#"{"jsonrpc":"2.0","method":"x"}"#;
 
 pub struct Client {
     pub stdio: Stdio,
@@ -98,6 +104,34 @@ impl Client {
                 .unwrap(),
         )
         .await
+    }
+
+    /// Sends a body of which a half arrives only after `meanwhile`. Returns both results.
+    pub async fn post_slowly<T>(
+        &self,
+        body: &str,
+        meanwhile: impl Future<Output = T>,
+    ) -> (StatusCode, T) {
+        let (first, second) = body.split_at(body.len() / 2);
+        let (first, second) = (first.to_owned(), second.to_owned());
+        let (send_second, is_sent) = oneshot::channel();
+        let second = async { is_sent.await.map(|()| second).map_err(io::Error::other) };
+        let body = stream::iter([Ok(first)]).chain(stream::once(second));
+        tokio::join!(self.notify(Body::from_stream(body)), async {
+            let result = meanwhile.await;
+            send_second.send(()).unwrap();
+            result
+        })
+    }
+
+    /// Sends a body through a layer, which cancels the call at once when the response is dropped.
+    pub async fn post_through_layer(&self, body: &'static str) -> Response<impl Sized> {
+        let inner = self.stdio.clone();
+        let inner = inner.map_request(|request: Request<_>| request.map(Body::new));
+        let request = post().header("mcp-session-id", &self.session);
+        let request = request.body(Body::from(body)).unwrap();
+        let layer = CancelOnDisconnectLayer::new();
+        layer.layer(inner).oneshot(request).await.unwrap()
     }
 
     /// Sends a request.

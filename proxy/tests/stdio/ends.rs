@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::time::{Instant, timeout};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{client::*, server::*};
 
@@ -150,8 +151,33 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     drop(quiet.get(None).await);
     let mut working = quiet.call("2", "work", r#"{"seconds":0}"#).await;
     assert!(working.answer().await["result"].is_object());
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep(Duration::from_secs(1)).await;
     assert!(process_exists(pid), "it works without its stream");
+}
+
+/// For example, an agent that is stopped a moment after its start.
+#[tokio::test]
+async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
+    let mut options = scripted(&[]);
+    options.lost_timeout = Some(Duration::from_millis(400));
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
+    let pid = client.pid().await;
+    drop(client.get(None).await);
+    until_exited(pid).await;
+}
+
+/// Both streams end, and then the layer cancels the call.
+#[tokio::test]
+async fn the_cancel_of_a_call_does_not_count_as_a_request_of_its_client() {
+    let mut options = scripted(&[]);
+    options.lost_timeout = Some(Duration::from_millis(400));
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
+    let pid = client.pid().await;
+    let listening = client.get(None).await;
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work","arguments":{"seconds":60}}}"#;
+    let working = client.post_through_layer(call).await;
+    drop((listening, working));
+    until_exited(pid).await;
 }
 
 #[tokio::test]
@@ -165,14 +191,59 @@ async fn an_unused_session_ends() {
     assert!(working.answer().await["result"].is_object());
     let listening = client.get(None).await;
     assert_eq!(listening.status(), StatusCode::OK);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep(Duration::from_secs(1)).await;
     assert!(process_exists(pid));
     drop(listening);
     until_exited(pid).await;
-    assert_eq!(
-        client.notify(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
-        StatusCode::NOT_FOUND
-    );
+    assert_eq!(client.notify(NOTIFICATION).await, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_session_whose_request_is_arriving_does_not_end() {
+    let mut options = scripted(&[]);
+    options.session_timeout = Some(Duration::from_millis(300));
+    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
+    let meanwhile = sleep(Duration::from_secs(1));
+    let (status, ()) = client.post_slowly(NOTIFICATION, meanwhile).await;
+    assert_eq!(status, StatusCode::ACCEPTED);
+}
+
+/// The client may have sent a request meanwhile.
+#[tokio::test]
+async fn a_session_does_not_end_because_the_program_stalled() {
+    let timeout = Duration::from_millis(400);
+    let (mut idle, mut lost) = (scripted(&[]), scripted(&[]));
+    (idle.session_timeout, lost.lost_timeout) = (Some(timeout), Some(timeout));
+    for options in [idle, lost] {
+        let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
+        drop(client.get(None).await);
+        stall(2 * timeout);
+        sleep(timeout / 4).await;
+        assert_eq!(client.notify(NOTIFICATION).await, StatusCode::ACCEPTED);
+    }
+}
+
+/// As if the program and the server were suspended.
+#[tokio::test]
+async fn a_server_is_not_killed_because_the_program_stalled() {
+    let kill_after = Duration::from_secs(2);
+    let mut options = scripted(&[]);
+    options.kill_after = Some(kill_after);
+    let stdio = serve(options);
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
+    let server = Pid::from_raw(client.pid().await).unwrap();
+    let working = client.call("1", "work", r#"{"seconds":1,"ignores_cancel":true}"#);
+    let mut working = working.await;
+    let _progress = working.message().await;
+    kill_process(server, Signal::STOP).unwrap();
+    assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
+    // Lets the session begin to wait for the server.
+    sleep(Duration::from_millis(50)).await;
+    stall(kill_after + kill_after / 2);
+    kill_process(server, Signal::CONT).unwrap();
+    assert_eq!(client.pid().await, server.as_raw_pid());
+    sleep(kill_after).await;
+    assert_eq!(stdio.stats().children, 1);
 }
 
 #[tokio::test]

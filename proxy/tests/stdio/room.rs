@@ -8,7 +8,7 @@ use mcp_cancel_proxy::stdio::{Options, Stdio};
 use tokio::time::sleep;
 
 use crate::{
-    client::{Client, WITHOUT_PRIMING, initialize, post, send},
+    client::{Client, NOTIFICATION, WITHOUT_PRIMING, initialize, post, send},
     server::{process_exists, scripted, serve, until_exited},
 };
 
@@ -50,10 +50,9 @@ async fn the_session_that_was_unused_for_longest_makes_room() {
     until_exited(oldest_pid).await;
     assert!(stdio.ended_sessions().contains(&("made_room", 1)));
     assert!(process_exists(newer_pid));
-    let ping = r#"{"jsonrpc":"2.0","method":"x"}"#;
-    assert_eq!(oldest.notify(ping).await, StatusCode::NOT_FOUND);
-    assert_eq!(newer.notify(ping).await, StatusCode::ACCEPTED);
-    assert_eq!(listens.notify(ping).await, StatusCode::ACCEPTED);
+    assert_eq!(oldest.notify(NOTIFICATION).await, StatusCode::NOT_FOUND);
+    assert_eq!(newer.notify(NOTIFICATION).await, StatusCode::ACCEPTED);
+    assert_eq!(listens.notify(NOTIFICATION).await, StatusCode::ACCEPTED);
     assert_eq!(stdio.stats().sessions, 3);
     drop(listening);
 }
@@ -73,6 +72,22 @@ async fn a_session_in_use_makes_no_room() {
 
     assert!(working.answer().await["result"].is_object());
     drop(listening);
+}
+
+/// For example, a large argument over a slow network.
+#[tokio::test]
+async fn a_session_whose_request_is_arriving_makes_no_room() {
+    let stdio = serve(limited(1));
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
+    let meanwhile = async {
+        sleep(2 * SESSION_TIMEOUT).await;
+        begin(&stdio).await
+    };
+
+    let (status, refused) = client.post_slowly(NOTIFICATION, meanwhile).await;
+
+    assert_refused(&refused);
+    assert_eq!(status, StatusCode::ACCEPTED);
 }
 
 /// The client may be about to reconnect.

@@ -43,6 +43,15 @@ pub fn log_path() -> PathBuf {
     path
 }
 
+/// Stalls the program, as if it was suspended.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "it must block the only thread of the runtime"
+)]
+pub fn stall(time: Duration) {
+    std::thread::sleep(time);
+}
+
 /// Waits until a process no longer exists.
 pub async fn until_exited(pid: i32) {
     until(|| !process_exists(pid)).await;

@@ -28,6 +28,11 @@ impl Stream {
         self.state().ring.lost_all_readers()
     }
 
+    /// Returns how many clients have disconnected from it.
+    pub(crate) fn disconnects(&self) -> u64 {
+        self.state().ring.detached_readers()
+    }
+
     /// Returns `true` if there ever was an event, from which a client can resume.
     pub(crate) fn has_events(&self) -> bool {
         self.state().ring.has_events()

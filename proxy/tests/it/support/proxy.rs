@@ -61,6 +61,11 @@ impl Running {
         }
     }
 
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.served.is_finished()
+    }
+
     /// Waits until the proxy has ended.
     pub(crate) async fn ended(self) {
         within("the proxy to end", self.served)

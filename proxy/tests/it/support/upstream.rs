@@ -162,6 +162,18 @@ impl ReceivedRequest {
         self.write("0\r\n\r\n").await;
     }
 
+    /// Sends more than all buffers on the way can hold, and the answer. So the proxy must read to the end.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) async fn answer_at_length(mut self) {
+        for _ in 0..64 {
+            self.chunk(&format!(": {}\n\n", "x".repeat(64 * 1024)))
+                .await;
+        }
+        self.chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+            .await;
+        self.end().await;
+    }
+
     /// Closes the connection, and waits until the proxy has noticed that.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn close(mut self) {

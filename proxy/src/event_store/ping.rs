@@ -1,0 +1,164 @@
+//! A `ping`, whose answer shows whether the server accepts a client's credentials.
+//!
+//! Status 200 alone does not mean acceptance: some servers refuse with a JSON-RPC error in such a response, and some
+//! gateways with a login page. The client is accepted if a response to this very `ping` has a result, or the error
+//! "method not found".
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::BodyExt as _;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::read::{Read, Reader, data};
+use crate::{
+    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    message::{IdKey, Kind, Message},
+    refusal::{self, SERVER_ERROR},
+};
+
+/// A `ping`, until it is answered.
+pub(super) struct Ping {
+    /// The id, as JSON text. A server routes an answer by its id, so two pings in a session must not share one.
+    id: String,
+}
+
+/// Maximum number of bytes of an answer that are read: 64 KiB.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// Maximum time to read the body of an answer: 10 s.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// JSON-RPC's code for a method that does not exist.
+const NO_SUCH_METHOD: i64 = -32601;
+
+// === impl Ping ===
+
+impl Ping {
+    /// Creates a `ping` with a random id, which no other proxy in front of the server has used either.
+    pub(super) fn new() -> Self {
+        // Without random numbers there is no stream to resume.
+        let random = getrandom::u64().unwrap_or_default();
+        Self {
+            id: format!(r#""mcp-cancel-proxy-{random:016x}""#),
+        }
+    }
+
+    /// Returns the message.
+    pub(super) fn message(&self) -> Bytes {
+        let id = &self.id;
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
+    }
+
+    /// Returns the response to a client that the server refuses. Returns `None` if the server accepts the client.
+    pub(super) async fn refused(&self, answer: Response<Body>) -> Option<Response<Body>> {
+        if !answer.status().is_success() {
+            return Some(answer);
+        }
+        let accepts = timeout(ANSWER_TIMEOUT, self.accepts(answer)).await;
+        if accepts == Ok(true) {
+            return None;
+        }
+        let text =
+            "the MCP server does not accept this client's credentials for the answer to the call";
+        Some(refusal::error(
+            StatusCode::FORBIDDEN,
+            None,
+            SERVER_ERROR,
+            text,
+        ))
+    }
+
+    async fn accepts(&self, answer: Response<Body>) -> bool {
+        let (head, mut body) = answer.into_parts();
+        let is_stream = is_of_type(&head.headers, EVENT_STREAM);
+        if has_content_coding(&head.headers) || !(is_stream || is_of_type(&head.headers, JSON)) {
+            return false;
+        }
+        let (mut reader, mut whole, mut length) = (Reader::default(), Vec::new(), 0);
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else {
+                return false;
+            };
+            let Ok(bytes) = frame.into_data() else {
+                continue;
+            };
+            length += bytes.len();
+            if length > MAX_ANSWER {
+                return false;
+            }
+            if !is_stream {
+                whole.extend_from_slice(&bytes);
+                continue;
+            }
+            let mut bytes = &*bytes;
+            while reader.read(&mut bytes) == Read::Event {
+                let lines = reader.take();
+                let data: Vec<&[u8]> = data(&lines).collect();
+                if let Some(accepts) = self.is_accepted(&data.join(&b'\n')) {
+                    return accepts;
+                }
+            }
+        }
+        self.is_accepted(&whole) == Some(true)
+    }
+
+    /// Returns `Some(true)` if a message accepts the client. Returns `None` if it is not a response.
+    fn is_accepted(&self, json: &[u8]) -> Option<bool> {
+        #[derive(Deserialize)]
+        struct Response {
+            error: Option<Error>,
+        }
+        #[derive(Deserialize)]
+        struct Error {
+            code: i64,
+        }
+        let message = Message::read(json).filter(|message| message.kind == Kind::Response)?;
+        let answers_ping = IdKey::of(&self.id).is_some_and(|ping| message.answers(&ping));
+        let response: Result<Response, _> = serde_json::from_slice(json);
+        let is_accepting = response.is_ok_and(|response| {
+            let error = response.error;
+            error.is_none_or(|error| error.code == NO_SUCH_METHOD)
+        });
+        Some(answers_ping && is_accepting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_result_or_no_such_method_accepts() {
+        let ping = Ping {
+            id: r#""ping""#.to_owned(),
+        };
+        for (json, expected) in [
+            (r#"{"jsonrpc":"2.0","id":"ping","result":{}}"#, Some(true)),
+            (
+                r#"{"id":"ping","error":{"code":-32601,"message":"a"}}"#,
+                Some(true),
+            ),
+            (
+                r#"{"id":"ping","error":{"code":-32001,"message":"a"}}"#,
+                Some(false),
+            ),
+            (r#"{"id":"ping","error":"no"}"#, Some(false)),
+            (r#"{"id":"ping","result":{},"error":{"code":-32601}}"#, None),
+            (r#"{"id":1,"result":{}}"#, Some(false)),
+            (
+                r#"{"id":null,"error":{"code":-32601,"message":"a"}}"#,
+                Some(false),
+            ),
+            (r#"{"method":"notifications/message"}"#, None),
+            (r#"[{"id":"ping","result":{}}]"#, None),
+            ("<html>", None),
+            ("", None),
+        ] {
+            assert_eq!(ping.is_accepted(json.as_bytes()), expected, "{json}");
+        }
+    }
+}
