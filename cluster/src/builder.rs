@@ -71,7 +71,7 @@ impl Cluster {
 // === impl ClusterBuilder ===
 
 impl fmt::Debug for ClusterBuilder {
-    /// Omits the secret, and the URL, which may have a password.
+    /// Omits the secret, and the URL, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
@@ -95,8 +95,8 @@ impl ClusterBuilder {
     /// Sets the Sentinels that monitor the primary of the directory.
     ///
     /// Each URL is for example `redis://sentinel-1:26379`. The host of the directory's own URL is then the name of the primary, and the
-    /// port is ignored. The directory's URL has the user and the password of the primary. The credentials in the first Sentinel's URL are
-    /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or not answered. Each second it
+    /// port is ignored. The directory's URL contains the primary's user and password. The credentials in the first Sentinel's URL are
+    /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or not answered. Every second it
     /// asks one of them whether the primary is still the same.
     ///
     /// With a directory in memory this has no effect.
@@ -123,8 +123,8 @@ impl ClusterBuilder {
     /// Sets the certificate authorities (PEM) that may sign the directory's certificate.
     ///
     /// By default the certificate authorities of the system are trusted. The setting applies to `rediss://` URLs, including those of
-    /// Sentinels. The certificate must contain the host of the URL. Behind Sentinels it must contain the address of the primary as the
-    /// Sentinels report it.
+    /// Sentinels. The certificate must be valid for the host in the URL. Behind Sentinels it must be valid for the address of the
+    /// primary as the Sentinels report it.
     ///
     /// With a directory in memory this has no effect.
     ///
@@ -156,7 +156,7 @@ impl ClusterBuilder {
 
     /// Sets a secret that all instances share.
     ///
-    /// Without a secret, every client at an address that [`peers_filter`](Self::peers_filter) admits counts as a peer. The secret is sent
+    /// Without a secret, every client at an address that [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
     /// unencrypted, like the relayed requests. With [`also_accept`](Self::also_accept), rolling restarts can change the secret.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
@@ -275,7 +275,7 @@ impl ClusterBuilder {
     /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
     /// - The directory answers, and is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
-    /// - A secret is empty, or has characters that a header field cannot have.
+    /// - A secret is empty, begins or ends with a space, or contains characters that are not allowed in a header field.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -293,10 +293,10 @@ impl ClusterBuilder {
     /// ```
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
         let me = Owner {
-            address: self.address()?,
+            address: self.parse_address()?,
             incarnation: Incarnation::random(),
         };
-        let secret = self.accepted().map_err(|_| ConnectErrorKind::Secret)?;
+        let secret = self.parse_secret().map_err(|_| ConnectErrorKind::Secret)?;
         let options = self.options;
         match self.backend {
             Backend::Memory(directory) => Ok(join(me, directory, self.filter, secret, options)),
@@ -311,7 +311,7 @@ impl ClusterBuilder {
         }
     }
 
-    fn accepted(&self) -> Result<Secret, InvalidSecret> {
+    fn parse_secret(&self) -> Result<Secret, InvalidSecret> {
         let secret = match &self.secret {
             Some(secret) => Secret::new(secret)?,
             None => Secret::default(),
@@ -322,7 +322,7 @@ impl ClusterBuilder {
         }
     }
 
-    fn address(&self) -> Result<SocketAddr, ConnectErrorKind> {
+    fn parse_address(&self) -> Result<SocketAddr, ConnectErrorKind> {
         let text = self
             .advertised
             .as_deref()
@@ -359,15 +359,15 @@ impl fmt::Display for ConnectError {
             ConnectErrorKind::NotAnAddress(text) => {
                 write!(
                     f,
-                    "not an address that other instances can reach, such as 10.0.0.7:9000: {text}"
+                    "{text:?} is not an address that other instances can reach (expected an IP address and port, such as 10.0.0.7:9000)"
                 )
             }
             ConnectErrorKind::NotAdmitted(ip) => write!(
                 f,
-                "the filter of peers does not admit the advertised address {ip}"
+                "`peers_filter` does not admit the advertised address {ip}"
             ),
             ConnectErrorKind::Secret => {
-                f.write_str("a secret is empty, or has characters that a header field cannot have")
+                f.write_str("a secret is empty, begins or ends with a space, or contains characters that are not allowed in a header field")
             }
         }
     }
@@ -404,7 +404,7 @@ mod tests {
             "[::]:9000",
         ] {
             let error = refused(builder().advertise(address)).await;
-            assert!(error.ends_with(&format!(": {address}")), "{error}");
+            assert!(error.starts_with(&format!("{address:?} is not")), "{error}");
         }
         let error = refused(builder().advertise("8.8.8.8:9000")).await;
         assert!(error.contains("does not admit"), "{error}");

@@ -136,10 +136,10 @@ impl Peer {
     /// This needs no read or write, and works even while bytes from the peer are unread.
     /// [`WatchedStream`](super::WatchedStream) has an example.
     ///
-    /// - If this side closes the connection first, the future releases the socket and never returns.
+    /// - If this side closes the connection first, the future releases the socket and never completes.
     /// - A peer that shuts down only its sending side, and still reads, counts as disconnected, as it does for hyper. Do not
     ///   await this on a server that sets hyper's `half_close`.
-    /// - It works on Linux and Android. Elsewhere it never returns.
+    /// - It works on Linux and Android. Elsewhere it never completes.
     ///
     /// # Cancel safety
     ///
@@ -175,7 +175,7 @@ impl fmt::Debug for Peer {
 impl SharedStream {
     pub(super) const CAN_BE_WATCHED: bool = true;
 
-    /// Waits until the read side is closed. Returns `true` if the peer has closed it.
+    /// Waits until our read side is closed. Returns `true` if the peer caused that.
     ///
     /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports it without
     /// reporting data too. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait while

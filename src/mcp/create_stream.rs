@@ -169,7 +169,7 @@ impl Untracked {
         }
     }
 
-    /// Delivers the messages of this call, even if an older call with its ids is cancelled.
+    /// Lets the messages of this call through, even if an older call with its ids is cancelled.
     ///
     /// That call may have been cancelled before, or may be cancelled later.
     pub(super) fn resume_delivery(&self) {

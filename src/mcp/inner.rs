@@ -223,7 +223,7 @@ impl<M> ManagerInner<M> {
         session.has_pending_cancel(request).then_some(session)
     }
 
-    /// Delivers the messages of a new call, even if it has the ids of a cancelled one.
+    /// Lets the messages of a new call through, even if it reuses the ids of a cancelled one.
     pub(super) fn resume_delivery(&self, session: &SessionId, call: &CallInfo) {
         if self.has_cancelled.load(Ordering::Relaxed)
             && let Some(session) = self.sessions.find(session)

@@ -12,7 +12,6 @@ use crate::{
 
 mod abort;
 mod bind;
-mod client_requests;
 mod create_stream;
 mod early_stream_end;
 mod event_ids;
@@ -21,6 +20,7 @@ mod id_hash;
 mod idle;
 mod inner;
 mod replay;
+mod requests_to_client;
 mod resume;
 mod resume_queue;
 mod serve_tasks;

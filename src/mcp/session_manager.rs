@@ -34,7 +34,9 @@ use super::{
 };
 use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 
-/// A [`SessionManager`] whose calls the layer tracks exactly and cancels with a typed message.
+/// A [`SessionManager`] whose calls the layer tracks exactly.
+///
+/// The layer cancels them with a `notifications/cancelled` message, which the inner manager gets directly.
 ///
 /// It forwards all methods to the inner manager. With it, the layer does not parse the bodies of session calls, and observes their
 /// answers. It keeps reading the stream of a client that has disconnected, so that a detached call never blocks its session. It
@@ -57,7 +59,6 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 ///     .nest_service("/mcp", mcp)
 ///     .layer(CancelOnDisconnectLayer::new());
 /// # drop(app);
-/// assert_eq!(CancellableSessionManager::new("a manager").inner(), &"a manager");
 /// ```
 pub struct CancellableSessionManager<M> {
     shared: Arc<ManagerInner<M>>,
@@ -72,7 +73,7 @@ impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
     ///
     /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout). rmcp's own timer is
-    /// disabled: it also closes a session with a silent call whose client is connected, and the answer is lost.
+    /// disabled: it would also close a session during a silent call whose client is connected, and the answer would be lost.
     ///
     /// ```
     /// use std::time::Duration;
@@ -126,7 +127,7 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// It applies to sessions that are opened from now on. Several closures may be added. They are called synchronously, with no lock
     /// held. The opening is reported before the session's first message and before its closing. The closing is reported once the calls
-    /// are cancelled and no request finds the session.
+    /// are cancelled and no request can find the session any longer.
     ///
     /// As with an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
     /// manager opens or closes by itself are not reported.
@@ -163,7 +164,7 @@ impl<M> CancellableSessionManager<M> {
 
     /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
     ///
-    /// Each event id carries a MAC of itself and its session, and an event is replayed only to that session. By default all managers
+    /// Each event id that clients see carries a MAC over the store's own id and the session, and an event is replayed only to that session. By default all managers
     /// of a process share one random key. So an event of another process, or from before a restart, is replayed to no client.
     /// Processes that share a store need the same key: at least 32 random, secret bytes. An empty key is ignored.
     ///
@@ -171,7 +172,7 @@ impl<M> CancellableSessionManager<M> {
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
     ///
     /// let sessions = CancellableSessionManager::default().event_id_key("made by `openssl rand -hex 32`");
-    /// assert!(!format!("{sessions:?}").contains("openssl"), "it is not shown");
+    /// assert!(!format!("{sessions:?}").contains("openssl"), "the key is shown");
     /// ```
     pub fn event_id_key(mut self, key: impl AsRef<[u8]>) -> Self {
         let key = key.as_ref();
@@ -181,7 +182,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns the retained answer, or the error of a cancelled call, after this last event id.
+    /// Returns what a client with this `Last-Event-ID` still lacks: the retained answer, or the error of a cancelled call.
     ///
     /// Returns `None` if the call of that event has not ended, the event is the answer itself, or the answer is no longer retained.
     /// Has no side effect.
@@ -264,15 +265,15 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         initialized.inspect(move |_| drop(used))
     }
 
-    /// Records a request, because rmcp calls this for every request of a session.
+    /// Records a request, because rmcp calls this for every GET and POST of a session.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
     }
 
-    /// Closes a session after its calls are cancelled.
+    /// Cancels the calls of a session, and then closes it.
     ///
-    /// A closed session accepts no message, and rmcp lets its handlers run for another 5 s.
+    /// In this order, because a closed session accepts no cancel, and rmcp would let its handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // A task that has served a session closes only that session, not one that was restored under its id.
         let served = self.shared.serve_tasks.end(id);
@@ -436,7 +437,7 @@ mod tests {
         assert_eq!(*reported.lock().unwrap(), [true, false]);
     }
 
-    /// The inner manager takes long to close a session, which is restored meanwhile.
+    /// The inner manager takes a long time to close a session, which is restored in the meantime.
     #[tokio::test]
     async fn the_end_of_a_session_is_reported_before_it_is_restored() {
         let reported = Arc::new(Mutex::new(Vec::new()));
@@ -452,7 +453,7 @@ mod tests {
         let sessions = &manager.shared.sessions;
         let ending = sessions.begin_end(&id).unwrap();
         assert!(sessions.find(&id).is_none());
-        assert!(sessions.begin_end(&id).is_none(), "it ends once");
+        assert!(sessions.begin_end(&id).is_none(), "it ended twice");
         let listeners = manager.listeners.clone();
         let restored = manager
             .shared

@@ -6,10 +6,10 @@
 //! A handler that awaits a reply from its client when its call is cancelled would wait forever. The transport sends it an error
 //! instead.
 //!
-//! 1. Only the sending side adds client requests, and no `receive` runs meanwhile. So a receiver that has found no client request
-//!    need not be woken for a new one.
-//! 2. A client request is refused or answered, never lost. One lock covers both the check whether its call is cancelled and
-//!    the recording of the request.
+//! 1. Only `send` records requests to the client, and no `receive` is pending at that time, because both take `&mut self`. So a
+//!    receiver that found no such request need not be woken for a new one.
+//! 2. A request to the client is refused or answered, never lost. One lock covers both the check for a cancelled call and the
+//!    recording of the request.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -31,7 +31,7 @@ use rmcp::{
     service::{OriginatingRequestId, RxJsonRpcMessage},
 };
 
-use super::{answers, client_requests::PendingClientRequests, error_for};
+use super::{answers, error_for, requests_to_client::PendingRequestsToClient};
 use crate::call::{CallInfo, RequestId};
 
 use crate::lock::lock;
@@ -39,13 +39,13 @@ use crate::lock::lock;
 /// Maximum number of cancelled calls that a session suppresses: 256.
 ///
 /// Beyond it, the messages of the oldest call are delivered again. Also the maximum number of untracked calls that may run in a
-/// session at once. Beyond it, the session suppresses nothing any more.
+/// session at once. Once it is exceeded, the session never suppresses anything again.
 const MAX_SUPPRESSED: usize = 256;
 
 /// The cancelled calls of a session, and the requests that its calls made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` has calls or client requests. While it is `false`, no message except a client request takes the lock.
+    /// `true` if `state` has calls or requests to the client. While it is `false`, only such a request takes the lock.
     active: AtomicBool,
     state: Mutex<SuppressedIds>,
     receiver: AtomicWaker,
@@ -59,15 +59,16 @@ struct SuppressedIds {
     untracked: VecDeque<SuppressedCall>,
     /// `true` once more than [`MAX_SUPPRESSED`] untracked calls ran at once. From then on, messages cannot be attributed.
     has_overflowed: bool,
-    client_requests: PendingClientRequests,
+    requests_to_client: PendingRequestsToClient,
 }
 
 /// Keyed hashes of the ids of a cancelled or untracked call. A client may choose ids of many MiB, and a session outlives its
 /// calls.
 #[derive(Debug)]
 struct SuppressedCall {
-    /// `None` if another call has reused the id. The token is also `None` if another call has reused it.
+    /// `None` if another call has reused the id.
     request_id: Option<u64>,
+    /// `None` if the call has no token, or another call has reused it.
     progress_token: Option<u64>,
 }
 
@@ -83,7 +84,7 @@ pub(super) enum SendDecision {
 // === impl Suppressed ===
 
 impl Suppressed {
-    /// Suppresses the messages of a call, and abandons its client requests.
+    /// Suppresses the messages of a call, and abandons its requests to the client.
     pub(super) fn suppress(&self, call: &CallInfo) {
         self.update(|state| {
             if state.cancelled.len() == MAX_SUPPRESSED {
@@ -91,12 +92,12 @@ impl Suppressed {
             }
             let cancelled = SuppressedCall::new(&state.hasher, call);
             state.cancelled.push_back(cancelled);
-            state.client_requests.abandon(call.request_id());
+            state.requests_to_client.abandon(call.request_id());
         });
         self.receiver.wake();
     }
 
-    /// Delivers the messages of a new call, even if it has the ids of a cancelled one.
+    /// Lets the messages of a new call through, even if it reuses the ids of a cancelled one.
     pub(super) fn resume_delivery(&self, call: &CallInfo) {
         if !self.is_active() {
             return;
@@ -108,9 +109,7 @@ impl Suppressed {
         });
     }
 
-    /// Delivers the messages of a new untracked call.
-    ///
-    /// They are delivered even if an older call with its ids is cancelled later.
+    /// Lets the messages of a new untracked call through, even if an older call with its ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -124,7 +123,7 @@ impl Suppressed {
         });
     }
 
-    /// Removes an untracked call that was refused or cancelled. It sends no answer that would remove it.
+    /// Removes an untracked call that was refused or cancelled. Other calls are removed with their answers, but this one has none.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -132,7 +131,7 @@ impl Suppressed {
         }
     }
 
-    /// Delivers progress with the token of a cancelled call again. Another call has reused the token.
+    /// Stops suppressing progress with the token of a cancelled call, because another call has reused the token.
     #[cold]
     pub(super) fn resume_delivery_of_token(&self, call: &CallInfo) {
         self.update(|state| {
@@ -163,19 +162,19 @@ impl Suppressed {
         self.is_active() && self.state().is_suppressed(message)
     }
 
-    /// Records a message from the client.
+    /// Removes the request to the client that a message answers, if it answers one.
     pub(super) fn on_received(&self, message: &RxJsonRpcMessage<RoleServer>) {
         if let Some(id) = answers(message)
             && self.is_active()
         {
-            self.update(|state| state.client_requests.remove(id));
+            self.update(|state| state.requests_to_client.remove(id));
         }
     }
 
     /// Returns an error in place of the client's reply to an abandoned request, if there is one.
     #[cold]
     pub(super) fn error_reply(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
-        let id = self.update(|state| state.client_requests.next_abandoned())?;
+        let id = self.update(|state| state.requests_to_client.next_abandoned())?;
         let error = error_for(None);
         Some(JsonRpcMessage::error(error, Some(id)))
     }
@@ -197,10 +196,10 @@ impl Suppressed {
         let SuppressedIds {
             cancelled,
             untracked,
-            client_requests,
+            requests_to_client,
             ..
         } = &*state;
-        let none = cancelled.is_empty() && untracked.is_empty() && client_requests.is_empty();
+        let none = cancelled.is_empty() && untracked.is_empty() && requests_to_client.is_empty();
         self.active.store(!none, Ordering::Release);
         output
     }
@@ -236,10 +235,10 @@ impl SuppressedIds {
         self.matches_cancelled(|call| call.request_id == id)
     }
 
-    fn matches_cancelled(&self, has_it: impl Fn(&SuppressedCall) -> bool) -> bool {
-        self.cancelled.iter().any(&has_it)
+    fn matches_cancelled(&self, matches: impl Fn(&SuppressedCall) -> bool) -> bool {
+        self.cancelled.iter().any(&matches)
             && !self.has_overflowed
-            && !self.untracked.iter().any(&has_it)
+            && !self.untracked.iter().any(&matches)
     }
 
     /// Records a message that is sent to the client: a request, its cancel, or an answer.
@@ -247,7 +246,7 @@ impl SuppressedIds {
         match message {
             ServerJsonRpcMessage::Request(message) => {
                 if let Some(origin) = origin(message) {
-                    self.client_requests.insert(message.id.clone(), origin);
+                    self.requests_to_client.insert(message.id.clone(), origin);
                 }
             }
             ServerJsonRpcMessage::Notification(JsonRpcNotification {
@@ -255,13 +254,13 @@ impl SuppressedIds {
                 ..
             }) => {
                 if let Some(id) = &cancelled.params.request_id {
-                    self.client_requests.remove(id);
+                    self.requests_to_client.remove(id);
                 }
             }
             other => {
                 if let Some(id) = answers(other) {
                     let id = id.into();
-                    self.client_requests.remove_of_call(&id);
+                    self.requests_to_client.remove_of_call(&id);
                     self.forget_untracked(&id);
                 }
             }
@@ -300,7 +299,7 @@ impl SuppressedCall {
     }
 }
 
-/// Returns the id of the call that a client request was made for.
+/// Returns the id of the call that a request to the client was made for.
 fn origin(message: &JsonRpcRequest<ServerRequest>) -> Option<RequestId> {
     let OriginatingRequestId(origin) = message.request.extensions().get()?;
     Some(origin.into())

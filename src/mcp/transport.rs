@@ -1,6 +1,6 @@
 //! The transport of a session.
 //!
-//! It suppresses the messages of cancelled calls, and answers their client requests.
+//! It suppresses the messages of cancelled calls, and answers their requests to the client.
 
 use std::{
     borrow::Cow,
@@ -202,7 +202,7 @@ impl<E> TransportError<E> {
         Self(SendError::Transport(error))
     }
 
-    /// Returns `true` if the message was a client request of a cancelled call.
+    /// Returns `true` if the message was a request of a cancelled call to the client.
     pub fn is_cancelled(&self) -> bool {
         matches!(self.0, SendError::Cancelled)
     }

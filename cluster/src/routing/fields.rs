@@ -1,6 +1,6 @@
 //! The fields of a head that decide its routing.
 //!
-//! They are read in one pass, because one look-up for each would cost more.
+//! They are read in one pass, because a separate look-up for each would cost more.
 
 use http::{HeaderMap, HeaderName};
 
@@ -10,11 +10,11 @@ use crate::relay::wire;
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
 /// [`SESSION_ID`] without its prefix `mcp-`.
-const OF_SESSION: &str = "session-id";
+const SESSION_ID_SUFFIX: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
-    /// The readable session id of the request. Of several the first is used, as in rmcp.
+    /// The session id, if it is not empty and can be read. If the field is repeated, only the first one counts, as in rmcp.
     pub(crate) session: Option<&'a str>,
     /// Whether there are fields that only peers may set.
     pub(crate) has_internal: bool,
@@ -31,7 +31,7 @@ impl<'a> Fields<'a> {
             let Some(name) = name.as_str().strip_prefix("mcp-") else {
                 continue;
             };
-            if name == OF_SESSION {
+            if name == SESSION_ID_SUFFIX {
                 found = found.or(Some(value));
             } else {
                 has_internal |= wire::is_internal(name);
@@ -65,7 +65,7 @@ mod tests {
     fn a_session_that_can_be_read_is_found() {
         let (session, has_internal) = fields(&[("accept", b"*/*"), ("mcp-session-id", b"a b")]);
         assert_eq!((session.as_deref(), has_internal), (Some("a b"), false));
-        for unclear in [
+        for without_session in [
             &[][..],
             &[("mcp-session-id", &b""[..])],
             &[("mcp-session-id", b"\xff")],
@@ -73,7 +73,11 @@ mod tests {
             &[("mcp-session-id", b"\xff"), ("mcp-session-id", b"a")],
             &[("mcp-session", b"a"), ("mcp-session-ids", b"a")],
         ] {
-            assert_eq!(fields(unclear), (None, false), "{unclear:?}");
+            assert_eq!(
+                fields(without_session),
+                (None, false),
+                "{without_session:?}"
+            );
         }
         for second in [b"a", b"b"] {
             let (session, _) = fields(&[("mcp-session-id", b"a"), ("mcp-session-id", second)]);

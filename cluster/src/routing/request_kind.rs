@@ -1,4 +1,4 @@
-//! Classifies a peer's request, for an instance that shuts down.
+//! Classifies a peer's request while this instance is shutting down.
 
 use axum::body::Bytes;
 use http::{HeaderMap, Method};
@@ -12,13 +12,13 @@ use crate::{
 /// What a request begins.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A call, with its JSON-RPC id. The peer has kept its request, and can send it again.
+    /// A call, with its JSON-RPC id. The peer has kept the request, and can send it again.
     Call(Value),
     /// A stream of the session that belongs to no call.
     Stream,
-    /// A request that begins nothing, or a call too long to be sent again.
+    /// A request that begins nothing, a call that is too long to be sent again, or a body that is not a JSON-RPC message.
     ///
-    /// Resumes, notifications, responses to the server's requests, pings and DELETE begin nothing.
+    /// Resumes of a call's stream, notifications, responses to the server's requests, pings and DELETE begin nothing.
     Other,
 }
 
@@ -42,10 +42,10 @@ impl RequestKind {
     }
 
     fn of_get(headers: &HeaderMap) -> Self {
-        let Some(named) = headers.get(&LAST_EVENT_ID) else {
+        let Some(last_event_id) = headers.get(&LAST_EVENT_ID) else {
             return Self::Stream;
         };
-        let event = named.to_str().ok().and_then(ClusterEventId::read);
+        let event = last_event_id.to_str().ok().and_then(ClusterEventId::read);
         match event {
             Some(event) if event.call.is_none() => Self::Stream,
             _ => Self::Other,
@@ -119,14 +119,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_cannot_be_sent_again_is_served_here() {
+    async fn a_call_that_is_too_long_to_be_sent_again_is_other() {
         let text = "x".repeat(64 * 1024);
         let call = format!(r#"{{"id":1,"method":"tools/call","params":"{text}"}}"#);
         assert_eq!(post(&call).await, RequestKind::Other);
     }
 
     #[tokio::test]
-    async fn a_standalone_stream_is_distinguished_from_a_resume() {
+    async fn a_standalone_stream_is_distinguished_from_the_resume_of_a_call() {
         let generation = "0123456789abcdef";
         assert_eq!(get(None).await, RequestKind::Stream);
         assert_eq!(

@@ -31,7 +31,7 @@ mod reader_body;
 /// JSON-RPC's code for an internal error.
 pub(super) const INTERNAL_ERROR: i32 = -32603;
 
-const NO_ROOM: &str = "the proxy has no room for unread events of the client";
+const NO_ROOM: &str = "the proxy has no room for events that the client has not read yet";
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
@@ -76,14 +76,14 @@ pub struct Refused;
 
 struct Inner {
     number: u64,
-    /// The id of its call, as JSON text and by its value.
+    /// The id of the stream's call: the JSON text that was sent, and a key that compares by value.
     call: Option<(Box<str>, IdKey)>,
     /// The index of its session.
     index: Weak<StreamIndex<Stream>>,
     /// How long the stream is kept after its end.
     retention: Duration,
     state: Mutex<State>,
-    /// Notified when a reader takes something, attaches or detaches.
+    /// Notified when a reader takes something, attaches or detaches, and when the stream ends.
     reader_progress: Notify,
     /// Notified when `close_soon` is set.
     close_due: Notify,
@@ -157,7 +157,7 @@ impl Stream {
         }))
     }
 
-    /// Returns the id of its call, by its value.
+    /// Returns the id of the stream's call, as a key that compares by value (`1` equals `1.0`).
     pub fn call(&self) -> Option<&IdKey> {
         self.0.call.as_ref().map(|(_, key)| key)
     }
@@ -184,12 +184,12 @@ impl Stream {
 
     /// Adds an event. Without room, waits until the attached client has read enough.
     ///
-    /// Without room and without a client, the call ends with an error. An event that does not fit into the budget bypasses
-    /// the ring to the attached client, and is not kept for a resume.
+    /// Before that, droppable events are dropped, possibly this one. Without room and without a client, the call ends with an error. An event that does not fit into the budget goes
+    /// straight to the attached client, past the ring, and is not kept for a resume.
     ///
     /// # Errors
     ///
-    /// [`Refused`], if the stream has ended, or ends because of this.
+    /// [`Refused`], if the stream has ended, or has no room. The stream of a call then ends.
     ///
     /// # Cancel safety
     ///
@@ -219,7 +219,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Refused`], if the stream has ended, or ends because of this.
+    /// [`Refused`], if the stream has ended, or has no room. The stream of a call then ends.
     pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             event = match self.offer(event) {
@@ -235,14 +235,14 @@ impl Stream {
 
     /// Answers the call with an error from the proxy, and ends the stream. There is always room for the error.
     ///
-    /// The server may still work on the call, so the token is not notified of an answer. For the layer, the call ends once
+    /// The server may still be working on the call, so the token is not notified of an answer. For the layer, the call ends once
     /// its client has read the error.
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Replaces an answer that cannot be forwarded with an error, and ends the stream.
+    /// Sends an error in place of an answer that cannot be forwarded, and ends the stream.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -251,7 +251,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error from the server, which is JSON text, and ends the stream.
+    /// Answers the call with an error from the server, given as JSON text, and ends the stream.
     pub(super) fn end_with(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(answer_with(id, error)).is_ok()
@@ -320,7 +320,7 @@ impl Stream {
 
     /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`].
     ///
-    /// Call this once the call was cancelled or answered.
+    /// Call this once the call has been cancelled or answered.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -369,7 +369,7 @@ impl Stream {
     /// Registers the task that writes the stream. It is aborted when the stream is closed.
     pub(super) fn set_writer(&self, writer: AbortHandle) {
         let mut state = self.state();
-        // The stream may have been closed meanwhile, or the task may have ended.
+        // By now the stream may have been closed, or the task may already have ended it.
         match state.until {
             None => state.writer = Some(writer),
             Some(_) => {
@@ -391,7 +391,7 @@ impl Stream {
         pushed
     }
 
-    /// Drops its oldest droppable event. Returns `false` if there is none.
+    /// Drops the stream's oldest droppable event. Returns `false` if there is none.
     fn drop_droppable(&self) -> bool {
         self.state().ring.drop_droppable()
     }
@@ -417,7 +417,7 @@ impl Stream {
         if first {
             tracing::warn!(
                 stream = self.0.number,
-                "no room for unread events of a client (--buffer)"
+                "no room for events that a client has not read (--buffer)"
             );
         }
         if self.0.call.is_some() {

@@ -1,4 +1,6 @@
-//! Redirects of the server. Those to paths that the proxy serves lead back to the proxy, without the configured query.
+//! Redirects from the server.
+//!
+//! A redirect to a path that the proxy serves is rewritten to point back at the proxy, without the configured query.
 
 use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 
@@ -53,7 +55,7 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Returns the path of an absolute URI, if its origin names the server of `requested`.
+/// Returns the path of an absolute URI, if it is at the server of `requested`, and following it would not loop.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
     let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
@@ -64,9 +66,9 @@ fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathA
     is_server.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Returns a query without the parameters of `own`. Returns `None` if nothing is left.
-pub(super) fn without(query: &str, own: &str) -> Option<String> {
-    let names: Vec<Vec<u8>> = own.split('&').map(name).collect();
+/// Returns a query without the parameters that the `configured` one also has. Returns `None` if nothing is left.
+pub(super) fn without(query: &str, configured: &str) -> Option<String> {
+    let names: Vec<Vec<u8>> = configured.split('&').map(name).collect();
     let rest: Vec<&str> = query
         .split('&')
         .filter(|parameter| !names.contains(&name(parameter)))
@@ -74,23 +76,25 @@ pub(super) fn without(query: &str, own: &str) -> Option<String> {
     (!rest.is_empty()).then(|| rest.join("&"))
 }
 
-/// Returns the decoded name of a parameter, because a server may encode it differently.
+/// Returns the name of a parameter, decoded because the server may encode it differently.
 fn name(parameter: &str) -> Vec<u8> {
     decoded(parameter.split('=').next().unwrap_or_default())
 }
 
-/// Returns `true` if a text contains the value of a parameter of `own`, in any encoding.
-pub(super) fn contains_value_of(text: &str, own: &str) -> bool {
+/// Returns `true` if a text contains a value of the `configured` query, however often it is percent-encoded.
+///
+/// Values of less than 4 bytes are ignored.
+pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {
     let text = decoded(text);
-    own.split('&').any(|parameter| {
+    configured.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
         let value = decoded(value);
-        // Shorter values are not secret, and occur in many texts.
+        // Shorter values are too short to be secrets, and would match by chance.
         value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
     })
 }
 
-/// Removes all percent-encoding, including repeated encoding.
+/// Decodes percent-encoding until none is left, and reads `+` as a space.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {
@@ -131,11 +135,11 @@ mod tests {
 
     use super::*;
 
-    fn led(location: &str) -> Option<String> {
-        led_before(None, location)
+    fn path_of(location: &str) -> Option<String> {
+        path_behind(None, location)
     }
 
-    fn led_before(public: Option<&str>, location: &str) -> Option<String> {
+    fn path_behind(public: Option<&str>, location: &str) -> Option<String> {
         let public = public.map(|url| Origin::of(&url.parse().unwrap()).unwrap());
         let requested = Uri::from_static("http://up:9000/a/mcp?key=1");
         let response = Response::builder()
@@ -157,22 +161,22 @@ mod tests {
             ("http://UP:9000", "/"),
             ("HTTP://up:9000/b?c=d:e", "/b?c=d:e"),
         ] {
-            assert_eq!(led(location).as_deref(), Some(expected), "{location}");
+            assert_eq!(path_of(location).as_deref(), Some(expected), "{location}");
         }
     }
 
     #[test]
     fn a_redirect_to_the_public_origin_is_a_path_as_well() {
-        let led = |location| led_before(Some("https://mcp.example.com"), location);
+        let path_of = |location| path_behind(Some("https://mcp.example.com"), location);
         for location in [
             "https://mcp.example.com/a/mcp/",
             "https://up:9000/a/mcp/",
             "http://up:9000/a/mcp/",
         ] {
-            assert_eq!(led(location).as_deref(), Some("/a/mcp/"), "{location}");
+            assert_eq!(path_of(location).as_deref(), Some("/a/mcp/"), "{location}");
         }
         for location in ["http://mcp.example.com/a/mcp/", "https://up/a/mcp/"] {
-            assert_eq!(led(location), None, "{location}");
+            assert_eq!(path_of(location), None, "{location}");
         }
     }
 
@@ -194,12 +198,12 @@ mod tests {
 
     #[test]
     fn a_redirect_to_the_same_path_with_the_public_scheme_would_never_end() {
-        let led = |location| led_before(Some("https://mcp.example.com"), location);
+        let path_of = |location| path_behind(Some("https://mcp.example.com"), location);
         for location in [
             "https://up:9000/a/mcp?key=1",
             "https://mcp.example.com/a/mcp",
         ] {
-            assert_eq!(led(location), None, "{location}");
+            assert_eq!(path_of(location), None, "{location}");
         }
     }
 
@@ -221,7 +225,7 @@ mod tests {
             "javascript:x",
             "http:b",
         ] {
-            assert_eq!(led(location), None, "{location}");
+            assert_eq!(path_of(location), None, "{location}");
         }
     }
 

@@ -40,7 +40,7 @@ pub(super) struct TimedBody {
     taken: Option<OwnedSemaphorePermit>,
     /// Set when the body is first pending.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes since the deadline was set.
+    /// Number of bytes since the deadline was last set, or since the beginning of the body.
     received: usize,
 }
 
@@ -65,7 +65,7 @@ impl TimedBody {
         }
     }
 
-    /// Takes capacity for these bytes. Returns `false` if there is none.
+    /// Takes capacity for these bytes. Returns `false` if there is not enough.
     fn take(&mut self, bytes: usize) -> bool {
         let Ok(permits) = u32::try_from(bytes) else {
             return false;
@@ -73,8 +73,8 @@ impl TimedBody {
         let Ok(taken) = self.capacity.0.clone().try_acquire_many_owned(permits) else {
             return false;
         };
-        if let Some(all) = &mut self.taken {
-            all.merge(taken);
+        if let Some(held) = &mut self.taken {
+            held.merge(taken);
         } else {
             self.taken = Some(taken);
         }

@@ -163,7 +163,7 @@ fn answers(suppressed: &Suppressed) -> Vec<i64> {
 }
 
 #[test]
-fn client_requests_of_a_call_are_answered_when_it_is_cancelled() {
+fn requests_of_a_call_to_the_client_are_answered_when_it_is_cancelled() {
     let suppressed = Suppressed::default();
     for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
         assert_eq!(
@@ -255,5 +255,5 @@ fn a_client_request_that_its_handler_cancelled_is_removed() {
         let given_up = ServerJsonRpcMessage::notification(given_up);
         assert_eq!(suppressed.decide(&given_up), SendDecision::Send);
     }
-    assert!(suppressed.state().client_requests.is_empty());
+    assert!(suppressed.state().requests_to_client.is_empty());
 }

@@ -8,16 +8,16 @@ use crate::call::RequestId;
 
 /// The requests to the client that are unanswered.
 #[derive(Debug, Default)]
-pub(super) struct PendingClientRequests {
+pub(super) struct PendingRequestsToClient {
     /// Ids of the open requests, with the id of the call that each was made for.
     pending: HashMap<NumberOrString, RequestId>,
     /// Requests whose call was cancelled. The server gets an error for each.
     abandoned: Vec<NumberOrString>,
 }
 
-// === impl PendingClientRequests ===
+// === impl PendingRequestsToClient ===
 
-impl PendingClientRequests {
+impl PendingRequestsToClient {
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty() && self.abandoned.is_empty()
     }
