@@ -22,8 +22,8 @@ class Limits:
 
     def __init__(self, grace, backoff, strict):
         self.grace = grace
-        # Each instance has sent a heartbeat since the end of the grace.
-        self.orphan = 2.0 + HEARTBEAT_INTERVAL
+        # Each instance has sent a heartbeat that it composed 2.15 s after the end of the grace or later.
+        self.orphan = 3.0 + HEARTBEAT_INTERVAL
         # The sessions are written again first, and unknown ones get 503 for the time of a lease.
         self.orphan_after_outage = LEASE + 3.0 + HEARTBEAT_INTERVAL
         # The lease of the killed instance must end first.
