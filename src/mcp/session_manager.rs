@@ -54,11 +54,12 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 /// impl ServerHandler for MyServer {}
 ///
 /// let sessions = Arc::new(CancellableSessionManager::default());
-/// let mcp = StreamableHttpService::new(|| Ok(MyServer), sessions, Default::default());
+/// let mcp = StreamableHttpService::new(|| Ok(MyServer), sessions.clone(), Default::default());
 /// let app: Router = Router::new()
 ///     .nest_service("/mcp", mcp)
 ///     .layer(CancelOnDisconnectLayer::new());
 /// # drop(app);
+/// # assert!(format!("{sessions:?}").contains("sessions: 0"));
 /// ```
 pub struct CancellableSessionManager<M> {
     shared: Arc<ManagerInner<M>>,
@@ -114,6 +115,16 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// `manager` still closes sessions by its own rules, even if an [`idle_timeout`](Self::idle_timeout) is set here: rmcp's own
     /// timer, `SessionConfig::keep_alive`, closes them during silent calls.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+    ///
+    /// let mut manager = LocalSessionManager::default();
+    /// manager.session_config.keep_alive = None;
+    /// let sessions = CancellableSessionManager::new(manager);
+    /// assert!(format!("{sessions:?}").contains("idle_timeout: None"), "sessions are never closed for being idle");
+    /// ```
     pub fn new(manager: M) -> Self {
         Self {
             shared: Arc::new(ManagerInner::new(manager)),
@@ -207,6 +218,16 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Other code can use the inner manager to end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call.
     /// So after the first use of this method, answers are copied as they pass, and retained if their stream has ended.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let sessions = CancellableSessionManager::default();
+    /// assert!(sessions.inner().sessions.read().await.is_empty());
+    /// # }
+    /// ```
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);
         &self.shared.manager
