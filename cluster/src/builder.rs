@@ -275,7 +275,7 @@ impl ClusterBuilder {
     /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
     /// - The directory answers, and is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
-    /// - A secret is empty, begins or ends with a space, or contains characters that are not allowed in a header field.
+    /// - A secret is empty, begins or ends with whitespace, or contains characters that are not allowed in a header field.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -367,7 +367,7 @@ impl fmt::Display for ConnectError {
                 "`peers_filter` does not admit the advertised address {ip}"
             ),
             ConnectErrorKind::Secret => {
-                f.write_str("a secret is empty, begins or ends with a space, or contains characters that are not allowed in a header field")
+                f.write_str("a secret is empty, begins or ends with whitespace, or contains characters that are not allowed in a header field")
             }
         }
     }

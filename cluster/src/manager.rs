@@ -255,7 +255,8 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             Call::new(id.clone(), request, number)
         });
         let is_call = call.is_some();
-        let guard = is_call.then(|| self.sessions.enter(id)).flatten();
+        let enter = move || is_call.then(|| self.sessions.enter(id)).flatten();
+        let guard = enter();
         // Meanwhile this process may have stalled, or the session may have been relinquished: then it is about to be closed.
         let is_here = guard.is_some() || !is_call;
         let created = if is_here && self.heartbeat.may_serve(id) {
@@ -270,7 +271,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                 }
                 // A session that was closed and restored meanwhile has another gate.
                 drop(guard);
-                let guard = is_call.then(|| self.sessions.enter(id)).flatten();
+                let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;
                 Ok((Either::Left(created), guard))
             }))

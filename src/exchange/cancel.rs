@@ -132,17 +132,23 @@ impl Cancel {
 impl Exchange {
     /// Cancels a call, and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
-        self.cancel_and(id, cancel, None, |injection| injection)
+        self.cancel_and_report(id, cancel, None)
     }
 
-    /// Cancels a call whose grace is zero. Reports `detached` after the token has fired, even if the call has already ended.
-    pub(super) fn cancel_detached(
+    /// Cancels a call as [`cancel`](Self::cancel) does. Reports `detached` after the token has fired, even if the call has already ended.
+    pub(super) fn cancel_and_report(
         self: &Arc<Self>,
         id: CallId,
         cancel: Cancel,
-        detached: &Event<'_>,
-    ) {
-        self.cancel_and(id, cancel, Some(detached), |injection| injection);
+        detached: Option<&Event<'_>>,
+    ) -> bool {
+        let span = self.span();
+        let cancelled = self.begin_cancel(id, cancel, detached);
+        let is_cancelled = cancelled.is_some();
+        if let Some(injection) = cancelled.flatten() {
+            self.inject(id, injection, span);
+        }
+        is_cancelled
     }
 
     /// Cancels a call when the server shuts down. Returns `false` if the call has ended, or runs as a task.
@@ -153,15 +159,19 @@ impl Exchange {
         id: CallId,
         delivered: &mpsc::Sender<()>,
     ) -> bool {
-        let cancel = Cancel::now(CancelReason::ShuttingDown);
-        self.cancel_and(id, cancel, None, |injection| {
+        let span = self.span();
+        let cancelled = self.begin_cancel(id, Cancel::now(CancelReason::ShuttingDown), None);
+        let is_cancelled = cancelled.is_some();
+        if let Some(injection) = cancelled.flatten() {
             let delivered = delivered.clone();
-            Box::pin(async move {
+            let delivering = async move {
                 let result = injection.await;
                 drop(delivered);
                 result
-            })
-        })
+            };
+            self.inject(id, Box::pin(delivering), span);
+        }
+        is_cancelled
     }
 
     /// Cancels a call of a session that is being closed.
@@ -174,22 +184,6 @@ impl Exchange {
             // is closed next.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
-    }
-
-    fn cancel_and(
-        self: &Arc<Self>,
-        id: CallId,
-        cancel: Cancel,
-        detached: Option<&Event<'_>>,
-        wrap: impl FnOnce(Injection) -> Injection,
-    ) -> bool {
-        let span = self.span();
-        let cancelled = self.begin_cancel(id, cancel, detached);
-        let is_cancelled = cancelled.is_some();
-        if let Some(injection) = cancelled.flatten() {
-            self.inject(id, wrap(injection), span);
-        }
-        is_cancelled
     }
 
     /// Cancels a call, and returns the injection that notifies its server.

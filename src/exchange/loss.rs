@@ -90,7 +90,7 @@ impl Exchange {
                 }
             }
             DetachOutcome::CancelNow => {
-                self.cancel_detached(call.id(), Cancel::expired(cause.reason()), &event);
+                self.cancel_and_report(call.id(), Cancel::expired(cause.reason()), Some(&event));
             }
             DetachOutcome::OverLimit(limit, finished) => {
                 self.report_untracked(call, limit);

@@ -13,7 +13,7 @@
 //! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
 //! leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!
-//! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
+//! Each compare-and-set is a script that decides on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
 //! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
 
 use std::{

@@ -65,13 +65,6 @@ pub(crate) struct Router {
     pub(crate) waiting_calls: WaitingCalls,
 }
 
-/// The reason why a request has no response of its owner.
-enum Unrelayed {
-    /// The request cannot be relayed.
-    Refused(Refusal),
-    Failed(Failure),
-}
-
 // === impl Router ===
 
 impl Router {
@@ -251,11 +244,8 @@ impl Router {
                     restore = None;
                     let sent = self.send(&mut replayable, session, ownership.owner).await;
                     let sent = match sent {
-                        Ok(response) => Ok(response),
-                        Err(Unrelayed::Refused(refusal)) => {
-                            return Routed::Answered(refusal.into());
-                        }
-                        Err(Unrelayed::Failed(failure)) => Err(failure),
+                        Ok(sent) => sent,
+                        Err(refusal) => return Routed::Answered(refusal.into()),
                     };
                     metrics::relayed(
                         sent.as_ref()
@@ -315,16 +305,20 @@ impl Router {
     /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
     /// begun fails before that. The client of any other request counts as turned away if it waits for long
     /// ([`TurnedAway::record_if_slow`]).
+    ///
+    /// # Errors
+    ///
+    /// Returns the refusal of a request that cannot be relayed. The inner error is that of the relay.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
         session: SessionHash,
         owner: Owner,
-    ) -> Result<Response<Body>, Unrelayed> {
+    ) -> Result<Result<Response<Body>, Failure>, Refusal> {
         if replayable.head.method != Method::POST {
             let sent = async {
                 self.relay.prepare(replayable).await?;
-                Ok(self.relay.send(replayable, owner).await?)
+                Ok(self.relay.send(replayable, owner).await)
             };
             return self.turned_away.record_if_slow(sent).await;
         }
@@ -333,7 +327,7 @@ impl Router {
         let mut next_look = UNBEGUN_TIMEOUT;
         loop {
             if let Ok(sent) = timeout(next_look, &mut sent).await {
-                return Ok(sent?);
+                return Ok(sent);
             }
             next_look = OWNER_RECHECK_INTERVAL;
             let look = self.directory.look(session).await;
@@ -344,7 +338,7 @@ impl Router {
                 None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
             };
             if look.is_ok_and(|look| !is_its(&look)) {
-                return Err(Failure::Broken.into());
+                return Ok(Err(Failure::Broken));
             }
         }
     }
@@ -427,19 +421,5 @@ impl Router {
             },
             Err(_) => (Claimed::NoAnswer, false),
         }
-    }
-}
-
-// === impl Unrelayed ===
-
-impl From<Refusal> for Unrelayed {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-impl From<Failure> for Unrelayed {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
     }
 }

@@ -10,19 +10,19 @@ use redis::Script;
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end
+local former, epoch
 if stored then
-    local incarnation, epoch = string.match(stored, ' (%x+) (%d+)$')
+    former, epoch = string.match(stored, ' (%x+) (%d+)$')
     if not epoch then return stored end
     local stored_epoch, mine = tonumber(epoch), tonumber(ARGV[3])
     local is_deleted = string.sub(stored, 1, 2) == '- '
-    local is_same = stored_epoch == mine and incarnation == ARGV[2]
-    if stored_epoch > mine or (stored_epoch == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return stored end
+    local is_same = stored_epoch == mine and former == ARGV[2]
+    if stored_epoch > mine or (stored_epoch == mine and former > ARGV[2]) or (is_same and is_deleted) then return stored end
 end
 local written = ARGV[6]
 if stored and string.sub(stored, 1, string.len(ARGV[7])) == ARGV[7] then
     written = ARGV[1]
 elseif stored and string.sub(stored, 1, 2) ~= '- ' then
-    local former = string.match(stored, ' (%x+) %d+$')
     local lease = redis.call('HGET', KEYS[2], former)
     if lease and string.sub(lease, -9) ~= ' replaced' then redis.call('HSET', KEYS[2], former, lease .. ' replaced') end
 end
