@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::{
     node::{GRACE, Node, Setup, hash, pass},
-    steps::SlowLink,
+    steps::{SlowLink, phases},
 };
 use crate::{
     directory::{
@@ -56,7 +56,7 @@ async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
 /// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile `what` takes `time` at the
 /// directory.
 async fn turned_away_in_time(what: &'static str, time: Duration) {
-    for phase in 0..20 {
+    for phase in phases() {
         let (of_b, [a, b]) = two(false).await;
         of_b.set(Fault::SlowAt(what, time));
         pass(5 * SECOND).await;
@@ -77,7 +77,7 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
 {
     for (late, phase) in [600, 1_000, 3_000]
         .into_iter()
-        .flat_map(|late| (0..20).map(move |phase| (late, phase)))
+        .flat_map(|late| phases().map(move |phase| (late, phase)))
     {
         let link = SlowLink(Arc::default(), late * MS);
         let of_a = Faulty::new(MemoryDirectory::default());

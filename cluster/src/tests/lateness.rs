@@ -9,6 +9,7 @@ use std::{
 };
 
 use axum::Router;
+use futures_util::future::join_all;
 use mcp_cancel_on_disconnect::Grace;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::model::ProgressNotificationParam;
@@ -19,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     node::{GRACE, Node, SECRET, Setup, hash, pass},
-    steps::{status, until_heartbeat},
+    steps::{phases, status, until_heartbeat},
 };
 use crate::{
     cluster::{Options, join},
@@ -52,7 +53,6 @@ impl StallsAtReply {
 impl Gate for StallsAtReply {
     fn pass(&self, what: &'static str, work: Work) -> Work {
         if what == "look" {
-            // A look-up takes 400 ms.
             return Box::pin(async move {
                 sleep(400 * MS).await;
                 work.await
@@ -82,7 +82,7 @@ enum Stall {
     AtReply(Duration),
 }
 
-/// B has a thread of its own, which stalls for a while. The client connects to B meanwhile, within its grace. No clock is paused.
+/// B has a thread of its own, which stalls for a while. Its look-ups take 400 ms. The client connects to B meanwhile, within its grace. No clock is paused.
 /// Returns whether the call is running after B has answered, and after the client has resumed at A.
 async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
     let of_a = Faulty::new(MemoryDirectory::default());
@@ -155,50 +155,28 @@ async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
     (head.status, [was_running, is_running], status)
 }
 
-/// The stall lies between two heartbeats, and the second one is sent in time.
+/// With a stall of 3.5 s, B first sends a heartbeat when it runs again, and then reads the request, which it turns away. That heartbeat
+/// was sent more than 2.15 s after the grace.
 #[tokio::test]
-async fn a_client_that_waited_for_an_instance_that_stalled_between_two_heartbeats_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::After(1_990 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// When B runs again, it first sends a heartbeat, and then reads the request, which it turns away. That heartbeat was sent more than 2.15 s
-/// after the grace.
-#[tokio::test]
-async fn a_client_that_waited_for_a_stalled_instance_in_its_grace_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::After(3_500 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// The second heartbeat is 230 ms late.
-#[tokio::test]
-async fn a_client_that_waited_for_an_instance_whose_heartbeat_was_a_little_late_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::After(2_200 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// The stall of 3.5 s begins while the instance waits for the reply to a heartbeat.
-#[tokio::test]
-async fn a_client_that_waited_for_an_instance_that_stalled_in_its_heartbeat_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::AtReply(3_500 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// B reaches A. Its look-up takes 400 ms. The call must still run when the resume reaches A.
-#[tokio::test]
-async fn a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
-    assert_eq!(
-        stalled(Stall::After(2_200 * MS), true).await,
-        (200, [true, true], 200)
-    );
+async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
+    let stalls = [
+        // The second heartbeat is sent in time.
+        ("between two heartbeats", Stall::After(1_990 * MS), false),
+        ("in its grace", Stall::After(3_500 * MS), false),
+        // The second heartbeat is 230 ms late.
+        ("a little late", Stall::After(2_200 * MS), false),
+        ("waiting for a reply", Stall::AtReply(3_500 * MS), false),
+        // The call must still run when the resume reaches A.
+        ("B reaches A", Stall::After(2_200 * MS), true),
+    ];
+    let seen = join_all(stalls.map(async |(name, stall, is_reached)| {
+        let resumed_at_b = if is_reached { 200 } else { 503 };
+        let expected = (resumed_at_b, [true, true], 200);
+        (name, stalled(stall, is_reached).await, expected)
+    }));
+    for (name, seen, expected) in seen.await {
+        assert_eq!(seen, expected, "{name}");
+    }
 }
 
 /// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
@@ -442,7 +420,7 @@ impl Gate for SlowReplies {
 /// Returns the longest time from the end of the grace to the cancel.
 async fn longest(reply: Duration, instances: usize) -> Duration {
     let mut longest = Duration::ZERO;
-    for phase in 0..20 {
+    for phase in phases() {
         let of_all = Faulty::new(MemoryDirectory::default()).behind(SlowReplies(reply));
         let a = Setup::with_grace().start(&of_all).await;
         a.until_settled().await;

@@ -15,7 +15,7 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     fake_owner::FakeOwner,
     node::{GRACE, Node, Setup, hash, pass},
-    steps::{SlowLink, directory, status, until_heartbeat},
+    steps::{SlowLink, directory, phases, status, until_heartbeat},
 };
 use crate::directory::{
     Claim, Directory as _, DirectoryError, MemoryDirectory,
@@ -30,7 +30,7 @@ const MS: Duration = Duration::from_millis(1);
 /// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
 async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
-    for phase in 0..20 {
+    for phase in phases() {
         let link = SlowLink(Arc::default(), late);
         let of_a = Faulty::new(MemoryDirectory::default());
         let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
@@ -96,7 +96,7 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_bef
     let mut cancelled = Vec::new();
     for (step, phase) in [0, 900]
         .into_iter()
-        .flat_map(|step| (0..20).map(move |phase| (step, phase)))
+        .flat_map(|step| phases().map(move |phase| (step, phase)))
     {
         let of_a = directory();
         let link = SlowLink(Arc::default(), SECOND);
@@ -234,7 +234,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
     let mut cancelled = Vec::new();
     for (is_lost, phase) in [false, true]
         .into_iter()
-        .flat_map(|is_lost| (0..20).map(move |phase| (is_lost, phase)))
+        .flat_map(|is_lost| phases().map(move |phase| (is_lost, phase)))
     {
         let directory = Faulty::new(MemoryDirectory::default());
         let a = Setup::with_grace().start(&directory).await;
@@ -276,7 +276,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     let mut cancelled = Vec::new();
     for (is_new, phase) in [false, true]
         .into_iter()
-        .flat_map(|is_new| (0..20).map(move |phase| (is_new, phase)))
+        .flat_map(|is_new| phases().map(move |phase| (is_new, phase)))
     {
         let directory = Faulty::new(MemoryDirectory::default());
         let of_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));

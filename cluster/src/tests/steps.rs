@@ -1,6 +1,7 @@
 //! Steps that most tests of this folder share.
 
 use std::{
+    env,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -41,6 +42,12 @@ impl Gate for SlowLink {
         });
         Box::pin(async move { late.await.unwrap() })
     }
+}
+
+/// Returns offsets within a heartbeat interval, in units of 100 ms: every third, or all with `CLUSTER_PHASES=all`.
+pub(super) fn phases() -> impl Iterator<Item = u32> {
+    let is_full = env::var("CLUSTER_PHASES").is_ok_and(|phases| phases == "all");
+    (0..20).step_by(if is_full { 1 } else { 3 })
 }
 
 pub(super) fn directory() -> Faulty {
