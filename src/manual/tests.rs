@@ -20,7 +20,7 @@ struct Line {
     message: String,
     /// The arguments of the macro that writes it.
     arguments: String,
-    /// Whether the macro is one of `tracing`'s, each of which must name the target.
+    /// `true` if the macro is one of `tracing`'s. Such a macro must name the target.
     is_bare: bool,
 }
 
@@ -32,7 +32,7 @@ fn every_row_of_a_page_is_in_a_table_with_a_head() {
             let path = entry.expect("an entry").path();
             pages.extend(
                 path.extension()
-                    .is_some_and(|it| it == "md")
+                    .is_some_and(|extension| extension == "md")
                     .then_some(path),
             );
         }
@@ -76,11 +76,11 @@ fn the_lines_that_the_manual_documents_are_those_that_are_logged() {
     });
     let documented: Vec<(&str, &str)> = documented.collect();
     let documents = |(level, text): (&str, &str), line: &Line| {
-        let same = match text.strip_suffix(" …") {
+        let is_same_text = match text.strip_suffix(" …") {
             Some(start) => line.message.starts_with(start),
             None => line.message == text,
         };
-        same && line.level == level
+        is_same_text && line.level == level
     };
     for row in &documented {
         let is_logged = lines.iter().any(|line| documents(*row, line));
