@@ -141,7 +141,9 @@ fn the_glue_for_other_frameworks_is_that_of_the_support_table() {
     }
 }
 
-/// Returns the tables of a page as a renderer finds them: adjacent rows outside of code blocks.
+/// Returns the tables of a page as a renderer finds them.
+///
+/// A table is a group of adjacent rows outside of code blocks.
 fn tables(page: &str) -> Vec<Vec<&str>> {
     let mut tables: Vec<Vec<&str>> = Vec::new();
     let mut is_code = false;
@@ -202,7 +204,9 @@ fn sources(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// Returns the names and values of the constants that a file declares on one line, without its tests.
+/// Returns the names and values of the constants that a file declares on one line.
+///
+/// The constants of its tests are left out.
 fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
     let code = source.split("mod tests {").next();
     code.unwrap_or_default().lines().filter_map(|line| {
@@ -216,7 +220,9 @@ fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
 // === impl Line ===
 
 impl Line {
-    /// Returns the lines that a source file logs, by `tracing`'s macros or by this crate's macros `log_…`, which take the level.
+    /// Returns the lines that a source file logs.
+    ///
+    /// It logs them by `tracing`'s macros, or by this crate's macros `log_…`, which take the level.
     fn all(source: &str) -> Vec<Self> {
         let code = source.split("mod tests {").next().unwrap_or_default();
         let code = code

@@ -223,7 +223,7 @@ fn on_one_line(json: Bytes) -> Bytes {
     json.iter().map(without_break).collect()
 }
 
-/// Returns the error event for a request whose inner answer is a refusal, or cannot be sent as an event.
+/// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
 /// The event has the JSON-RPC error of the body, if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {

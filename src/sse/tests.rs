@@ -846,8 +846,10 @@ fn assert_events(text: &str, expected: &[Seen]) {
     assert_bytes(text.as_bytes(), expected);
 }
 
-/// Checks the events and the boundaries of a body in one frame, in frames of one byte, and cut at any one or
-/// two places, with empty frames where these are the same or at an end.
+/// Checks the events and the boundaries of a body, however it is split into frames.
+///
+/// The body is read in one frame, in frames of one byte, and cut at any one or two places. Two equal places, or a place at an end,
+/// give an empty frame.
 #[track_caller]
 fn assert_bytes(text: &[u8], expected: &[Seen]) {
     let check = |frames: &[&[u8]]| {

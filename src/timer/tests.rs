@@ -424,7 +424,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
     }
 }
 
-/// A timer task with a backlog is running: no other task takes over and counts the backlog as late.
+/// No other task takes over, and counts the backlog as late, while a timer task handles it.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());

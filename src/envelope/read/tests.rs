@@ -1036,8 +1036,9 @@ impl Damage {
     }
 }
 
-/// Writes a value in one of many layouts: compact, pretty, or with members in any order, white space
-/// anywhere and needless escapes in values.
+/// Writes a value in one of many layouts.
+///
+/// A layout is compact or pretty, or has members in any order, white space anywhere and needless escapes in values.
 struct Printer {
     out: String,
     seed: u64,

@@ -71,7 +71,7 @@ fn a_target_that_rearms_is_called_again() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// The timer may hold the last reference to a target, or drop another target that expires next.
+/// The timer may hold the last reference to a target, or drop a target that expires next.
 #[test]
 fn a_target_dropped_in_its_callback_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
@@ -91,7 +91,7 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// Two timer tasks may run at once, and one of them sleeps without the entry that the other has taken out.
+/// Two timer tasks may run at once. One of them may sleep without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
     struct RunsOthers(Arc<Timer>, OnceLock<TimerHandle>);
@@ -120,7 +120,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A callback that does not return delays no other entry, because the other entries are still queued.
+/// A callback that does not return delays no other entry. The other entries are still queued.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     struct SlowCallback(Arc<Timer>, OnceLock<TimerHandle>);
