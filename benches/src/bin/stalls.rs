@@ -1,4 +1,6 @@
-//! How long other work waits during bursts: a task that is due every millisecond, and a thread that looks up a call.
+//! How long other work waits during bursts.
+//!
+//! The other work is a task that is due every millisecond, and a thread that looks up a call.
 //!
 //! `stalls graces | lookups | traffic SETUP SESSIONS CALLS [THREADS]`, to be run by hand. Its longest waits depend on the
 //! machine, so no report contains them. Runs in process, without sockets. Without `THREADS`, all tasks share one

@@ -1,7 +1,7 @@
-//! Work that continues without a client, and work that is destroyed although its client returns.
+//! Work that continues without a client, and work that is destroyed although its client resumes.
 //!
-//! `wasted [--quick]`. Runs twice: in process on a paused clock, with calls of 10 minutes and the default grace, and
-//! over sockets in real time, with calls of 2 s and a grace of 100 ms.
+//! `wasted [--quick]`. Runs twice. The first run is in process on a paused clock, with calls of 10 minutes and the default
+//! grace. The second is over sockets in real time, with calls of 2 s and a grace of 100 ms.
 
 use std::fmt;
 
@@ -108,7 +108,7 @@ fn main() -> Result<()> {
     let plots = [("wasted", Clock::Paused), ("wasted-real", Clock::Real)];
     let section = Section {
         rows: found.iter().map(Found::row).collect(),
-        targets: ours().flat_map(|own| own.targets(&found)).collect(),
+        targets: ours().flat_map(|ours| ours.targets(&found)).collect(),
         plots: plots
             .map(|(name, clock)| bars(name, &found, clock))
             .to_vec(),
@@ -123,10 +123,10 @@ fn main() -> Result<()> {
 fn bars(name: &str, found: &[Found], clock: Clock) -> Plot {
     let title = format!("Work without a client, calls of {clock}");
     let series = Setup::series(|setup| {
-        let is_it = move |run: Run| (run.clock, run.setup) == (clock, setup);
-        let own = found.iter().filter(move |found| is_it(found.run));
+        let is_shown = move |run: Run| (run.clock, run.setup) == (clock, setup);
+        let shown = found.iter().filter(move |found| is_shown(found.run));
         // In the order of the cases. A logarithmic axis has no zero.
-        own.map(|found| found.each().max(1e-4))
+        shown.map(|found| found.each().max(1e-4))
     });
     let y = Axis::logarithmic("seconds for each client that did not resume");
     Plot::lines(name, &title, [Axis::linear("mode"), y], series).over(Case::iter())
@@ -277,8 +277,8 @@ impl Plan {
 async fn is_answered(mut stream: Stream, call: usize, run: Run) -> bool {
     let answer = format!("\"{}\"", done(call));
     // A client does not wait forever.
-    let come = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
-    matches!(come, Ok(Ok(())))
+    let received = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
+    matches!(received, Ok(Ok(())))
 }
 
 // === impl Found ===
@@ -291,7 +291,7 @@ impl Found {
         };
         let is_destroyed =
             |end: &End| end.resumed_in_time && ledger.times_of(end.call).token.get().is_some();
-        let count = |is_it: &dyn Fn(&End) -> bool| ends.iter().filter(|end| is_it(end)).count();
+        let count = |counts: &dyn Fn(&End) -> bool| ends.iter().filter(|end| counts(end)).count();
         Self {
             run,
             left: count(&|end| end.disconnected.is_some()),
@@ -329,8 +329,9 @@ impl Found {
             (Case::Grace, Clock::Real) => (None, Case::Grace),
             (Case::Immediate | Case::Stateless, _) => (Some(500.0), Case::Immediate),
         };
-        let is_it = |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
-        let bare = all.iter().find(|found| is_it(found.run));
+        let is_reference =
+            |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
+        let bare = all.iter().find(|found| is_reference(found.run));
         let factor = bare.map_or(f64::NAN, Self::each) / self.each().max(1e-3);
         let what = format!("{}: times less without a client than bare", self.run);
         let factor = least.map(|least| Target::new(AtLeast(least), what, factor));
