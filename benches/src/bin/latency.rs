@@ -37,8 +37,9 @@ struct Cell {
     setup: Setup,
     close: Close,
     pace: Pace,
-    /// Number of concurrent calls, and number of repetitions.
+    /// Number of concurrent calls.
     calls_at_once: usize,
+    /// Number of repetitions.
     rounds: usize,
 }
 

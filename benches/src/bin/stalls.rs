@@ -84,7 +84,7 @@ impl Scene {
     }
 }
 
-/// The longest waits of a task that wants to run every millisecond, in milliseconds.
+/// Runs every millisecond until `stop` is set. Returns how late it ran, in milliseconds, longest first.
 async fn tick(stop: Arc<AtomicBool>) -> Vec<f64> {
     let mut waits = Vec::new();
     while !stop.load(Ordering::Relaxed) {

@@ -51,18 +51,21 @@ struct Size {
 /// The result of one storm for one set-up.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Outcome {
-    /// Number of tokens that must fire, and how many of them fired.
+    /// Number of tokens that must fire.
     due: usize,
+    /// Number of these tokens that fired.
     fired: usize,
-    /// Number of tokens that must not fire, and how many of them fired.
+    /// Number of tokens that must not fire.
     unaffected: usize,
+    /// Number of these tokens that fired all the same.
     wrong: usize,
     /// Number of correct answers to connected clients.
     answers: usize,
     /// Seconds until the last expected event.
     last: f64,
-    /// Resident memory in MiB.
+    /// Resident memory before the storm, in MiB.
     before: f64,
+    /// Peak of the resident memory during the storm, in MiB.
     peak: f64,
     /// The slowest ping, in milliseconds.
     ping: Option<f64>,

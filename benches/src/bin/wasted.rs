@@ -54,7 +54,7 @@ struct Run {
     /// Interval in which all calls start.
     spread: Duration,
     /// Shortest and longest absence of a client that resumes.
-    back: (Duration, Duration),
+    absence: (Duration, Duration),
 }
 
 /// The behaviour of one client, the same in all set-ups.
@@ -81,11 +81,12 @@ struct End {
 struct Found {
     run: Run,
     /// Number of clients that disconnected for good.
-    left: usize,
+    disconnected: usize,
     /// Handler-seconds after their disconnects.
     wasted: f64,
-    /// Number of clients that resumed, and how many of their calls were destroyed.
-    back: usize,
+    /// Number of clients that resumed in time.
+    resumed: usize,
+    /// Number of calls that were destroyed although their clients resumed in time.
     destroyed: usize,
     /// Number of clients that were connected at the end and had no answer.
     unanswered: usize,
@@ -142,7 +143,7 @@ impl Run {
             (Case::Grace, Clock::Real) => Grace::After(second / 10),
             (Case::Grace, Clock::Paused) | (Case::Stateless, _) => Grace::Auto,
         };
-        let (quick, lasts, spread, back) = match clock {
+        let (quick, lasts, spread, absence) = match clock {
             Clock::Paused => (200, 600 * second, 60 * second, (second / 2, 15 * second)),
             Clock::Real if is_quick() => (100, 2 * second, second, (second / 200, second / 40)),
             Clock::Real => (0, 2 * second, 10 * second, (second / 200, second / 40)),
@@ -155,7 +156,7 @@ impl Run {
             calls: if is_quick() { quick } else { 2_000 },
             lasts,
             spread,
-            back,
+            absence,
         }
     }
 
@@ -212,7 +213,7 @@ impl Run {
             let disconnects_after = dice.share() < 0.3;
             let after = self.lasts.mul_f64(dice.share());
             let resumes_after = dice.share() < 1.0 / 3.0 && self.case == Case::Grace;
-            let (least, most) = self.back;
+            let (least, most) = self.absence;
             let absence = least + (most - least).mul_f64(dice.share());
             Plan {
                 starts,
@@ -294,9 +295,9 @@ impl Found {
         let count = |counts: &dyn Fn(&End) -> bool| ends.iter().filter(|end| counts(end)).count();
         Self {
             run,
-            left: count(&|end| end.disconnected.is_some()),
+            disconnected: count(&|end| end.disconnected.is_some()),
             wasted: ends.iter().filter_map(after).sum(),
-            back: count(&|end| end.resumed_in_time),
+            resumed: count(&|end| end.resumed_in_time),
             destroyed: count(&is_destroyed),
             unanswered: count(&|end| end.disconnected.is_none() && !end.answered),
         }
@@ -304,7 +305,7 @@ impl Found {
 
     /// Wasted seconds per client that disconnected for good.
     fn each(&self) -> f64 {
-        self.wasted / self.left.max(1) as f64
+        self.wasted / self.disconnected.max(1) as f64
     }
 
     fn row(&self) -> Vec<String> {
@@ -312,10 +313,10 @@ impl Found {
             self.run.clock,
             self.run.case,
             self.run.setup,
-            self.left,
+            self.disconnected,
             format!("{:.3}", self.wasted),
             format!("{:.4}", self.each()),
-            format!("{} of {}", self.destroyed, self.back),
+            format!("{} of {}", self.destroyed, self.resumed),
             self.unanswered,
         ]
     }

@@ -23,8 +23,9 @@ struct Records {
     epoch: Instant,
     call_times: Vec<CallTimes>,
     releases: Vec<CancellationToken>,
-    /// Number of assigned calls and groups.
+    /// Number of assigned calls.
     calls: AtomicUsize,
+    /// Number of assigned groups.
     groups: AtomicUsize,
 }
 
