@@ -61,7 +61,12 @@ impl Exchanges {
                 let recorder = recorder;
                 let response = next.run(request).await;
                 match recorder {
-                    Some(_recorder) => response.map(|body| Body::new(Watched { body, _recorder })),
+                    Some(recorder) => response.map(|body| {
+                        Body::new(Watched {
+                            body,
+                            _recorder: recorder,
+                        })
+                    }),
                     None => response,
                 }
             }
