@@ -221,7 +221,7 @@ fn slowly<A>(request: Request<A>) -> Request<A> {
     request
 }
 
-/// Wastes everything else: locks, unpredictable reads and branches, and code that is used nowhere else.
+/// Wastes everything else: locks, unpredictable reads and branches, and code used nowhere else.
 fn sprawling<A>(request: Request<A>) -> Request<A> {
     static WASTE: Mutex<Dice> = Mutex::new(Dice(1));
     static CELLS: [u8; 1 << 18] = [1; 1 << 18];

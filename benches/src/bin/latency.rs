@@ -168,7 +168,7 @@ async fn hang_up(
     Ok(closed)
 }
 
-/// For each cell of one plot: the share of the calls whose token fired within a time, over that time.
+/// Plots the share of the calls whose token fired within a time, for each cell of a mode and pace.
 fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
     let shown = found.iter().filter(|found| {
         let cell = found.cell;

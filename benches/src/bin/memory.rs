@@ -243,7 +243,7 @@ impl Bench {
         }
     }
 
-    /// Advances the clock in steps, because a deadline that is noticed late is postponed.
+    /// Advances the clock in steps, because a deadline that runs late is postponed.
     async fn rest(&self, time: Duration) {
         let step = Duration::from_millis(500);
         for _ in 0..time.as_millis() / step.as_millis() {

@@ -1,4 +1,4 @@
-//! What a call executes, touches and waits for, compared with bare rmcp and with common layers.
+//! What a call executes, touches and waits for, compared with bare rmcp and common layers.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Thousands of calls whose clients act at the same moment: they disconnect, resume, or never resume.
+//! Thousands of calls whose clients disconnect or resume at the same moment.
 //!
 //! `storm [--quick]`. Each set-up has a server process, and its clients share a second process. Pings are sent from a
 //! thread that no runtime can block. Returns an error if the layer cancelled a call wrongly or failed to cancel one.

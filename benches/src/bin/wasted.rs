@@ -1,4 +1,4 @@
-//! Work that continues without a client, and work that is destroyed although its client resumes.
+//! Work that continues without a client, and work that is destroyed despite a resume.
 //!
 //! `wasted [--quick]`. Runs twice. The first run is in process on a paused clock, with calls of 10 minutes and the default
 //! grace. The second is over sockets in real time, with calls of 2 s and a grace of 100 ms.

@@ -1,4 +1,4 @@
-//! A server and clients that call it without pause, on separate processors if there are enough.
+//! A server and clients that call it without pause, on separate processors if possible.
 
 use std::{ops::Range, thread::available_parallelism};
 

@@ -1,4 +1,4 @@
-//! A server with the layer in place, in each way to use it, and what a test may observe of it.
+//! A server with the layer in place, in each way to use it, and what a test can observe.
 //!
 //! ```ignore
 //! let setup = Server::Wrapped.start().await;
