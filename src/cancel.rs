@@ -14,7 +14,7 @@ pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancel into the server that runs a call.
 pub(crate) trait Canceller: Send + Sync {
-    /// The scope in which the session ids of its calls are unique.
+    /// Returns the scope in which the session ids of its calls are unique.
     fn scope(&self) -> Scope;
 
     /// Returns `true` if another server may continue the streams of its calls.

@@ -86,6 +86,7 @@ impl Grace {
         }
     }
 
+    /// Returns what to do with a call whose stream ended without the answer.
     pub(crate) fn on_disconnect(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;
@@ -118,12 +119,13 @@ fn default_grace(retry: Option<Duration>) -> Duration {
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 
-/// Returns how long a client that resumes after `retry` takes.
+/// Returns how long a client that honours `retry` takes to resume.
 fn retry_delay(retry: Option<Duration>) -> Duration {
     let retry = retry.unwrap_or_default();
     retry.saturating_add(retry.min(MAX_DELAY))
 }
 
+/// Decides as [`Grace::Auto`] does for a call that is neither a task nor a subscription.
 fn decide_auto(call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
     if call.is_cancelled_on_disconnect() || !stream_end.replayable {
         // The end of a stream by its server is not a disconnect.
@@ -236,7 +238,7 @@ mod tests {
             auto(retry(3_000)),
             DisconnectAction::CancelAfter(3005 * SECOND)
         );
-        // It counts once at least.
+        // Even a longer `retry` counts once, so that the client can resume.
         assert_eq!(
             auto(retry(4_000)),
             DisconnectAction::CancelAfter(4005 * SECOND)

@@ -110,10 +110,10 @@ pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
     let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     ranges.any(|range| {
         let mut parts = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let names_it = parts
+        let is_event_stream = parts
             .next()
             .is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"));
-        names_it && !parts.any(is_zero_weight)
+        is_event_stream && !parts.any(is_zero_weight)
     })
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_occurrence_of_a_field_is_found() {
+    fn each_header_is_found_and_a_repeated_one_is_recognised() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("accept", "a"),

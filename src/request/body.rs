@@ -181,7 +181,7 @@ impl BodyObserver {
         match mem::replace(&mut self.capture, Capture::Off) {
             Capture::Off => {}
             Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
-            Capture::Unparsed(kept) => self.exchange.body_ended(Err(kept)),
+            Capture::Unparsed(body) => self.exchange.body_ended(Err(body)),
         }
     }
 }

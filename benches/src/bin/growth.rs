@@ -34,21 +34,25 @@ fn main() -> Result<()> {
             growth.or_insert_with(Vec::new).push(cost);
         }
     }
-    let growth = |(&(spread, setup, operation), own): (&_, &Vec<Cost>)| {
-        let pairs = own.iter().zip(&costs[&(spread, Setup::Bare, operation)]);
-        let added = pairs.map(|(own, bare)| own.instructions - bare.instructions);
+    let growth = |(&(spread, setup, operation), costs_of_setup): (&_, &Vec<Cost>)| {
+        let pairs = costs_of_setup
+            .iter()
+            .zip(&costs[&(spread, Setup::Bare, operation)]);
+        let added = pairs.map(|(cost, bare)| cost.instructions - bare.instructions);
         Growth {
             spread,
             setup,
             operation,
-            costs: own.clone(),
+            costs: costs_of_setup.clone(),
             added: added.collect(),
         }
     };
     let found = Vec::from_iter(costs.iter().map(growth));
     let section = Section {
         rows: found.iter().filter_map(Growth::row).collect(),
-        targets: Operation::iter().map(|it| target(&found, it)).collect(),
+        targets: Operation::iter()
+            .map(|operation| target(&found, operation))
+            .collect(),
         plots: vec![
             plot(&found, Setup::Wrapped, "layer and session manager"),
             plot(&found, Setup::Layer, "layer only"),
@@ -76,8 +80,8 @@ fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
 
 /// The target for the worst set-up and spread.
 fn target(found: &[Growth], operation: Operation) -> Target {
-    let is_it = |its: &&Growth| its.operation == operation && its.setup.is_ours();
-    let worst = found.iter().filter(is_it).map(Growth::ratio);
+    let is_compared = |growth: &&Growth| growth.operation == operation && growth.setup.is_ours();
+    let worst = found.iter().filter(is_compared).map(Growth::ratio);
     let what = "beside as many calls as were tried, instructions added, to beside one";
     let worst = worst.fold(f64::MIN, f64::max);
     let most = match operation {
@@ -89,11 +93,11 @@ fn target(found: &[Growth], operation: Operation) -> Target {
 }
 
 fn plot(found: &[Growth], setup: Setup, of: &str) -> Plot {
-    let is_shown = |its: &&Growth| (its.spread, its.setup) == (Spread::Many, setup);
-    let series = found.iter().filter(is_shown).map(|its| {
-        let sizes = its.spread.sizes().map(|size| size as f64);
-        let instructions = its.costs.iter().map(|cost| cost.instructions);
-        Series::new(its.operation, sizes.into_iter().zip(instructions))
+    let is_shown = |growth: &&Growth| (growth.spread, growth.setup) == (Spread::Many, setup);
+    let series = found.iter().filter(is_shown).map(|growth| {
+        let sizes = growth.spread.sizes().map(|size| size as f64);
+        let instructions = growth.costs.iter().map(|cost| cost.instructions);
+        Series::new(growth.operation, sizes.into_iter().zip(instructions))
     });
     let x = Axis::logarithmic("calls in flight, 100 in a session");
     let y = Axis::logarithmic("instructions of one operation");

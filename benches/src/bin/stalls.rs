@@ -1,4 +1,6 @@
-//! How long other work waits during bursts: a task that is due every millisecond, and a thread that looks up a call.
+//! How long other work waits during bursts.
+//!
+//! The other work is a task that is due every millisecond, and a thread that looks up a call.
 //!
 //! `stalls graces | lookups | traffic SETUP SESSIONS CALLS [THREADS]`, to be run by hand. Its longest waits depend on the
 //! machine, so no report contains them. Runs in process, without sockets. Without `THREADS`, all tasks share one
@@ -82,7 +84,7 @@ impl Scene {
     }
 }
 
-/// The longest waits of a task that wants to run every millisecond, in milliseconds.
+/// Runs every millisecond until `stop` is set. Returns how late it ran, in milliseconds, longest first.
 async fn tick(stop: Arc<AtomicBool>) -> Vec<f64> {
     let mut waits = Vec::new();
     while !stop.load(Ordering::Relaxed) {

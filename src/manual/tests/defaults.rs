@@ -1,4 +1,4 @@
-//! The numbers of the page are those of the code.
+//! The numbers of the defaults page match those of the code.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -150,7 +150,7 @@ async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_is_
     let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#;
     foreign.send_event_to_newest(&format!("id: second\ndata: {progress}\n\n"));
     Foreign::frame(&mut replay).await;
-    foreign.ends_last();
+    foreign.end_newest();
     assert!(replay.frame().await.is_none());
     drop(replay);
 

@@ -128,7 +128,7 @@ async fn a_cancel_is_never_an_error(server: Server) {
 
 /// Returns the lines of call 1, without the parts that vary between runs.
 fn lifecycle(lines: &Lines) -> Vec<String> {
-    let of_call = lines.that(|line| line.contains(r#" jsonrpc.request.id="1" "#));
+    let of_call = lines.matching(|line| line.contains(r#" jsonrpc.request.id="1" "#));
     of_call.iter().map(|line| masked(line)).collect()
 }
 
