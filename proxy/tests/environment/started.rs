@@ -275,7 +275,8 @@ impl Started {
     /// The program ends in time, without an error, and nothing remains.
     pub(crate) async fn ends_within(&mut self, limit: Duration) {
         let status = timeout(limit, self.status()).await;
-        let status = status.unwrap_or_else(|_| panic!("the program keeps running: {}", self.logged()));
+        let status =
+            status.unwrap_or_else(|_| panic!("the program keeps running: {}", self.logged()));
         assert!(status.success(), "{status}: {}", self.logged());
         self.until_processes_exited().await;
     }
