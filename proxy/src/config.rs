@@ -301,7 +301,7 @@ impl Config {
         }
     }
 
-    /// Checks that the options do not conflict, and that none of them lacks another.
+    /// Checks for options that conflict, and for options that lack one that they need.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let conflict = |message: &str| Err(ConfigError::Conflict(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {

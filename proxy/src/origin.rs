@@ -35,7 +35,7 @@ pub(crate) struct Connection {
 impl Origin {
     /// Returns an origin. Returns `None` if its scheme is neither http nor https.
     ///
-    /// Returns `None` for an authority without a host or with a user, too.
+    /// Also returns `None` for an authority without a host, or with a user.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
         let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
         let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();

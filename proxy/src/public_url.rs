@@ -5,8 +5,8 @@
 //! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address. If their
 //!    host is neither one of `--allow-host` nor a name of this machine, `Host` is used instead.
 //! 3. In responses, the public origin takes the place of the upstream's. That is so in `resource_metadata` of `WWW-Authenticate`,
-//!    and in `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Nothing else is
-//!    rewritten, and no URL at another origin.
+//!    and in `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Everything else
+//!    passes unchanged, and so do URLs at other origins.
 
 use std::{
     convert::Infallible,

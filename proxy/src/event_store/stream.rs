@@ -411,7 +411,7 @@ impl Stream {
         }
     }
 
-    /// Refuses an event for lack of room. A stream of a call ends with this error, a standalone stream continues.
+    /// Refuses an event for lack of room. The stream of a call ends with this error. A standalone stream continues.
     fn fail(&self, message: &str) -> Result<(), Refused> {
         // Logged once, because a standalone stream continues, and its server may send many events.
         let is_first = !mem::replace(&mut self.state().has_logged_full, true);

@@ -59,7 +59,7 @@ fn is_parameter(before: &str) -> bool {
 
 /// Returns `url` with the public origin. Returns `None` if `url` does not name the upstream.
 ///
-/// Returns `None` for a path that is not below `/.well-known/`, too.
+/// Also returns `None` for a path that is not below `/.well-known/`.
 fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     let public_url = public.instead_of(upstream, url)?;
     let (_, path) = public_url.split_at_checked(public.to_string().len())?;

@@ -64,7 +64,8 @@ impl Forwarded {
 
     /// Removes these headers from a request. Returns those that the server gets instead.
     ///
-    /// The headers of a trusted client are kept. The result also has the public origin, if the option or a trusted client names it.
+    /// The server also gets what a trusted client has sent. The result has the public origin, if the option or a trusted client
+    /// names it.
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
         let is_trusted = peer.is_some_and(|peer| self.trusts(peer));

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// Number of crashes within a [`PERIOD`] that begin the backoff: 3.
 const MAX_CRASHES: usize = 3;
 
-/// The period in which crashes are counted: 10 s. The backoff is as long, after the last crash.
+/// The period in which crashes are counted: 10 s. The backoff lasts as long after the last crash.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// The latest crashes.

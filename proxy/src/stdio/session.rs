@@ -46,9 +46,9 @@ pub(super) struct Session {
 /// How long a session may be unused.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeouts {
-    /// While its client may still be connected.
+    /// For every session.
     pub(super) idle: Duration,
-    /// After its client has disconnected.
+    /// For a session whose client has disconnected, if this is shorter.
     pub(super) lost: Duration,
 }
 
