@@ -258,7 +258,7 @@ async fn connection(
     let peer = stream.peer();
     let in_flight = InFlight::default();
     let requests = in_flight.clone();
-    let permits = shared.clone();
+    let listener_state = shared.clone();
     let lifetime = shared.limits.lifetime.unwrap_or(UNLIMITED);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let in_flight_request = requests.start();
@@ -310,7 +310,7 @@ async fn connection(
                     idle_until = now + HTTP2_IDLE_TIMEOUT;
                 }
                 is_idle = in_flight.is_empty();
-                if is_idle && (now >= idle_until || permits.is_full()) {
+                if is_idle && (now >= idle_until || listener_state.is_full()) {
                     if !is_open {
                         return;
                     }

@@ -224,21 +224,21 @@ impl Proxy {
             stop.await;
             let (begun, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
-            let drain_left = || self.config.drain.saturating_sub(begun.elapsed());
+            let remaining_drain = || self.config.drain.saturating_sub(begun.elapsed());
             // A call ends with its answer. So a drain alone could find no call, and close the stream while its client still
             // reads the answer.
             let answers_read = wait_until_answers_read(&self.server, &background_calls);
-            let _in_time = timeout(drain_left(), answers_read).await;
-            let cancelled = calls.drain(drain_left()).await.cancelled;
+            let _in_time = timeout(remaining_drain(), answers_read).await;
+            let cancelled = calls.drain(remaining_drain()).await.cancelled;
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
             // The frontend then closes its connections, and lets clients read their answers in the time that is left.
-            let _sent = begin_close.send(drain_left());
-            let processes_left = SHUTDOWN_TIMEOUT
+            let _sent = begin_close.send(remaining_drain());
+            let process_timeout = SHUTDOWN_TIMEOUT
                 .saturating_sub(begun.elapsed())
                 .max(MIN_PROCESS_TIMEOUT);
-            self.server.shutdown(processes_left).await;
+            self.server.shutdown(process_timeout).await;
         };
         let closing = async {
             // `begin_close` always sends before it is dropped.

@@ -101,8 +101,8 @@ fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
 
 /// Returns the maximum growth of the memory of the proxy and this test. `written` counts the bytes that the server wrote.
 async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
-    let first = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
-    let options = first.iter().chain(options).map(OsString::from);
+    let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
+    let options = program_args.iter().chain(options).map(OsString::from);
     let proxy = Proxy::bind(Config::read(options).unwrap()).await.unwrap();
     let addr = proxy.local_addr().unwrap();
     let served = tokio::spawn(proxy.serve(std::future::pending()));

@@ -40,8 +40,8 @@ impl Running {
     }
 
     async fn with_args(args: &[&str]) -> Self {
-        let first = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
-        let args = first.iter().chain(args).map(|arg| arg.into());
+        let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
+        let args = program_args.iter().chain(args).map(|arg| arg.into());
         let config = Config::read(args).expect("valid options");
         let proxy = Proxy::bind(config).await.expect("it starts");
         let (stop, stopped) = oneshot::channel();
