@@ -54,12 +54,12 @@ async fn cell(fault: Fault, phase: Phase) {
     match fault {
         Fault::Refuses => {
             served.upstream.refuse().await;
-            let refused = served.fails(None).await;
+            let refused = served.reply_to_other(None).await;
             served.upstream.accept_again().await;
             assert_eq!((refused.status, &refused.json()["id"]), (502, &8.into()));
         }
         Fault::Resets => {
-            let reset = served.fails(Some(ReceivedRequest::reset)).await;
+            let reset = served.reply_to_other(Some(ReceivedRequest::reset)).await;
             assert_eq!((reset.status, &reset.json()["id"]), (502, &8.into()));
             assert!(!served.upstream.has_more().await, "it is sent twice");
         }
@@ -116,7 +116,7 @@ async fn cell(fault: Fault, phase: Phase) {
 impl Served {
     async fn in_phase(phase: Phase) -> Self {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, &[]).await;
+        let proxy = Running::in_front_of(&upstream, &[]).await;
         let mut served = Self {
             upstream,
             proxy,
@@ -210,11 +210,11 @@ impl Served {
         other
     }
 
-    /// Returns the reply to another call. `upstream` is the fault, if the upstream receives the call.
-    async fn fails(&self, upstream: Option<fn(ReceivedRequest)>) -> Reply {
+    /// Returns the reply to call 8. `fault` happens to its request, if the upstream receives the request.
+    async fn reply_to_other(&self, fault: Option<fn(ReceivedRequest)>) -> Reply {
         let mut other = self.begin_other().await;
-        if let Some(upstream) = upstream {
-            upstream(self.upstream.next_request().await);
+        if let Some(fault) = fault {
+            fault(self.upstream.next_request().await);
         }
         within("a reply", other.reply()).await
     }
@@ -243,7 +243,7 @@ impl Served {
 #[tokio::test]
 async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_served() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for status in [
         400, 401, 403, 404, 405, 406, 409, 410, 415, 422, 429, 500, 501, 502, 503, 504,
     ] {
@@ -269,7 +269,7 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
 #[tokio::test]
 async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_serves_the_next() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for written in ["", "HTTP/1.1 2", "HTTP/1.1 200 OK\r\ncontent-len"] {
         let mut client = Connection::open(proxy.addr).await;
         client

@@ -20,7 +20,7 @@ fn preflight(origin: &str) -> String {
     )
 }
 
-/// Returns the head of the response to a GET, to which the server adds a CORS header of its own.
+/// Returns the head of the response to a GET. The server adds a CORS header of its own.
 async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
     let mut client = send(proxy, "GET", headers).await;
     let received = upstream.next_request().await;
@@ -32,7 +32,7 @@ async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
 #[tokio::test]
 async fn a_preflight_request_of_an_allowed_page_is_answered() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &OPTION).await;
+    let proxy = Running::in_front_of(&upstream, &OPTION).await;
     for origin in [PAGE, "https://other.example.com"] {
         let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
         let head = client.head().await;
@@ -53,7 +53,7 @@ async fn a_preflight_request_of_an_allowed_page_is_answered() {
 #[tokio::test]
 async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &OPTION).await;
+    let proxy = Running::in_front_of(&upstream, &OPTION).await;
     let head = get(&proxy, &upstream, &format!("origin: {PAGE}\r\n")).await;
     assert_eq!(head.status, 405);
     assert_eq!(head.header("access-control-allow-origin"), Some(PAGE));
@@ -66,9 +66,9 @@ async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
 }
 
 #[tokio::test]
-async fn other_pages_may_not() {
+async fn pages_of_other_origins_get_no_cors_headers() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &OPTION).await;
+    let proxy = Running::in_front_of(&upstream, &OPTION).await;
     let mut client = send(&proxy, "OPTIONS", &preflight("https://evil.example")).await;
     let head = client.head().await;
     assert_eq!(head.status, 403);
@@ -82,7 +82,7 @@ async fn other_pages_may_not() {
 #[tokio::test]
 async fn without_the_option_the_server_answers_preflight_requests() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let origin = "http://localhost:6274";
     let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
     let received = upstream.next_request().await;
@@ -93,11 +93,11 @@ async fn without_the_option_the_server_answers_preflight_requests() {
     assert_eq!(head.header("access-control-allow-origin"), Some(origin));
 }
 
-/// A server with `*` and credentials allows no page to send credentials. With the origin of the page in place of `*` it would.
+/// Beside `*`, browsers ignore that a server allows credentials. Beside the origin of the page they would not.
 #[tokio::test]
 async fn a_header_of_the_server_gives_a_page_no_credentials() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &OPTION).await;
+    let proxy = Running::in_front_of(&upstream, &OPTION).await;
     let mut client = send(&proxy, "GET", &format!("origin: {PAGE}\r\n")).await;
     let received = upstream.next_request().await;
     let head = "405 Method Not Allowed\r\naccess-control-allow-origin: *\r\n\

@@ -22,7 +22,7 @@ async fn cancel_of(upstream: &Upstream) -> Value {
 #[tokio::test]
 async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
@@ -35,7 +35,7 @@ async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
 #[tokio::test]
 async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
@@ -52,22 +52,22 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
 #[tokio::test]
 async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut connection = H2::open(proxy.addr).await;
-    let left = connection.send(&stateless_call("1")).await;
+    let abandoned = connection.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
-    let mut stays = connection.send(&stateless_call("2")).await;
+    let mut open = connection.send(&stateless_call("2")).await;
     let other = upstream.next_request().await;
-    left.reset();
+    abandoned.reset();
     received.closed().await;
     other.answer("200 OK", "{}").await;
-    assert_eq!(stays.head().await.status, 200);
+    assert_eq!(open.head().await.status, 200);
 }
 
 #[tokio::test]
 async fn a_session_call_without_a_head_is_cancelled() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
     let mut received = upstream.next_request().await;
@@ -79,7 +79,7 @@ async fn a_session_call_without_a_head_is_cancelled() {
 #[tokio::test]
 async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--no-resumable", "--grace=100ms"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--no-resumable", "--grace=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("\"a\"")).await;
     let mut received = upstream.next_request().await;
@@ -98,7 +98,7 @@ async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
     for option in ["--exempt=work", "--tool-grace=work=always=1h"] {
         let upstream = Upstream::start().await;
         let proxy =
-            Running::before(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
+            Running::in_front_of(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
         let mut received = upstream.next_request().await;
@@ -120,7 +120,7 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
         for has_head in [false, true] {
             let upstream = Upstream::start().await;
-            let proxy = Running::before(&upstream, &[option]).await;
+            let proxy = Running::in_front_of(&upstream, &[option]).await;
             let mut client = Connection::open(proxy.addr).await;
             client.send(&stateless_call("1")).await;
             let mut received = upstream.next_request().await;
@@ -142,9 +142,9 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     }
 }
 
-/// Each may be a call of the tool. The layer knows no call in it.
+/// Each request may be a call of the tool, which the layer cannot read.
 #[tokio::test]
-async fn what_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_well() {
+async fn a_request_that_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_well() {
     let without_version = call("1").replace(r#""jsonrpc":"2.0","#, "");
     let with_two_ids = call("1").replace(r#""id":1"#, r#""id":1,"id":1"#);
     let with_two_names = call("1").replace(r#""name":"work""#, r#""name":"work","name":"work""#);
@@ -157,7 +157,7 @@ async fn what_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_we
     ];
     for option in ["--exempt=work", "--grace=never"] {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, &[option]).await;
+        let proxy = Running::in_front_of(&upstream, &[option]).await;
         for request in &requests {
             let mut client = Connection::open(proxy.addr).await;
             client.send(request).await;
@@ -173,7 +173,7 @@ async fn what_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_we
 #[tokio::test]
 async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--exempt=work"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--exempt=work"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
     let received = upstream.next_request().await;
@@ -187,7 +187,7 @@ async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
 #[tokio::test]
 async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--exempt=other"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--exempt=other"]).await;
     for request in [stateless_call("1"), post(&format!("[{}]", call("1")))] {
         let mut client = Connection::open(proxy.addr).await;
         client.send(&request).await;
@@ -202,7 +202,7 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
 async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     let upstream = Upstream::start().await;
     let options = ["--exempt=work", "--call-timeout=1s"];
-    let proxy = Running::before(&upstream, &options).await;
+    let proxy = Running::in_front_of(&upstream, &options).await;
     let mut client = Connection::open(proxy.addr).await;
     let begun = Instant::now();
     client.send(&stateless_call("1")).await;
@@ -218,7 +218,7 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
 async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, &["--no-resumable", grace]).await;
+        let proxy = Running::in_front_of(&upstream, &["--no-resumable", grace]).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
         let mut received = upstream.next_request().await;
@@ -251,7 +251,7 @@ async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
         ),
     ] {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, options).await;
+        let proxy = Running::in_front_of(&upstream, options).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&post(initialize)).await;
         let head = "200 OK\r\nmcp-session-id: s\r\ncontent-type: application/json";
@@ -270,7 +270,7 @@ async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
     }
 }
 
-/// For JavaScript 9007199254740993 is 9007199254740992, which may be the id of another call.
+/// JavaScript reads 9007199254740993 as 9007199254740992, which may be another call's id.
 #[tokio::test]
 async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
     for options in [
@@ -278,8 +278,8 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
         &["--grace=immediate", "--no-resumable"],
     ] {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, options).await;
-        let (mut clients, mut requested_revision) = (Vec::new(), Vec::new());
+        let proxy = Running::in_front_of(&upstream, options).await;
+        let (mut clients, mut requests) = (Vec::new(), Vec::new());
         for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
             let mut client = Connection::open(proxy.addr).await;
             client.send(&session_call(id)).await;
@@ -287,7 +287,7 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
             received.stream().await;
             client.head().await;
             clients.push(client);
-            requested_revision.push(received);
+            requests.push(received);
         }
         for client in clients {
             client.fin();
@@ -303,10 +303,10 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
 #[tokio::test]
 async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let _asked = upstream.next_request().await;
+    let _received = upstream.next_request().await;
     let reply = client.reply().await.json();
     assert_eq!(
         (&reply["id"], &reply["error"]["code"]),
@@ -323,7 +323,7 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
         "--commit-after=250ms",
         "--keep-alive=100ms",
     ];
-    let proxy = Running::before(&upstream, &options).await;
+    let proxy = Running::in_front_of(&upstream, &options).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
     let received = upstream.next_request().await;
@@ -339,15 +339,15 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
     assert_eq!(client.event().await.expect("the answer").data, answer);
 }
 
-/// The upstream refuses the cancel because of its load, then closes the connection without an answer.
+/// The server refuses the cancel because of its load, then closes the connection to it.
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, options).await;
+        let proxy = Running::in_front_of(&upstream, options).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&session_call("1")).await;
-        let _asked = upstream.next_request().await;
+        let _received = upstream.next_request().await;
         client.fin();
         upstream
             .next_request()
@@ -362,10 +362,10 @@ async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_is_sent_once() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
-    let _asked = upstream.next_request().await;
+    let _received = upstream.next_request().await;
     client.fin();
     upstream
         .next_request()
@@ -382,7 +382,7 @@ async fn a_call_without_a_session_shows_no_grace() {
     for option in ["--grace=1h", "--tool-grace=work=1h"] {
         for is_older in [true, false] {
             let upstream = Upstream::start().await;
-            let proxy = Running::before(&upstream, &[option]).await;
+            let proxy = Running::in_front_of(&upstream, &[option]).await;
             let mut client = Connection::open(proxy.addr).await;
             let request = if is_older {
                 post(&call("1")).header("mcp-protocol-version", "2025-11-25")
@@ -403,14 +403,16 @@ async fn a_call_without_a_session_shows_no_grace() {
     }
 }
 
-/// The client does not read for longer than 30 s, after which the kernel used to close such a connection.
+/// The client does not read for longer than 30 s.
+///
+/// The kernel used to close such a connection then.
 #[tokio::test]
 #[ignore = "takes 35 s"]
 async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() {
     let options = [["--stall-timeout", "off"], ["--stall-timeout", "10m"]];
     let waits = options.map(async |options| {
         let upstream = Upstream::start().await;
-        let proxy = Running::before(&upstream, &options).await;
+        let proxy = Running::in_front_of(&upstream, &options).await;
         let mut client = Connection::open(proxy.addr).await;
         client.send(&stateless_call("1")).await;
         let mut received = upstream.next_request().await;

@@ -18,7 +18,7 @@ fn question(id: u32) -> String {
 }
 
 /// Accepts a cancel as the server. Returns the id that it cancels.
-async fn cancelled(cancel: ReceivedRequest) -> Value {
+async fn accept_cancel(cancel: ReceivedRequest) -> Value {
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled", "{message}");
     cancel.answer("202 Accepted", "").await;
@@ -26,7 +26,11 @@ async fn cancelled(cancel: ReceivedRequest) -> Value {
 }
 
 /// Begins a call, and the server's answer to it.
-async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream, ReceivedRequest) {
+async fn begin_call(
+    upstream: &Upstream,
+    connection: &mut H2,
+    id: &str,
+) -> (H2Stream, ReceivedRequest) {
     let mut stream = connection.send(&session_call(id)).await;
     let mut received = upstream.next_request().await;
     received.stream().await;
@@ -34,7 +38,7 @@ async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream,
     (stream, received)
 }
 
-/// The call is answered, and no further request reaches the server.
+/// Checks that the call is answered, and that no further request reaches the server.
 async fn assert_completes(
     upstream: &Upstream,
     mut stream: H2Stream,
@@ -50,27 +54,27 @@ async fn assert_completes(
 #[tokio::test]
 async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--grace=immediate"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--grace=immediate"]).await;
     let mut lost = H2::open(proxy.addr).await;
-    let mut stays = H2::open(proxy.addr).await;
-    let (mut streams, mut requested_revision) = (Vec::new(), Vec::new());
+    let mut kept = H2::open(proxy.addr).await;
+    let (mut streams, mut requests) = (Vec::new(), Vec::new());
     for id in 0..100 {
-        let (stream, received) = begun(&upstream, &mut lost, &id.to_string()).await;
+        let (stream, received) = begin_call(&upstream, &mut lost, &id.to_string()).await;
         streams.push(stream);
-        requested_revision.push(received);
+        requests.push(received);
     }
-    let (other, asked_of_other) = begun(&upstream, &mut stays, "100").await;
+    let (other, received_of_other) = begin_call(&upstream, &mut kept, "100").await;
 
     lost.hang_up();
 
     let mut ids = Vec::new();
     for _ in 0..100 {
-        ids.push(cancelled(upstream.next_request().await).await.as_u64());
+        ids.push(accept_cancel(upstream.next_request().await).await.as_u64());
     }
     ids.sort_unstable();
     assert!(ids.into_iter().eq((0..100).map(Some)));
     proxy.calls_reach(1).await;
-    assert_completes(&upstream, other, asked_of_other, 100).await;
+    assert_completes(&upstream, other, received_of_other, 100).await;
 }
 
 #[tokio::test]
@@ -80,36 +84,36 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
         &["--grace=immediate"][..],
         &["--grace=immediate", "--no-resumable"],
     ] {
-        let proxy = Running::before(&upstream, options).await;
+        let proxy = Running::in_front_of(&upstream, options).await;
         let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
-        let (left, mut received) = begun(&upstream, &mut connection, "1").await;
-        let (stays, mut asked_of_other) = begun(&upstream, &mut connection, "2").await;
+        let (abandoned, mut received) = begin_call(&upstream, &mut connection, "1").await;
+        let (other, mut received_of_other) = begin_call(&upstream, &mut connection, "2").await;
         for id in 0..10 {
             received.chunk(&question(id)).await;
-            asked_of_other.chunk(&question(id)).await;
+            received_of_other.chunk(&question(id)).await;
         }
 
-        left.reset();
+        abandoned.reset();
 
-        assert_eq!(cancelled(upstream.next_request().await).await, 1);
+        assert_eq!(accept_cancel(upstream.next_request().await).await, 1);
         proxy.calls_reach(1).await;
-        assert_completes(&upstream, stays, asked_of_other, 2).await;
+        assert_completes(&upstream, other, received_of_other, 2).await;
     }
 }
 
 #[tokio::test]
 async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut open = Vec::new();
     for id in 0..205 {
-        open.push(begun(&upstream, &mut connection, &id.to_string()).await);
+        open.push(begin_call(&upstream, &mut connection, &id.to_string()).await);
     }
     let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}"#;
     let cancel = post(cancel).header("mcp-session-id", "s");
     let mut stream = connection.send(&cancel).await;
-    assert_eq!(cancelled(upstream.next_request().await).await, 7);
+    assert_eq!(accept_cancel(upstream.next_request().await).await, 7);
     assert_eq!(stream.head().await.status, 202);
 }
 
@@ -144,7 +148,7 @@ fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
 async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() {
     const GOAWAY: u8 = 7;
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--grace=immediate"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--grace=immediate"]).await;
     let authority = proxy.addr.to_string();
     let fields = [
         (":method", "POST"),
@@ -176,7 +180,7 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
 #[tokio::test]
 async fn an_idle_client_does_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
-    let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
+    let mut proxy = Running::in_front_of(&upstream, &["--drain=1h"]).await;
     let authority = proxy.addr.to_string();
     let fields = [
         (":method", "GET"),
@@ -197,14 +201,14 @@ async fn an_idle_client_does_not_delay_the_shutdown() {
 #[tokio::test]
 async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut idle = H2::open(proxy.addr).await;
     let mut past = idle.send(&stateless_call("1")).await;
     upstream.next_request().await.answer("200 OK", "{}").await;
     assert_eq!(past.head().await.status, 200);
     past.body_to_end().await;
     let mut busy = H2::open(proxy.addr).await;
-    let (mut stream, mut received) = begun(&upstream, &mut busy, "2").await;
+    let (mut stream, mut received) = begin_call(&upstream, &mut busy, "2").await;
 
     time::pause();
     let mut open_for = 0;

@@ -5,7 +5,7 @@ use crate::support::*;
 #[tokio::test]
 async fn a_request_and_its_response_pass_byte_for_byte() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let message = " {\"jsonrpc\":\"2.0\", \"id\":1.0,\"method\":\"x\\u0079\",\"params\":{\"task\":{\"n\":1e2},\"\u{e9}\":\"\\/\"}}\n";
     let request = post(message)
         .header("authorization", "Bearer a")
@@ -40,8 +40,8 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 #[tokio::test]
 async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
     let upstream = Upstream::start().await;
-    let own = ["--header=x-key: secret", "--header=x-key: other"];
-    let proxy = Running::before(&upstream, &own).await;
+    let headers = ["--header=x-key: secret", "--header=x-key: other"];
+    let proxy = Running::in_front_of(&upstream, &headers).await;
     let request = post(&call("1"))
         .header("connection", "x-hop, Keep-Alive")
         .header("x-hop", "1")
@@ -79,7 +79,7 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
 #[tokio::test]
 async fn bodies_in_chunks_and_large_ones_pass() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"text":"{}"}}}}"#,
         "a".repeat(4_000_000)
@@ -103,7 +103,7 @@ async fn bodies_in_chunks_and_large_ones_pass() {
 #[tokio::test]
 async fn a_length_beside_chunks_does_not_cut_the_answer() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for order in [
         "content-length: 2\r\ntransfer-encoding: chunked",
         "transfer-encoding: chunked\r\ncontent-length: 2",
@@ -123,7 +123,7 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
 #[tokio::test]
 async fn statuses_pass_unchanged() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for head in [
         "202 Accepted",
         "307 Temporary Redirect\r\nlocation: /mcp/",
@@ -153,7 +153,7 @@ async fn statuses_pass_unchanged() {
 #[tokio::test]
 async fn events_pass_as_they_arrive() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
     client.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
@@ -176,7 +176,7 @@ async fn events_pass_as_they_arrive() {
 async fn event_streams_are_requested_without_a_content_coding() {
     let upstream = Upstream::start().await;
     for option in [&["--no-resumable"][..], &[]] {
-        let proxy = Running::before(&upstream, option).await;
+        let proxy = Running::in_front_of(&upstream, option).await;
         let resume = Request::new("GET", "/mcp")
             .header("mcp-session-id", "s")
             .header("accept", "text/event-stream")
@@ -211,7 +211,7 @@ async fn event_streams_are_requested_without_a_content_coding() {
 #[tokio::test]
 async fn get_delete_and_paths_below_the_endpoint_pass() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for (method, path) in [
         ("GET", "/mcp"),
         ("DELETE", "/mcp"),
@@ -235,14 +235,14 @@ async fn get_delete_and_paths_below_the_endpoint_pass() {
 async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/a/mcp?key=1", upstream.addr);
-    let proxy = Running::before_url(&url, &[]).await;
-    for (received, expected) in [
+    let proxy = Running::in_front_of_url(&url, &[]).await;
+    for (requested, expected) in [
         ("/a/mcp", "/a/mcp?key=1"),
         ("/a/mcp?b", "/a/mcp?key=1&b"),
         ("/.well-known/x?b", "/.well-known/x?b"),
     ] {
         let mut client = Connection::open(proxy.addr).await;
-        client.send(&Request::new("GET", received)).await;
+        client.send(&Request::new("GET", requested)).await;
         let received = upstream.next_request().await;
         assert_eq!(received.line, format!("GET {expected} HTTP/1.1"));
         received.answer("200 OK", "").await;
@@ -253,7 +253,7 @@ async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
 #[tokio::test]
 async fn a_connection_serves_one_request_after_another() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
     for id in ["1", "2", "3"] {
         client.send(&session_call(id)).await;
@@ -269,7 +269,7 @@ async fn a_connection_serves_one_request_after_another() {
 #[tokio::test]
 async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let message = call("1");
     let request = post("").header("expect", "100-continue");
     let mut client = Connection::open(proxy.addr).await;
@@ -286,7 +286,7 @@ async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
 #[tokio::test]
 async fn http_2_passes_too() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut stream = connection.send(&stateless_call("1")).await;
     let received = upstream.next_request().await;
@@ -299,11 +299,13 @@ async fn http_2_passes_too() {
     assert_eq!(stream.body_to_end().await, b"{}");
 }
 
-/// RFC 9113, section 8.2.3: HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
+/// HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
+///
+/// See RFC 9113, section 8.2.3.
 #[tokio::test]
 async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let request = stateless_call("1")
         .header("cookie", "a=1")
         .header("x-twice", "1")

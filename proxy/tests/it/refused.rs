@@ -12,7 +12,7 @@ async fn response_to(proxy: &Running, bytes: &str) -> Head {
 #[tokio::test]
 async fn only_requests_for_a_path_pass() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for (line, status) in [
         ("CONNECT example.com:443 HTTP/1.1", 405),
         ("GET http://example.com/mcp HTTP/1.1", 400),
@@ -33,7 +33,7 @@ async fn only_requests_for_a_path_pass() {
 #[tokio::test]
 async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_header() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--header=x-key: secret"]).await;
+    let proxy = Running::in_front_of(&upstream, &["--header=x-key: secret"]).await;
     for method in ["TRACE", "PUT", "PATCH", "PROPFIND", "get"] {
         for path in ["/mcp", "/.well-known/x"] {
             let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
@@ -50,7 +50,7 @@ async fn only_requests_for_this_host_pass() {
     let upstream = Upstream::start().await;
     let hosts = "--allow-host=mcp.example.com,other:81,tls:443,[2001:db8:0::1]:80";
     let options = [hosts];
-    let proxy = Running::before(&upstream, &options).await;
+    let proxy = Running::in_front_of(&upstream, &options).await;
     for (hosts, status) in [
         ("", 400),
         ("host: localhost\r\nhost: localhost\r\n", 400),
@@ -82,7 +82,7 @@ async fn only_requests_for_this_host_pass() {
 async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
     let upstream = Upstream::start().await;
     let options = ["--allow-origin=https://app.example.com, https://plain.example.com:443"];
-    let proxy = Running::before(&upstream, &options).await;
+    let proxy = Running::in_front_of(&upstream, &options).await;
     for (origins, status) in [
         ("", 404),
         ("origin: http://localhost:6274\r\n", 404),
@@ -112,8 +112,8 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
     }
 }
 
-/// Returns the reply to a body that is one byte too long, and whose length is not announced.
-async fn too_large(proxy: &Running) -> Reply {
+/// Sends a body that is one byte too long, and whose length is not announced.
+async fn send_too_large(proxy: &Running) -> Reply {
     let mut client = Connection::open(proxy.addr).await;
     client.send_chunked_head(&post("")).await;
     let chunk = vec![b' '; 1 << 20];
@@ -127,12 +127,12 @@ async fn too_large(proxy: &Running) -> Reply {
 #[tokio::test]
 async fn a_body_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let announced = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4194305\r\n\r\n";
     assert_eq!(response_to(&proxy, announced).await.status, 413);
     assert!(!upstream.has_more().await);
 
-    let reply = too_large(&proxy).await;
+    let reply = send_too_large(&proxy).await;
     assert_eq!(reply.status, 413);
     assert_eq!(
         reply.json()["error"]["message"],
@@ -140,11 +140,11 @@ async fn a_body_that_is_too_large_is_refused() {
     );
 }
 
-/// A client that sends its whole body first would lose the answer if its connection were reset.
+/// A client that first sends its whole body would lose the answer to a reset.
 #[tokio::test]
 async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let large = post(&" ".repeat(20 << 20));
     for _ in 0..10 {
         let mut client = Connection::open(proxy.addr).await;
@@ -156,14 +156,14 @@ async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
 /// The length is not announced, which HTTP/2 allows.
 #[tokio::test]
 async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
-    let proxy = Running::before_command(&[]).await;
-    assert_eq!(too_large(&proxy).await.status, 413);
+    let proxy = Running::in_front_of_command(&[]).await;
+    assert_eq!(send_too_large(&proxy).await.status, 413);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stalled_body_is_answered_with_408_after_30_s() {
-    let command = Running::before_command(&[]).await;
-    let upstream = Running::before(&Upstream::start().await, &[]).await;
+    let command = Running::in_front_of_command(&[]).await;
+    let upstream = Running::in_front_of(&Upstream::start().await, &[]).await;
     for proxy in [command, upstream] {
         let mut client = Connection::open(proxy.addr).await;
         client.send_cut(&session_call("1"), 1_000).await;
@@ -179,12 +179,12 @@ async fn a_stalled_body_is_answered_with_408_after_30_s() {
 #[tokio::test]
 async fn all_bodies_that_are_being_received_have_64_mib_together() {
     const BODY: usize = 4 * 1024 * 1024;
-    let proxy = Running::before_command(&[]).await;
-    let most = post(&"x".repeat(BODY - 1));
+    let proxy = Running::in_front_of_command(&[]).await;
+    let large = post(&"x".repeat(BODY - 1));
     let mut open = Vec::new();
     for _ in 0..16 {
         let mut client = Connection::open(proxy.addr).await;
-        client.send_cut(&most, BODY).await;
+        client.send_cut(&large, BODY).await;
         open.push(client);
     }
     // Sixteen of these bodies, each one byte short, take all of the 64 MiB but 16 bytes.
@@ -215,7 +215,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     let head = |length| {
         let long = "a".repeat(length);
         format!("GET /other HTTP/1.1\r\nhost: localhost\r\nx-long: {long}\r\n\r\n")
@@ -229,7 +229,7 @@ async fn a_head_that_is_too_large_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_whose_head_does_not_arrive_is_closed() {
-    let proxy = Running::before_url("http://127.0.0.1:1/mcp", &[]).await;
+    let proxy = Running::in_front_of_url("http://127.0.0.1:1/mcp", &[]).await;
     for begun in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
         let mut client = Connection::open(proxy.addr).await;
         client.write(begun.as_bytes()).await;
@@ -243,7 +243,7 @@ async fn a_connection_whose_head_does_not_arrive_is_closed() {
 #[tokio::test]
 async fn bodies_that_are_not_messages_pass_to_the_server() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let proxy = Running::in_front_of(&upstream, &[]).await;
     for body in [&b"{"[..], b"\xff\xfe", b"[]", b""] {
         let request = post("").body(body.to_vec());
         let mut client = Connection::open(proxy.addr).await;
