@@ -34,8 +34,8 @@ pub(crate) enum Head {
     Stream { readable: bool },
     /// 2xx with any other body: the body is the answer.
     Answer,
-    /// Any other status: the server has refused the request.
-    Refusal,
+    /// Any other status: the server has refused the request. `is_temporary` if its client may send the request again later.
+    Refusal { is_temporary: bool },
 }
 
 /// What is done with the response body.
@@ -62,7 +62,7 @@ impl ExchangeState {
         ) {
             self.request = RequestBody::Known(match head {
                 Head::Stream { .. } => BodyKind::Other,
-                Head::Answer | Head::Refusal => BodyKind::Plain,
+                Head::Answer | Head::Refusal { .. } => BodyKind::Plain,
             });
         }
     }
@@ -72,7 +72,7 @@ impl ExchangeState {
 
 impl Exchange {
     pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
-        if head != Head::Refusal {
+        if !matches!(head, Head::Refusal { .. }) {
             self.on_accepted();
         }
         match head {
@@ -82,8 +82,11 @@ impl Exchange {
                 self.end_resume();
                 self.begin_answer().map_or(BodyPlan::Pass, BodyPlan::Answer)
             }
-            Head::Refusal => {
+            Head::Refusal { is_temporary } => {
                 self.state().record_head(&self.kind, head);
+                if is_temporary && let RequestKind::Resume(resume) = &self.kind {
+                    resume.renew_graces();
+                }
                 self.end_resume();
                 match self.info() {
                     Some(call) if !self.is_bound() => self.finish(call.id(), Outcome::Failed),

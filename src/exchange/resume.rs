@@ -167,6 +167,15 @@ impl Resume {
         }
     }
 
+    /// Starts the graces of its calls anew: its client is connected, and is to return later.
+    #[cold]
+    pub(super) fn renew_graces(&self) {
+        let paused = lock(&self.paused_calls).clone();
+        for (id, exchange) in paused {
+            exchange.with_session(|session| session.renew_grace(id, Instant::now()));
+        }
+    }
+
     /// Ends the resume. The timers that it stopped continue, unless another resume of their call is pending.
     pub(super) fn end(&self) {
         let paused = mem::take(&mut *lock(&self.paused_calls));

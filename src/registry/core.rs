@@ -23,7 +23,8 @@
 //!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],
 //!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled meanwhile, and no
 //!    stall has extended the grace before, the confirmation is requested again. Resumes that brought no event renew the grace at
-//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call.
+//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call. A
+//!    resume that was turned away counts as one of them ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
 //!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is stalled and
 //!    another handles it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than
@@ -362,6 +363,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         entry.timers_mut().begin_resume(now);
         self.schedule(id);
         true
+    }
+
+    /// Starts the grace of a call anew, because a pending resume was turned away: its client is to return later.
+    pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
+        if let Some(timers) = self.timers_of(id) {
+            timers.renew_grace(now);
+            self.schedule(id);
+        }
     }
 
     /// Removes a pending resume that [`begin_resume`](Self::begin_resume) added.

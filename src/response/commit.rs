@@ -164,12 +164,12 @@ where
                 guard.on_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
-            Head::Refusal if !is_encoded => CommitStage::Refusal {
+            Head::Refusal { .. } if !is_encoded => CommitStage::Refusal {
                 status: parts.status,
                 body: Box::pin(body),
                 received: BytesMut::new(),
             },
-            Head::Answer | Head::Refusal => CommitStage::Ended,
+            Head::Answer | Head::Refusal { .. } => CommitStage::Ended,
         };
         match self.stage {
             CommitStage::Ended => Some(refusal(&self.request, parts.status, &[])),

@@ -18,7 +18,7 @@ pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 /// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Maximum number of resumes in a row that renew the grace although they brought no event: 20.
+/// Maximum number of resumes in a row that renew the grace although they brought no event, or were turned away: 20.
 ///
 /// That is a minute for a client that polls every 3 s.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
@@ -53,7 +53,7 @@ pub(super) struct CallTimers {
     pending_resumes: u32,
     /// Number of tasks that read a stream of it in the background, and will observe its end.
     background_readers: u32,
-    /// Number of resumes in a row that brought no event.
+    /// Number of resumes in a row that brought no event, or were turned away.
     empty_resumes: u32,
     /// Its client may have resumed unobserved. So the loss of its stream does not cancel it, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
@@ -249,6 +249,19 @@ impl CallTimers {
         }
         self.pending_resumes = self.pending_resumes.saturating_add(1);
         self.invalidate_expiry();
+    }
+
+    /// Starts the grace anew, because its client was asked to return later. At most [`MAX_EMPTY_RESUMES`] times in a row.
+    pub(super) fn renew_grace(&mut self, now: Instant) {
+        if let Some(timer) = &mut self.grace_timer
+            && let DetachedState::GraceUntil { deadline, .. } = &mut timer.state
+            && self.empty_resumes < MAX_EMPTY_RESUMES
+            && let Some(renewed) = now.checked_add(timer.resume_window)
+        {
+            self.empty_resumes += 1;
+            *deadline = renewed.max(*deadline);
+            self.last_deadline = Some(*deadline);
+        }
     }
 
     /// Removes a pending resume. The timer continues after the last one.

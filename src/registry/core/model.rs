@@ -125,6 +125,7 @@ enum Op {
     },
     BeginResume(Pick),
     EndResume(Pick),
+    RenewGrace(Pick),
     SetMaybeResumed(Pick),
     AddBackgroundReader(Pick),
     RemoveBackgroundReader(Pick),
@@ -257,6 +258,10 @@ impl Run {
             Op::EndResume(call) => self.on(call, |run, id| {
                 run.core.end_resume(id, run.now);
                 run.model.end_resume(id, run.now);
+            }),
+            Op::RenewGrace(call) => self.on(call, |run, id| {
+                run.core.renew_grace(id, run.now);
+                run.model.renew_grace(id, run.now);
             }),
             Op::SetMaybeResumed(call) => self.on(call, |run, id| {
                 run.core.set_maybe_resumed(id, unobserved(run.now));

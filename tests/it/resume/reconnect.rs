@@ -1,13 +1,20 @@
 //! A client that resumes its call, and everything that may happen meanwhile.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use axum::{
     Router,
     extract::Request,
     middleware::{Next, from_fn},
+    response::IntoResponse,
 };
-use http::Method;
+use http::{Method, StatusCode};
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use tokio::sync::{Notify, mpsc};
 
@@ -40,6 +47,8 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum,
     a_resume_that_disconnects_unanswered_does_not_extend_the_grace,
     an_aborted_resume_does_not_affect_the_next_pending_one,
+    a_client_that_is_asked_to_return_later_has_its_whole_grace_again,
+    a_client_that_is_refused_has_only_the_rest_of_its_grace,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
     a_resume_that_names_no_stream_does_not_keep_the_call,
     one_session_may_resume_many_calls_at_once,
@@ -253,6 +262,39 @@ async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) 
     setup.assert_completes("a", &mut second).await;
 }
 
+/// A layer inside this one sheds load.
+async fn a_client_that_is_asked_to_return_later_has_its_whole_grace_again(server: Server) {
+    let clock = StoppedClock::stop();
+    for status in [408, 429, 500, 503] {
+        let (setup, is_refusing) = refusing_resumes(server, status).await;
+        let mcp = setup.mcp().await;
+        let call = setup.start_call(&mcp, 1, "hold", "a").await;
+        cut(&setup, call, &mcp, 1).await;
+        clock.advance(GRACE - TICK).await;
+        assert_eq!(mcp.resume(FIRST_EVENT).await.head().await.status, status);
+        clock.advance(GRACE - TICK).await;
+        is_refusing.store(false, SeqCst);
+
+        let mut resumed = resume(&setup, &mcp, 1).await;
+
+        setup.assert_completes("a", &mut resumed).await;
+        assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    }
+}
+
+async fn a_client_that_is_refused_has_only_the_rest_of_its_grace(server: Server) {
+    let clock = StoppedClock::stop();
+    for status in [401, 403, 404] {
+        let (setup, _) = refusing_resumes(server, status).await;
+        let mcp = setup.mcp().await;
+        let call = setup.start_call(&mcp, 1, "hold", "a").await;
+        cut(&setup, call, &mcp, 1).await;
+        clock.advance(GRACE / 2).await;
+        assert_eq!(mcp.resume(FIRST_EVENT).await.head().await.status, status);
+        assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
+    }
+}
+
 async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
@@ -354,6 +396,24 @@ async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server
 
 fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
+}
+
+/// A middleware inside the layer answers each GET with `status`, while the returned flag is set.
+async fn refusing_resumes(server: Server, status: u16) -> (Setup, Arc<AtomicBool>) {
+    let is_refusing = Arc::new(AtomicBool::new(true));
+    let refuses = is_refusing.clone();
+    let refuse = move |request: Request, next: Next| {
+        let refuses = request.method() == Method::GET && refuses.load(SeqCst);
+        async move {
+            if refuses {
+                StatusCode::from_u16(status).unwrap().into_response()
+            } else {
+                next.run(request).await
+            }
+        }
+    };
+    let wrap = move |router: Router| router.layer(from_fn(refuse));
+    (with_grace(server).inside(wrap).start().await, is_refusing)
 }
 
 /// Disconnects the client of a call after its first event, and waits until the server has noticed.

@@ -183,7 +183,10 @@ impl Choices<'_> {
                 stalled: self.maybe(|choices| (choices.below(26) as u32, choices.ms(4_000))),
             },
             14 => Op::BeginResume(self.pick()),
-            15 => Op::EndResume(self.pick()),
+            15 => match self.one_of(4) {
+                0 => Op::RenewGrace(self.pick()),
+                _ => Op::EndResume(self.pick()),
+            },
             16 => match self.one_of(7) {
                 4 | 5 => Op::Ask(self.pick()),
                 6 => Op::Answer(self.byte().into(), self.answering()),

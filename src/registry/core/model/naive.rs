@@ -293,6 +293,21 @@ impl Model {
         true
     }
 
+    /// Rule 6.
+    pub(super) fn renew_grace(&mut self, id: CallId, now: Instant) {
+        let Some(call) = self.get_mut(id) else {
+            return;
+        };
+        let window = call.resume_window;
+        if call.empty_resumes < MAX_EMPTY_RESUMES
+            && let Some(DetachedState::GraceUntil { deadline, .. }) = &mut call.state
+        {
+            *deadline = (now + window).max(*deadline);
+            call.last_deadline = Some(*deadline);
+            call.empty_resumes += 1;
+        }
+    }
+
     pub(super) fn end_resume(&mut self, id: CallId, now: Instant) {
         let Some(call) = self.get_mut(id).filter(|call| call.pending_resumes > 0) else {
             return;

@@ -116,6 +116,7 @@ fn op() -> impl Strategy<Value = Op> {
             }),
         7 => pick().prop_map(Op::BeginResume),
         6 => pick().prop_map(Op::EndResume),
+        3 => pick().prop_map(Op::RenewGrace),
         2 => pick().prop_map(Op::SetMaybeResumed),
         2 => pick().prop_map(Op::AddBackgroundReader),
         3 => pick().prop_map(Op::RemoveBackgroundReader),
