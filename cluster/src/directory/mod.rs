@@ -94,7 +94,11 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Replaces a session's record with a tombstone, unless another owner's epoch is not lower.
     ///
     /// The tombstone is kept for [`RECORD_TTL`].
-    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
+    async fn delete(
+        &self,
+        session: SessionHash,
+        tombstone: Tombstone,
+    ) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. Never acquires one. Does not change a lease with a later [`number`](Status::number).
     async fn heartbeat(
@@ -254,9 +258,9 @@ impl Leases {
 
     /// Returns `true` if all living instances but `asker` have written their sessions in the run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
-        let others = |lease: &&Lease| lease.incarnation != asker;
+        let is_other = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
-        self.all.iter().filter(others).all(has_written)
+        self.all.iter().filter(is_other).all(has_written)
     }
 
     /// Returns `true` if a living instance has late answers.
