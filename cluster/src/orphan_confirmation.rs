@@ -65,7 +65,10 @@ impl OrphanWait {
 
     /// Returns how much longer the call must wait because of the leases. `None` if it need not wait.
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
-        let others = leases.all.iter().filter(|lease| lease.incarnation != me);
+        let others = leases
+            .entries
+            .iter()
+            .filter(|lease| lease.incarnation != me);
         let remaining = others.filter_map(|lease| self.remaining_for(lease)).max();
         let remaining = remaining.max(self.remaining_for_new_instances());
         remaining.max(leases.turned_away.and_then(|ago| self.remaining_since(ago)))
@@ -184,7 +187,7 @@ mod tests {
         };
         let leases = Leases {
             run: BackendRunId::new("run"),
-            all: vec![lease(me, 5), lease(other, age)],
+            entries: vec![lease(me, 5), lease(other, age)],
             turned_away: turned_away.map(|ago| ago * SECOND),
         };
         let wait = OrphanWait {

@@ -20,7 +20,7 @@ pub(crate) enum Refusal {
     Inconsistent,
     /// The owner could not be reached, and may still be alive.
     OwnerUnreachable,
-    /// The session has moved to this or another instance during the request. The request can be sent again.
+    /// The session has moved to this or another instance during the request, or was not restored in time. The request can be sent again.
     SessionMoved,
     /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
     Broken,

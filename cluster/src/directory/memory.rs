@@ -355,7 +355,7 @@ impl State {
         });
         Leases {
             run: self.run(),
-            all: leases.collect(),
+            entries: leases.collect(),
             turned_away: self
                 .turned_away
                 .max(self.last_lapse(now))

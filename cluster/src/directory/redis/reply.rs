@@ -23,7 +23,7 @@ pub(super) fn read_leases(
     let turned_away = turned_away.max(last_lapse(&fields, now));
     Ok(Leases {
         run: read_run(info)?,
-        all: leases.collect(),
+        entries: leases.collect(),
         turned_away: turned_away.map(|at| now.saturating_sub(at)),
     })
 }

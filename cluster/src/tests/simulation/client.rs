@@ -533,23 +533,25 @@ impl Client {
             let (this, session) = (self.clone(), session.clone());
             tokio::spawn(async move {
                 let (limit, host) = (this.now() + PROBE_LIMIT, ingress.host);
-                let mut last = "no head".to_owned();
+                let mut last_failure = "no head".to_owned();
                 let is_answered = select! {
                     biased;
-                    () = this.until_answered(&session, &ingress, &mut last) => true,
+                    () = this.until_answered(&session, &ingress, &mut last_failure) => true,
                     () = this.pause(limit - this.now()) => false,
                 };
                 if !is_answered {
                     let session = watcher::short(&session);
-                    let message = format!("{session} does not answer through {host}: {last}");
+                    let message =
+                        format!("{session} does not answer through {host}: {last_failure}");
                     this.0.watcher.fail(Check::Recovery, message);
                 }
             });
         }
     }
 
-    /// Makes calls until one of them has its answer, or an instance answers 404. `last` is the last reason for another call.
-    async fn until_answered(&self, session: &str, ingress: &Ingress, last: &mut String) {
+    /// Makes calls until one of them has its answer, or an instance answers 404. `last_failure` is the reason why the previous
+    /// call had no answer.
+    async fn until_answered(&self, session: &str, ingress: &Ingress, last_failure: &mut String) {
         loop {
             let number = self.next_number();
             let label = format!("c{}.{number}", self.0.number);
@@ -562,7 +564,7 @@ impl Client {
             );
             let request = self.request(Method::POST, Some(session), message);
             let Some(exchange) = ingress.send(request) else {
-                *last = "connections are refused".into();
+                *last_failure = "connections are refused".into();
                 self.pause(100).await;
                 continue;
             };
@@ -571,11 +573,11 @@ impl Client {
             let head = exchange.head().await;
             self.record_wait(since);
             let Ok((status, _)) = head else {
-                *last = "the connection broke".into();
+                *last_failure = "the connection broke".into();
                 self.pause(100).await;
                 continue;
             };
-            *last = status.to_string();
+            *last_failure = status.to_string();
             match status.as_u16() {
                 200 => {
                     let mut stream = Stream::new(exchange);
@@ -584,7 +586,7 @@ impl Client {
                         self.0.watcher.answered(&label, answer);
                         return;
                     }
-                    *last = "the stream ended".into();
+                    *last_failure = "the stream ended".into();
                 }
                 404 => {
                     self.session_not_found(session, &exchange);

@@ -175,7 +175,7 @@ fn parsed_variable<T: FromStr>(variable: &str) -> Option<T> {
 }
 
 /// Returns the items that a variable names. If it begins with `-`, returns all others. An unset variable counts as [`LIMITS`].
-fn chosen_items<T: fmt::Debug + Copy>(variable: &str, all: &[T]) -> Vec<T> {
+fn chosen_items<T: fmt::Debug + Copy>(variable: &str, items: &[T]) -> Vec<T> {
     let selection = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
     let selection = selection.as_str();
     let (is_excluding, selection) = match selection.strip_prefix('-') {
@@ -183,7 +183,8 @@ fn chosen_items<T: fmt::Debug + Copy>(variable: &str, all: &[T]) -> Vec<T> {
         None => (false, selection),
     };
     let selection: BTreeSet<&str> = selection.split(',').map(str::trim).collect();
-    let all = all.iter().copied();
-    all.filter(|item| selection.contains(format!("{item:?}").as_str()) != is_excluding)
+    let items = items.iter().copied();
+    items
+        .filter(|item| selection.contains(format!("{item:?}").as_str()) != is_excluding)
         .collect()
 }
