@@ -555,6 +555,27 @@ fn invariant_6_empty_resumes_renew_it_a_few_times_only() {
 }
 
 #[test]
+fn invariant_6_resumes_that_are_turned_away_renew_it_a_few_times_only() {
+    let mut now = Instant::now();
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    detach(&mut core, id, now);
+    for _ in 0..MAX_EMPTY_RESUMES {
+        now += SECOND - Duration::from_millis(1);
+        assert_eq!(core.expire(now), []);
+        core.begin_resume(id, now);
+        core.renew_grace(id, now);
+        core.end_resume(id, now);
+        assert_eq!(core.next_deadline(), Some(now + SECOND));
+    }
+    core.begin_resume(id, now);
+    core.renew_grace(id, now + SECOND / 2);
+    core.end_resume(id, now + SECOND / 2);
+    assert_eq!(core.next_deadline(), Some(now + SECOND));
+    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
+}
+
+#[test]
 fn invariant_6_an_event_makes_it_renew_again() {
     let now = Instant::now();
     let mut core = core();
