@@ -142,16 +142,21 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
-        // The reader is set first, so that a detached call always has a reader that observes its end.
-        call.set_background_reader();
-        call.attachment.drop_stream();
+        let has_ended = call.attachment.exchange.has_call_ended();
+        if has_ended {
+            call.reader = StreamReader::None;
+        } else {
+            // The reader is set first, so that it observes the end of a call that this drop detaches.
+            call.set_background_reader();
+            call.attachment.drop_stream();
+        }
         let cancelled = call.attachment.exchange.signal.reason();
         if matches!(cancelled, None | Some(CancelReason::ClientDisconnected))
             && let Some(used) = &mut self.used
         {
             used.on_disconnect();
         }
-        if cancelled.is_none() {
+        if !has_ended && cancelled.is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_in_background(stream, call, self.used.take());
             registry.timer().spawn(Migration::Always, task);

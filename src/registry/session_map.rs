@@ -301,14 +301,11 @@ impl<T: Tracked> SessionEntry<T> {
         let Some(map) = self.map.upgrade() else {
             return;
         };
-        if self.timer.get().is_none() {
+        let timer = self.timer.get_or_init(|| {
             let entry: Weak<Self> = Arc::downgrade(self);
-            // Of two concurrent callers, one sets the handle.
-            let _first = self.timer.set(map.timer.set(at, entry));
-        }
-        if let Some(timer) = self.timer.get() {
-            timer.reset_earlier(at);
-        }
+            map.timer.set(at, entry)
+        });
+        timer.reset_earlier(at);
         map.timer.ensure_on_current_runtime();
     }
 

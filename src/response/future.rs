@@ -206,12 +206,12 @@ where
                 {
                     *this.delivering = exchange.delivering();
                 }
-                let call = this
-                    .guard
-                    .exchange()
-                    .and_then(|exchange| exchange.call_in_flight());
-                let silence = this.options.commit.as_mut();
-                let Some(call) = silence.and_then(|silence| silence.poll_elapsed(call, cx)) else {
+                let Some(silence) = &mut this.options.commit else {
+                    return Poll::Pending;
+                };
+                let exchange = this.guard.exchange();
+                let call = exchange.and_then(|exchange| exchange.call_in_flight());
+                let Some(call) = silence.poll_elapsed(call, cx) else {
                     return Poll::Pending;
                 };
                 let request = call.request_id().clone();
