@@ -23,7 +23,7 @@ pub(crate) trait Canceller: Send + Sync {
     }
 
     /// Returns `true` if the answer of `call` is observed even if no stream of it is read.
-    fn sees_answers(&self, _call: &CallInfo) -> bool {
+    fn observes_answers(&self, _call: &CallInfo) -> bool {
         false
     }
 

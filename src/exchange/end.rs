@@ -27,7 +27,7 @@ impl Exchange {
     /// Ends a call whose answer was observed.
     ///
     /// `answer` returns the answer to retain, and its size in bytes. It is called only if the answer is to be retained.
-    pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
+    pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
             RetainAnswers::Detached => self.is_detached(id),
@@ -71,7 +71,7 @@ impl Exchange {
 
     fn end(&self, id: CallId, outcome: Outcome, completion: Option<Completion<Answer>>) {
         if let Some(finished) = self
-            .with_session(|core| core.finish(id, completion))
+            .with_session(|session| session.finish(id, completion))
             .flatten()
         {
             self.apply_end(id, outcome, finished);
@@ -177,7 +177,7 @@ impl Tracked for Exchange {
     }
 
     fn on_grace_expired(self: &Arc<Self>, id: CallId) {
-        let cause = self.with_session(|core| core.cause_without_grace(id));
+        let cause = self.with_session(|session| session.cause_without_grace(id));
         match (cause.flatten(), &self.shared.options.confirm) {
             (None, Some(confirm)) => self.request_confirmation(id, &**confirm),
             (cause, _) => {

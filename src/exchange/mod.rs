@@ -41,8 +41,8 @@
 //!    [`on_dropped`](Exchange::on_dropped), whichever is first.
 //! 2. It has one call at most, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body) from the request body.
-//! 3. A cancel has its effects in the order of the page of `cancel`. The cancel becomes pending before its call is removed from the
-//!    registry, because closing a session waits for calls in flight and for pending cancels.
+//! 3. A cancel has its effects in the order that `cancel` lists. It becomes pending before its call is removed from the registry,
+//!    because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call the registry
 //!    under the lock of the state: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
 //!    the state, then the shard, then the session entry.

@@ -24,7 +24,7 @@ use crate::{
     sse,
 };
 
-/// The bit of `stream_meta` that is set when an event id was sent. The other bits hold the last `retry` in ms.
+/// The bit of `stream_meta` that is set once an event id may have been sent. The other bits hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
 /// What the response head means for the call.
@@ -190,7 +190,7 @@ impl Exchange {
             let hints = &self.shared.registry.hints;
             hints.emit(Hint::SupersedeHasNoEffect);
         }
-        report(self.with_session(|core| core.accept(id)).flatten());
+        report(self.with_session(|session| session.accept(id)).flatten());
         self.notify_changed();
         Some(Attachment {
             exchange: self.clone(),
@@ -321,8 +321,8 @@ impl Exchange {
     }
 
     /// Sets whether the part of the response so far may have been the answer.
-    pub(super) fn set_maybe_answered(&self, maybe: bool) {
-        self.maybe_answered.store(maybe, Ordering::Relaxed);
+    pub(super) fn set_maybe_answered(&self, maybe_answered: bool) {
+        self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
     }
 
     /// Removes a stream that may have carried the answer of its call.
@@ -330,7 +330,7 @@ impl Exchange {
     /// The call is not cancelled. With its last stream, it ends as [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
-        let finished = self.with_session(|core| core.remove_stream(id, generation));
+        let finished = self.with_session(|session| session.remove_stream(id, generation));
         if let Some(finished) = finished.flatten() {
             self.end_untracked(id, finished);
         }
@@ -350,7 +350,7 @@ impl Exchange {
         if let Some(retry) = retry {
             let retry =
                 u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms.min(!REPLAYABLE));
-            let with_retry = |passed| Some((passed & REPLAYABLE) | retry);
+            let with_retry = |meta| Some((meta & REPLAYABLE) | retry);
             // Never fails, because the closure returns a value each time.
             let _former =
                 self.stream_meta

@@ -281,14 +281,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         if is_due {
             timers.mark_expired();
             self.shared.totals.add_detached();
-        } else if let Some(limit) = self.exceeded_limit(id) {
+        } else if let Some(limit) = self.try_add_detached(id) {
             if let Some(timers) = self.timers_of(id) {
                 // `finish` must not subtract it from the detached calls, because it was not added.
                 timers.grace_timer = None;
             }
             let finished = self.finish(id, None);
-            return finished.map_or(DetachOutcome::Ignored, |it| {
-                DetachOutcome::OverLimit(limit, it)
+            return finished.map_or(DetachOutcome::Ignored, |finished| {
+                DetachOutcome::OverLimit(limit, finished)
             });
         }
         self.detached += 1;
@@ -307,13 +307,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Counts a call as detached, or returns the limit that it would exceed. The limit of the session is checked first.
-    fn exceeded_limit(&self, id: CallId) -> Option<Limit> {
+    /// Counts a call as detached in the totals. Returns the limit instead if it would be exceeded, first that of the session.
+    fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedOfSession);
-        let is_met = self.detached >= max
+        let is_reached = self.detached >= max
             && (self.scopes != ScopeSet::Several || self.other_detached(id) >= max);
-        if self.session_id.is_some() && is_met {
+        if self.session_id.is_some() && is_reached {
             return Some(Limit::DetachedOfSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)
@@ -329,8 +329,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .count()
     }
 
-    /// Removes a stream, as [`detach`](Self::detach) does. Untracks the call if that was its last stream.
-    /// The end of such a call can no longer be observed.
+    /// Removes a stream, as [`detach`](Self::detach) does. If that was the last stream, the end of the call can no longer be observed.
+    /// The call is then untracked.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
             return DetachOutcome::Ignored;

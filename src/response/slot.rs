@@ -142,7 +142,7 @@ impl<B> BodySlot<B> {
     /// Returns the next injected message, if the slot was closed with an error.
     ///
     /// The message is returned even in the middle of an event.
-    pub(super) fn last_message(&self) -> Option<Bytes> {
+    pub(super) fn next_remaining_message(&self) -> Option<Bytes> {
         let mut state = self.state();
         let has_error = matches!(state.closing(), Some(Closing::WithError));
         let injected = state.injected.as_mut().filter(|_| has_error)?;

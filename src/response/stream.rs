@@ -197,7 +197,7 @@ where
                     return Poll::Ready(Some(Ok(Frame::data(self.forward(piece)))));
                 }
                 Next::Closed => {
-                    let Some(message) = self.last_message() else {
+                    let Some(message) = self.next_remaining_message() else {
                         break;
                     };
                     // Ends the incomplete event, which the client cannot parse. The client then reads the error.
@@ -209,10 +209,10 @@ where
         Poll::Ready(None)
     }
 
-    /// Returns the error for the client if the inner body was dropped in the middle of an event.
-    fn last_message(&self) -> Option<Bytes> {
+    /// Returns the next message for the client, if the inner body was dropped in the middle of an event.
+    fn next_remaining_message(&self) -> Option<Bytes> {
         let is_injectable = matches!(self.content, Content::Injectable { .. });
-        is_injectable.then(|| self.slot.last_message())?
+        is_injectable.then(|| self.slot.next_remaining_message())?
     }
 
     fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {

@@ -59,6 +59,7 @@ pub(super) struct CallTimers {
     pub(super) is_maybe_resumed: bool,
     /// Number of times that its grace has expired.
     expiry_count: u32,
+    /// The end of its last grace. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
     last_deadline: Option<Instant>,
 }
 
@@ -295,12 +296,12 @@ impl CallTimers {
     /// That is the end of its resume window, counted from `at`, or the end of its grace with all postponements, whichever is later.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
         let timer = self.grace_timer.as_ref()?;
-        let whole = at.checked_add(timer.resume_window);
+        let window_end = at.checked_add(timer.resume_window);
         let grace_deadline = match timer.state {
             DetachedState::GraceUntil { deadline, .. } => Some(deadline),
             DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
         };
-        whole.max(grace_deadline)
+        window_end.max(grace_deadline)
     }
 
     /// Adds a task that reads a stream of the call in the background.

@@ -109,7 +109,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the session with this id in a scope. Returns `None` for calls without a session.
+    /// Returns the hash of this id's session in a scope. Returns `None` for calls without a session.
     pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
         let (_, id) = self.session_id.as_ref()?;
         Some(self.shared.hasher.session(*id, scope))
@@ -269,11 +269,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
-            let is_away = |entry: &Entry<T>| {
+            let is_detached = |entry: &Entry<T>| {
                 entry.session() == Some(session) && entry.grace_timer().is_some()
             };
             let mut calls = self.calls();
-            calls.any(|(_, entry)| is_away(entry))
+            calls.any(|(_, entry)| is_detached(entry))
                 || self.retained.has_undelivered_answers(session, now)
         })
     }

@@ -199,7 +199,7 @@ impl<A> RetainedQueue<A> {
             ..
         } = ended;
         let texts = id.len() + ended.outcome.text_len();
-        let session_too = if self.calls.is_empty() {
+        let session_overhead = if self.calls.is_empty() {
             SESSION_OVERHEAD
         } else {
             0
@@ -209,7 +209,7 @@ impl<A> RetainedQueue<A> {
             session,
             delivery_state,
             weight: RECORD_OVERHEAD
-                + session_too
+                + session_overhead
                 + ended.weight
                 + texts
                 + streams.len() * size_of::<StreamId>(),
@@ -225,9 +225,9 @@ impl<A> RetainedQueue<A> {
             DeliveryState::Delivered => *self.bytes.of(DeliveryState::Undelivered),
             DeliveryState::Undelivered => 0,
         };
-        let own = *self.bytes.of(call.delivery_state);
+        let session_bytes = *self.bytes.of(call.delivery_state);
         remaining.saturating_add(call.weight) <= totals.max_bytes_of_session()
-            && totals.could_add_bytes(call.delivery_state, own, call.weight)
+            && totals.could_add_bytes(call.delivery_state, session_bytes, call.weight)
     }
 
     fn exceeds_session_limit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {

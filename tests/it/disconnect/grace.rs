@@ -16,7 +16,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{Plan, Scripted, Server, Setup, StoppedClock, What, for_servers},
+    setup::{EventKind, Plan, Scripted, Server, Setup, StoppedClock, for_servers},
     support::*,
 };
 
@@ -56,7 +56,7 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
     assert!(!setup.tokens.of("a").is_cancelled());
-    let so_far = [What::Started, What::Detached(Some(GRACE))];
+    let so_far = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(&mcp, 1), so_far);
 
     clock.advance(TICK * 2).await;
@@ -107,9 +107,9 @@ async fn a_call_that_completes_within_its_grace_is_completed_and_not_cancelled()
     clock.advance(GRACE).await;
     setup.assert_usable(&mcp).await;
     let expected = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Ended(Outcome::Completed),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Ended(Outcome::Completed),
     ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(!setup.tokens.of("a").is_cancelled());
@@ -129,7 +129,7 @@ async fn a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer(server
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
     setup.assert_completes("a", &mut resumed).await;
-    let cancelled = |what: &What| matches!(what, What::Ended(Outcome::Cancelled(_)));
+    let cancelled = |kind: &EventKind| matches!(kind, EventKind::Ended(Outcome::Cancelled(_)));
     assert!(!setup.events.of(&mcp, 1).iter().any(cancelled));
 }
 

@@ -14,7 +14,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Confirmation, Grace, Outcome};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
+    setup::{EventKind, Plan, Server, Setup, StoppedClock, for_servers},
     support::*,
 };
 
@@ -107,9 +107,9 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
     assert!(setup.witness.ended("a").await.is_cancelled());
     let events = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Ended(ORPHANED),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Ended(ORPHANED),
     ];
     assert_eq!(setup.events.of(&mcp, 1), events);
     assert!(confirmations.is_empty(), "one confirmation is requested");
@@ -156,7 +156,7 @@ async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server)
         clock.advance(10 * GRACE).await;
         setup.assert_usable(&mcp).await;
     }
-    assert!(confirmations.is_empty(), "put off forever");
+    assert!(confirmations.is_empty(), "postponed forever");
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
@@ -245,7 +245,7 @@ async fn no_decision_in_time_postpones_the_call(server: Server) {
 
 async fn a_panic_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
-    let (sender, mut asked) = mpsc::unbounded_channel();
+    let (sender, mut confirmations) = mpsc::unbounded_channel();
     let plan = Plan::of(server).grace(Grace::After(GRACE));
     let plan = plan.layer(move |layer| {
         layer.confirm(move |_| {
@@ -259,7 +259,7 @@ async fn a_panic_postpones_the_call(server: Server) {
     detach(&setup, &mcp).await;
     for _ in 0..2 {
         clock.advance(GRACE + TICK).await;
-        asked.recv().await.unwrap();
+        confirmations.recv().await.unwrap();
         setup.assert_usable(&mcp).await;
         assert!(!setup.tokens.of("a").is_cancelled());
     }

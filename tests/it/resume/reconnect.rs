@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::{
     foreign::Foreign,
     log::number,
-    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, for_servers, stalled},
+    setup::{EXCHANGE, EventKind, Plan, Server, Setup, StoppedClock, for_servers, stalled},
     support::*,
 };
 
@@ -74,10 +74,10 @@ async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) 
     setup.assert_completes("a", &mut resumed).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     let expected = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Resumed,
-        What::Ended(Outcome::Completed),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Resumed,
+        EventKind::Ended(Outcome::Completed),
     ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(setup.calls.is_empty());
@@ -114,7 +114,7 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
 /// later that it is dead.
 async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
     let clock = StoppedClock::stop();
-    // Otherwise the layer would see at once that rmcp ended the old stream.
+    // A stalled exchange hides from the layer that rmcp ended the old stream.
     let setup = with_grace(server).inside(stalled).start().await;
     let mcp = setup.mcp().await;
     let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -122,7 +122,7 @@ async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
     assert_eq!(resumed.head().await.status, 200);
     setup.events.resumed(&mcp, 1, 1).await;
     let before = setup.events.of(&mcp, 1);
-    assert_eq!(before, [What::Started, What::Resumed]);
+    assert_eq!(before, [EventKind::Started, EventKind::Resumed]);
 
     half_dead.rst();
 
@@ -435,7 +435,9 @@ async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
 /// Returns how often call 1 was detached.
 fn detaches(setup: &Setup, mcp: &Mcp) -> usize {
     let events = setup.events.of(mcp, 1);
-    let detached = events.iter().filter(|w| matches!(w, What::Detached(_)));
+    let detached = events
+        .iter()
+        .filter(|w| matches!(w, EventKind::Detached(_)));
     detached.count()
 }
 

@@ -15,7 +15,7 @@ use crate::{
     foreign::Foreign,
     log::number,
     setup::{
-        EXCHANGE, FIRST_STORED, Plan, Server, Setup, StoppedClock, What, for_servers, stalled,
+        EXCHANGE, EventKind, FIRST_STORED, Plan, Server, Setup, StoppedClock, for_servers, stalled,
     },
     support::*,
 };
@@ -245,7 +245,7 @@ async fn assert_runs_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &
     assert!(setup.witness.is_running(label));
     assert!(!setup.tokens.of(label).is_cancelled());
     assert_eq!(setup.events.of(mcp, 1), before);
-    let ended = |what: &What| matches!(what, What::Ended(_));
+    let ended = |kind: &EventKind| matches!(kind, EventKind::Ended(_));
     assert!(!before.iter().any(ended), "{before:?}");
 }
 

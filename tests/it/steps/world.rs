@@ -34,7 +34,7 @@ use super::{
     inside::{InPoll, Inside},
 };
 use crate::{
-    setup::{EXCHANGE, Events, Scripted, Server, Sessions, What, advance_past},
+    setup::{EXCHANGE, EventKind, Events, Scripted, Server, Sessions, advance_past},
     support::{Mode, PATH, Witness, server::report},
 };
 
@@ -279,7 +279,7 @@ impl World {
         advance_past(time).await;
     }
 
-    pub(super) fn events(&self) -> Vec<What> {
+    pub(super) fn events(&self) -> Vec<EventKind> {
         self.events.all()
     }
 

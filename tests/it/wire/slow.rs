@@ -275,18 +275,18 @@ impl Reader {
         }
     }
 
-    /// Reads up to `most` bytes. Returns 0 at the end.
-    async fn read(&mut self, most: usize) -> usize {
+    /// Reads up to `max` bytes. Returns 0 at the end.
+    async fn read(&mut self, max: usize) -> usize {
         match self {
             Self::One(stream) => {
-                let mut bytes = vec![0; most];
+                let mut bytes = vec![0; max];
                 stream.read(&mut bytes).await.unwrap_or(0)
             }
             Self::Two(connected, rest) => {
                 if rest.is_empty() {
                     *rest = connected.1.data().await.unwrap_or_default();
                 }
-                rest.split_to(most.min(rest.len())).len()
+                rest.split_to(max.min(rest.len())).len()
             }
         }
     }

@@ -110,7 +110,7 @@ async fn a_cancel_that_fails_belongs_to_the_request() {
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();
-    let failed = |what| matches!(what, crate::setup::What::CancelFailed(_));
+    let failed = |kind| matches!(kind, crate::setup::EventKind::CancelFailed(_));
     setup.events.count(&mcp, 1, 1, failed).await;
 
     assert_one_span(&lines, 4);

@@ -65,7 +65,7 @@ impl Drop for StoppedClock {
 pub(crate) async fn advance_past(duration: Duration) {
     for step in [duration, RECHECK_DELAY] {
         tokio::time::advance(step).await;
-        // Otherwise the check would run after the next step, and late.
+        // Without these polls the check would run after the next step, and late.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }

@@ -59,7 +59,7 @@ mod store;
 
 pub(crate) use self::{
     clock::{StoppedClock, advance_past},
-    events::{Events, What},
+    events::{EventKind, Events},
     exchanges::{EXCHANGE, Exchanges},
     ledger::Ledger,
     lines::{Lines, request_span},
