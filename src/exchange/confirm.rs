@@ -45,7 +45,7 @@ impl Exchange {
             Some((
                 session.expiry(id)?,
                 session.detachment(id)?,
-                session.grace(id)?,
+                session.resume_window(id)?,
             ))
         });
         // Without all three, the client has resumed, or the call has ended.

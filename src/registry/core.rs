@@ -34,7 +34,7 @@
 //!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
-//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
+//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
 //! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
 //!    again.
@@ -53,8 +53,8 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::{
-    call_timers::CallTimers, entry::CallKey, index::ScopeSet, retention::RetainedCalls,
-    small_map::SmallMap, streams::Streams,
+    call_timers::CallTimers, entry::CallKey, event_ids::EventIds, index::ScopeSet,
+    retention::RetainedCalls, small_map::SmallMap,
 };
 use super::totals::Totals;
 use crate::{
@@ -67,26 +67,27 @@ mod contest;
 mod due;
 mod end;
 mod entry;
+mod event_ids;
 mod generation;
 mod index;
 mod lookup;
+mod resume;
 mod retained_call;
 mod retention;
 mod shrink_if_sparse;
 mod small_map;
-mod streams;
 
 #[cfg(fuzzing)]
 pub(crate) use self::model::check_against_model;
 pub(crate) use self::{
     call_timers::{DetachedState, ExpiryToken},
     entry::{Entry, Expired, Finished},
+    event_ids::EventIdFormat,
     generation::{Generation, NO_GENERATION, POST_GENERATION},
     index::{KeyHash, KeyHasher, PrehashedMap, numbers},
     lookup::EventMatch,
     retained_call::{Completion, DeliveryState, PerDeliveryState, RetainedOutcome},
     shrink_if_sparse::ShrinkIfSparse,
-    streams::EventIdFormat,
 };
 
 /// How long a detached call is tracked if it has no deadline and its end is not observed: 1 h.
@@ -250,7 +251,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(id)?;
         self.scopes = self.scopes.with(session);
-        entry.streams = Streams::default();
+        entry.event_ids = EventIds::default();
         let previous = entry.key.replace(CallKey::new(session, request));
         if let Some(previous) = previous {
             self.unindex_request(id, &previous);
@@ -284,7 +285,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         } else if let Some(limit) = self.try_add_detached(id) {
             if let Some(timers) = self.timers_of(id) {
                 // `finish` must not subtract it from the detached calls, because it was not added.
-                timers.grace_timer = None;
+                timers.detached = None;
             }
             let finished = self.finish(id, None);
             return finished.map_or(DetachOutcome::Ignored, |finished| {
@@ -325,7 +326,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let others = self.calls().filter(|(other, _)| *other != id);
         let of_session = others.filter(|(_, entry)| entry.session() == session);
         of_session
-            .filter(|(_, entry)| entry.grace_timer().is_some())
+            .filter(|(_, entry)| entry.detached().is_some())
             .count()
     }
 
@@ -348,56 +349,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let stream = entry.add_stream();
         let timers = entry.timers_mut();
         timers.is_maybe_resumed = false;
-        if timers.grace_timer.take().is_some() {
+        if timers.detached.take().is_some() {
             self.remove_detached();
             self.schedule(id);
         }
         Some(stream)
-    }
-
-    /// Adds a pending resume to a call, which stops its grace timer. Returns `false` if the call has ended.
-    pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
-        let Some(entry) = self.calls.get_mut(id) else {
-            return false;
-        };
-        entry.timers_mut().begin_resume(now);
-        self.schedule(id);
-        true
-    }
-
-    /// Starts the grace of a call anew, because a pending resume was turned away: its client is to return later.
-    pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
-        if let Some(timers) = self.timers_of(id) {
-            timers.renew_grace(now);
-            self.schedule(id);
-        }
-    }
-
-    /// Removes a pending resume that [`begin_resume`](Self::begin_resume) added.
-    pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
-        if let Some(timers) = self.timers_of(id) {
-            timers.end_resume(now);
-            self.schedule(id);
-        }
-    }
-
-    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
-    ///
-    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect when the
-    /// call is detached.
-    pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
-        let Some(entry) = self.calls.get_mut(id) else {
-            return false;
-        };
-        entry.timers_mut().set_maybe_resumed(state);
-        self.schedule(id);
-        true
-    }
-
-    /// Returns `true` if a call keeps running when detached, see [`set_maybe_resumed`](Self::set_maybe_resumed).
-    pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
-        let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
-        timers.is_some_and(|timers| timers.is_maybe_resumed)
     }
 
     /// Adds a task that reads a stream of a call in the background, and observes the call's end.
@@ -431,7 +387,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             if let Some(at) = timers.due.take() {
                 self.due.remove(&(at, id));
             }
-            if timers.grace_timer.is_some() {
+            if timers.detached.is_some() {
                 self.remove_detached();
             }
         }

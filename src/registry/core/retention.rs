@@ -114,7 +114,7 @@ impl<A> RetainedCalls<A> {
     ) -> Option<&RetainedOutcome<A>> {
         let mut latest_first = self.calls().rev();
         let latest =
-            latest_first.find(|call| call.session == session && call.streams.contains(event));
+            latest_first.find(|call| call.session == session && call.event_ids.contains(event));
         latest.map(|call| &call.outcome)
     }
 
@@ -194,7 +194,7 @@ impl<A> RetainedQueue<A> {
         let EndedCall {
             call,
             session,
-            streams,
+            event_ids,
             completion: ended,
             ..
         } = ended;
@@ -212,8 +212,8 @@ impl<A> RetainedQueue<A> {
                 + session_overhead
                 + ended.weight
                 + texts
-                + streams.len() * size_of::<StreamId>(),
-            streams,
+                + event_ids.len() * size_of::<StreamId>(),
+            event_ids,
             outcome: ended.outcome,
             until: ended.until,
         }

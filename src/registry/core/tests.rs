@@ -1,7 +1,7 @@
 use super::{
     call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT, TIMER_RESOLUTION},
+    event_ids::MAX_EVENT_IDS,
     model::{assert_empty, scope_of, session_id, unobserved},
-    streams::MAX_EVENT_IDS,
     *,
 };
 use crate::{
