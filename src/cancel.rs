@@ -28,7 +28,7 @@ pub(crate) trait Canceller: Send + Sync {
     }
 
     /// Announces that `call` may be cancelled next. Returns `None` if no task would wait for the guard.
-    fn begin_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
+    fn announce_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }
 

@@ -87,7 +87,7 @@ impl Grace {
     }
 
     /// Returns what to do with a call whose stream ended without the answer.
-    pub(crate) fn on_disconnect(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
+    pub(crate) fn decide(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;
         }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn auto(stream_end: StreamEnd) -> DisconnectAction {
-        Grace::Auto.on_disconnect(&call("tools/call", true), stream_end)
+        Grace::Auto.decide(&call("tools/call", true), stream_end)
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(auto(silent), DisconnectAction::CancelNow);
         let stateless = call("tools/call", false);
         assert_eq!(
-            Grace::Auto.on_disconnect(&stateless, silent),
+            Grace::Auto.decide(&stateless, silent),
             DisconnectAction::CancelNow
         );
     }
@@ -185,7 +185,7 @@ mod tests {
         let mut call = call("tools/call", false);
         call.set_cancelled_on_disconnect(true);
         assert_eq!(
-            Grace::Auto.on_disconnect(&call, STREAMING),
+            Grace::Auto.decide(&call, STREAMING),
             DisconnectAction::CancelNow
         );
         let ended = StreamEnd {
@@ -193,7 +193,7 @@ mod tests {
             ..STREAMING
         };
         assert_eq!(
-            Grace::Auto.on_disconnect(&call, ended),
+            Grace::Auto.decide(&call, ended),
             DisconnectAction::KeepRunning
         );
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn auto_after_changes_the_grace_and_nothing_else() {
         let after = |session, stream_end| {
-            Grace::AutoAfter(9 * SECOND).on_disconnect(&call("tools/call", session), stream_end)
+            Grace::AutoAfter(9 * SECOND).decide(&call("tools/call", session), stream_end)
         };
         let lost = StreamEnd {
             replayable: false,
@@ -221,7 +221,7 @@ mod tests {
             (true, ended),
             (false, STREAMING),
         ] {
-            let as_auto = Grace::Auto.on_disconnect(&call("tools/call", session), stream_end);
+            let as_auto = Grace::Auto.decide(&call("tools/call", session), stream_end);
             assert_eq!(after(session, stream_end), as_auto, "{stream_end:?}");
         }
     }
@@ -266,7 +266,7 @@ mod tests {
             ..STREAMING
         };
         assert_eq!(
-            Grace::Auto.on_disconnect(&stateless, ended),
+            Grace::Auto.decide(&stateless, ended),
             DisconnectAction::KeepRunning
         );
     }
@@ -283,14 +283,14 @@ mod tests {
         // Without a session only a store makes event ids.
         let stateless = call("tools/call", false);
         assert_eq!(
-            Grace::Auto.on_disconnect(&stateless, STREAMING),
+            Grace::Auto.decide(&stateless, STREAMING),
             DisconnectAction::KeepRunning
         );
         assert_eq!(
-            Grace::Immediate.on_disconnect(&stateless, STREAMING),
+            Grace::Immediate.decide(&stateless, STREAMING),
             DisconnectAction::CancelNow
         );
-        let after = Grace::After(9 * SECOND).on_disconnect(&stateless, STREAMING);
+        let after = Grace::After(9 * SECOND).decide(&stateless, STREAMING);
         assert_eq!(after, DisconnectAction::CancelAfter(9 * SECOND));
     }
 
@@ -304,13 +304,13 @@ mod tests {
         ] {
             let listen = call("subscriptions/listen", false);
             assert_eq!(
-                grace.on_disconnect(&listen, STREAMING),
+                grace.decide(&listen, STREAMING),
                 DisconnectAction::CancelNow
             );
             let mut task = call("tools/call", true);
             task.set_task(true);
             assert_eq!(
-                grace.on_disconnect(&task, STREAMING),
+                grace.decide(&task, STREAMING),
                 DisconnectAction::KeepRunning
             );
         }
@@ -320,15 +320,15 @@ mod tests {
     fn an_explicit_grace_replaces_the_table() {
         let call = call("tools/call", false);
         assert_eq!(
-            Grace::After(9 * SECOND).on_disconnect(&call, STREAMING),
+            Grace::After(9 * SECOND).decide(&call, STREAMING),
             DisconnectAction::CancelAfter(9 * SECOND)
         );
         assert_eq!(
-            Grace::Never.on_disconnect(&call, STREAMING),
+            Grace::Never.decide(&call, STREAMING),
             DisconnectAction::KeepRunning
         );
         assert_eq!(
-            Grace::Immediate.on_disconnect(&call, STREAMING),
+            Grace::Immediate.decide(&call, STREAMING),
             DisconnectAction::CancelNow
         );
     }
@@ -342,7 +342,7 @@ mod tests {
                     replayable,
                     ..STREAMING
                 };
-                grace.on_disconnect(&call("tools/call", true), stream_end)
+                grace.decide(&call("tools/call", true), stream_end)
             };
             let cancel_after = |seconds| DisconnectAction::CancelAfter(seconds * SECOND);
             assert_eq!(action(3 * SECOND, true), cancel_after(30));
@@ -354,7 +354,7 @@ mod tests {
             replayable: false,
             ..STREAMING
         };
-        let after = Grace::After(SECOND).on_disconnect(&call("tools/call", true), cannot);
+        let after = Grace::After(SECOND).decide(&call("tools/call", true), cannot);
         assert_eq!(after, DisconnectAction::CancelAfter(SECOND));
     }
 
@@ -364,7 +364,7 @@ mod tests {
             by_server: true,
             ..STREAMING
         };
-        let action = Grace::Immediate.on_disconnect(&call("tools/call", true), polling);
+        let action = Grace::Immediate.decide(&call("tools/call", true), polling);
         assert_eq!(action, DisconnectAction::CancelAfter(MIN_GRACE));
     }
 }

@@ -231,7 +231,7 @@ impl Exchange {
         let canceller = self.state().canceller.clone();
         // No session manager has bound the call yet, so it has no key. If one still binds the call, the cancel is sent after it.
         let may_still_be_bound = canceller.is_none() && call.session().is_some();
-        let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
+        let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(call.request_id().clone(), cancel.reason),
             weight: 0,

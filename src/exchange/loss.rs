@@ -49,7 +49,7 @@ impl Exchange {
         }
         let now = Instant::now();
         let stream_end = self.stream_end(cause == DetachCause::EndedByServer);
-        let action = call.policy().grace.on_disconnect(call, stream_end);
+        let action = call.policy().grace.decide(call, stream_end);
         let grace = match action {
             DisconnectAction::CancelNow => Some(Duration::ZERO),
             DisconnectAction::CancelAfter(grace) => Some(grace),

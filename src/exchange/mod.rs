@@ -27,6 +27,7 @@
 //! | `loss` | what the loss of a stream means for the call |
 //! | `end` | how a call ends that is not cancelled |
 //! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
+//! | `expired` | what a deadline that has passed means for the call |
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
 //! | `waiting` | when a call is accepted or has ended, for the tasks that wait for it |
 //! | `fire` | how the token fires, and where the clean-ups run |
@@ -58,6 +59,7 @@ mod classify;
 mod confirm;
 mod contest;
 mod end;
+mod expired;
 mod fire;
 mod guard;
 mod identity;

@@ -400,9 +400,9 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         session.is_some_and(|session| self.sessions.find(session).is_some())
     }
 
-    fn begin_cancel(&self, call: &CallInfo) -> Option<CancelGuard> {
+    fn announce_cancel(&self, call: &CallInfo) -> Option<CancelGuard> {
         let session = self.sessions.find(call.session()?)?;
-        Some(Box::new(session.begin_cancel(call.request_id())))
+        Some(Box::new(session.announce_cancel(call.request_id())))
     }
 
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
@@ -412,7 +412,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         // The cancel becomes pending first, and then looks up the call with its id. A new call with the same id registers its key
         // first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
-        let guard = self.begin_cancel(call);
+        let guard = self.announce_cancel(call);
         let undecided = match self.is_reused(&session, call) {
             Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
             Some(false) => {

@@ -358,7 +358,7 @@ impl Session {
     }
 
     /// Marks a cancel as pending until the guard is dropped.
-    pub(super) fn begin_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
+    pub(super) fn announce_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
         self.pending_cancels
             .send_modify(|pending| pending.push(request.clone()));
         PendingCancelGuard {
