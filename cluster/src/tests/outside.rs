@@ -484,7 +484,9 @@ async fn a_relayed_call_that_ends_within_the_limit_of_the_relay_gets_its_answer(
 fn buffering(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = next.run(request).await.into_parts();
-        let whole = axum::body::to_bytes(body, usize::MAX).await.unwrap_or_default();
+        let whole = axum::body::to_bytes(body, usize::MAX)
+            .await
+            .unwrap_or_default();
         let whole = axum::body::Body::from(whole);
         Ok::<_, Infallible>(axum::response::Response::from_parts(head, whole))
     }))
@@ -525,3 +527,93 @@ async fn a_long_call_that_restored_its_session_does_not_lock_the_session() {
     assert_eq!(restored, local);
 }
 
+/// A layer of the application removes secrets from all events of its responses.
+fn redacting(app: Router) -> Router {
+    use futures_util::StreamExt as _;
+    app.layer(from_fn(async |request: Request, next: Next| {
+        let (head, body) = next.run(request).await.into_parts();
+        let events = body.into_data_stream().map(|data| {
+            let data: Result<_, axum::Error> = data;
+            data.map(|data| String::from_utf8_lossy(&data).replace("done:a", "*****"))
+        });
+        let body = axum::body::Body::from_stream(events);
+        Ok::<_, Infallible>(axum::response::Response::from_parts(head, body))
+    }))
+}
+
+/// Returns the body that a client gets that resumes a call that has ended, from its living owner or after the owner has died.
+async fn redacted(is_killed: bool) -> String {
+    let directory = directory();
+    let setup = || Setup {
+        within: redacting,
+        ..Setup::with_grace()
+    };
+    let mut a = setup().start(&directory).await;
+    let b = setup().start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    a.witness.release("a");
+    a.witness.ended("a").await;
+    pass(2 * SECOND).await;
+    if is_killed {
+        a.kill_and_expire().await;
+        pass(2 * SECOND).await;
+    }
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    assert_eq!(resumed.head().await.status, 200);
+    String::from_utf8(within("a body", resumed.body_to_end()).await).unwrap()
+}
+
+#[tokio::test]
+async fn a_kept_answer_passes_the_layers_of_the_application() {
+    for is_killed in [false, true] {
+        let body = redacted(is_killed).await;
+        println!("{is_killed} {body}");
+        assert!(body.contains("result"), "{is_killed} {body}");
+        assert!(!body.contains("done:a"), "{is_killed} {body}");
+    }
+}
+
+/// What the application's own acceptor knows of a connection, for example the certificate of the client.
+#[derive(Clone)]
+struct Certificate;
+
+/// Refuses clients without a certificate.
+fn certified(app: Router) -> Router {
+    app.layer(from_fn(async |request: Request, next: Next| {
+        let info: Option<&axum::extract::ConnectInfo<Certificate>> = request.extensions().get();
+        if info.is_none() && request.headers().contains_key("mcp-session-id") {
+            return Ok::<_, Infallible>(StatusCode::UNAUTHORIZED.into_response());
+        }
+        Ok(next.run(request).await)
+    }))
+}
+
+/// A server with a `Connected` of its own (`into_make_service_with_connect_info::<Certificate>()`).
+#[tokio::test]
+async fn what_the_acceptor_knows_of_a_client_reaches_the_owner() {
+    use tower_service::Service as _;
+    let directory = directory();
+    let [a, b] = Setup::pair_within(&directory, certified).await;
+    let connection = a.initialize().await;
+    let mut connection = connection;
+    let session = connection
+        .head()
+        .await
+        .header("mcp-session-id")
+        .unwrap()
+        .to_owned();
+    let mut statuses = Vec::new();
+    for node in [&a, &b] {
+        let mcp = node.client(&session);
+        let mut request = super::steps::post_echo(&mcp, 1);
+        request
+            .extensions_mut()
+            .insert(axum::extract::ConnectInfo(Certificate));
+        let answered: Result<_, Infallible> = node.app.clone().call(request).await;
+        statuses.push(answered.unwrap().status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200]);
+}
