@@ -617,3 +617,32 @@ async fn what_the_acceptor_knows_of_a_client_reaches_the_owner() {
     }
     assert_eq!(statuses, [200, 200]);
 }
+
+/// Which end keeps the connections of ended relays in TIME_WAIT.
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_relays_take_no_ports_of_the_relaying_instance() {
+    let directory = directory();
+    let [a, b] = [Node::start(&directory).await, Node::start(&directory).await];
+    tokio::time::sleep(SECOND).await;
+    let mcp = a.session().await;
+    let client = b.client_of(&mcp);
+    for id in 0..300 {
+        let mut call = client.call(id, "echo", json!({ "text": "x" })).await;
+        within("an answer", call.answer()).await.unwrap();
+        let _end = within("the end", call.body_to_end()).await;
+    }
+    let port = format!("{:04X}", a.me.address.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let waiting = table.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        (state == "06").then(|| (local.ends_with(&port), remote.ends_with(&port)))
+    });
+    let (mut of_owner, mut of_relay) = (0, 0);
+    for (is_owner, is_relay) in waiting {
+        of_owner += u32::from(is_owner);
+        of_relay += u32::from(is_relay);
+    }
+    println!("in TIME_WAIT: at the owner {of_owner}, at the relay {of_relay}");
+    assert!(of_relay < 30, "{of_relay}");
+}
