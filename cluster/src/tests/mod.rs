@@ -16,6 +16,7 @@ mod lateness;
 pub(crate) mod log_lines;
 mod node;
 mod orphans;
+mod outside;
 mod permits;
 mod races;
 mod reclaim;
