@@ -1,4 +1,4 @@
-//! Calls whose clients disconnected: when they are cancelled, and where their answers are stored.
+//! Calls whose clients disconnected. Tests when they are cancelled, and where their answers are stored.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use test_support::{Connection, Mcp};
 use tokio::task::yield_now;
 
 use super::{
-    node::{GRACE, Node, Setup, hash, number, pass},
+    node::{GRACE, Node, Setup, call_number, hash, pass},
     steps::directory,
 };
 use crate::{
@@ -19,10 +19,12 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-/// How long the clock of a call is observed after its cancel was confirmed, plus a margin.
+/// How late a due cancel may be: 150 ms.
+///
+/// The library rechecks a call 100 ms after it found the grace expired late. The rest is a margin.
 const RECHECK_MARGIN: Duration = Duration::from_millis(150);
 
-async fn with_grace(directory: &Faulty) -> Node {
+async fn start_with_grace(directory: &Faulty) -> Node {
     let node = Setup::with_grace().start(directory).await;
     node.until_settled().await;
     node
@@ -31,7 +33,7 @@ async fn with_grace(directory: &Faulty) -> Node {
 #[tokio::test]
 async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
     let directory = directory();
-    let node = with_grace(&directory).await;
+    let node = start_with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
     pass(GRACE - RECHECK_MARGIN).await;
@@ -46,7 +48,7 @@ async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
 #[tokio::test]
 async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
     let directory = directory();
-    let node = with_grace(&directory).await;
+    let node = start_with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
     for fault in [Fault::Fails, Fault::NoReply] {
@@ -67,7 +69,10 @@ async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
 #[tokio::test]
 async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
     let directory = directory();
-    let (a, b) = (with_grace(&directory).await, with_grace(&directory).await);
+    let (a, b) = (
+        start_with_grace(&directory).await,
+        start_with_grace(&directory).await,
+    );
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
     let claimed = claim_from(&directory.memory, hash(&mcp), a.me, b.me).await;
@@ -84,7 +89,7 @@ async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
 #[tokio::test]
 async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_written_again() {
     let directory = directory();
-    let node = with_grace(&directory).await;
+    let node = start_with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
     directory.memory.evict(hash(&mcp));
@@ -101,15 +106,15 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
     while !a.calls.is_empty() {
         yield_now().await;
     }
-    until_stored(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &last_event_id).await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answer = resumed.answer().await.unwrap();
     assert_eq!(answer["id"], 1);
     assert!(answer["result"].is_object(), "{answer}");
@@ -120,16 +125,16 @@ async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    until_stored(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &last_event_id).await;
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
-    until_stored(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &last_event_id).await;
     a.kill_and_expire().await;
     b.until_settled().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answer = resumed.answer().await.unwrap();
     assert!(answer["result"].is_object(), "{answer}");
 }
@@ -143,28 +148,31 @@ async fn only_answers_without_a_client_are_stored() {
     let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
     assert_eq!(call.answer().await.unwrap()["id"], 7);
     // A call whose client resumed in time.
-    let named = a.detach(&mcp, 1, "a").await;
-    let mut resumed: Connection = mcp.resume(&named).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    let mut resumed: Connection = mcp.resume(&last_event_id).await;
     resumed.head().await;
     while a.calls.detached() > 0 {
         yield_now().await;
     }
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-    // Finally a call whose client hung up. An answer of the earlier calls would be in the directory by now.
-    let named = a.detach(&mcp, 1, "b").await;
-    assert!(named.ends_with("~1"), "the request id is reused: {named}");
+    // Finally a call whose client disconnected. An answer of the earlier calls would be in the directory by now.
+    let last_event_id = a.detach(&mcp, 1, "b").await;
+    assert!(
+        last_event_id.ends_with("~1"),
+        "the request id is reused: {last_event_id}"
+    );
     a.witness.release("b");
-    until_stored(&directory, &a, &mcp, &named).await;
-    assert_eq!(directory.asked("keep_answer"), 1);
+    until_stored(&directory, &a, &mcp, &last_event_id).await;
+    assert_eq!(directory.request_count("keep_answer"), 1);
 }
 
 /// Returns when the directory has the answer of a call.
-async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
+async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, last_event_id: &str) {
     let incarnation = node.me.incarnation;
     while directory
         .memory
-        .answer(hash(mcp), incarnation, number(named))
+        .answer(hash(mcp), incarnation, call_number(last_event_id))
         .await
         .unwrap()
         .is_none()

@@ -11,7 +11,7 @@ use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, SECRET, hash, number, pass},
+    node::{Node, SECRET, call_number, hash, pass},
     steps::{directory, status, unreachable_owner},
 };
 use crate::{
@@ -33,11 +33,11 @@ async fn until_calls_end(node: &Node) {
     }
 }
 
-async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
+async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, last_event_id: &str) {
     let me = node.me.incarnation;
     while directory
         .memory
-        .answer(hash(mcp), me, number(named))
+        .answer(hash(mcp), me, call_number(last_event_id))
         .await
         .unwrap()
         .is_none()
@@ -60,7 +60,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     assert_eq!(claimed, Claim::Won);
 }
 
-/// Makes a call and returns the body of its response, which was not read.
+/// Makes a call and returns the body of its response, of which nothing has been read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let request = http::Request::post("/mcp")
@@ -74,7 +74,7 @@ async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     answered.into_body()
 }
 
-/// Returns the next event. Skips rmcp's keep-alives: they follow the clock of the machine, which lags behind a clock that was
+/// Returns the next event. Skips rmcp's keep-alives, because they follow the clock of the machine, which lags behind a clock that was
 /// advanced.
 async fn event(body: &mut Body) -> String {
     loop {
@@ -93,11 +93,11 @@ async fn event_id(body: &mut Body) -> String {
     id.unwrap().to_owned()
 }
 
-/// Makes a call whose client hangs up after the answer was sent and before it was read. Returns the id of the last event that the
+/// Makes a call whose client disconnects after the answer was sent and before it was read. Returns the id of the last event that the
 /// client received.
 async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     let mut body = unread_call(a, mcp).await;
-    let named = event_id(&mut body).await;
+    let last_event_id = event_id(&mut body).await;
     a.witness.started("a").await;
     a.witness.release("a");
     a.witness.ended("a").await;
@@ -109,7 +109,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     for _ in 0..100 {
         yield_now().await;
     }
-    named
+    last_event_id
 }
 
 /// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer 421.
@@ -118,8 +118,8 @@ async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let odd = b.client_of(&mcp).header("connection", "mcp-session-id");
-    let status = status(&odd, 1).await;
+    let client = b.client_of(&mcp).header("connection", "mcp-session-id");
+    let status = status(&client, 1).await;
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
     assert!(a.has(&mcp) && !b.has(&mcp));
     assert_eq!(status, 200);
@@ -158,11 +158,11 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(400)));
     let first = at_b.call(1, "echo", json!({ "text": "x" })).await;
-    while directory.asked("load") == 0 {
+    while directory.request_count("load") == 0 {
         yield_now().await;
     }
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
-    while b.seen.lock().unwrap().len() < 2 {
+    while b.received_heads.lock().unwrap().len() < 2 {
         yield_now().await;
     }
     for _ in 0..20 {
@@ -172,7 +172,7 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
     assert_eq!(second.head().await.status, 200);
 }
 
-/// The client hangs up at each step of the restore.
+/// The client disconnects at each step of the restore.
 #[tokio::test]
 async fn a_session_that_is_half_restored_serves_the_next_request() {
     let directory = directory();
@@ -222,7 +222,7 @@ async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnat
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 7, "seventh").await;
+    let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
     until_calls_end(&a).await;
     close_and_restore(&directory, &a, &mcp).await;
@@ -230,7 +230,7 @@ async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnat
     assert_eq!(eighth.head().await.status, 200);
     a.witness.started("eighth").await;
 
-    let mut resumed = mcp.resume(&named).await;
+    let mut resumed = mcp.resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("eighth");
     let answered: Vec<Value> = resumed.messages().await;
@@ -246,12 +246,12 @@ async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 7, "seventh").await;
+    let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    until_stored(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &last_event_id).await;
     close_and_restore(&directory, &a, &mcp).await;
 
-    let mut resumed = mcp.resume(&named).await;
+    let mut resumed = mcp.resume(&last_event_id).await;
     let answered = resumed.messages().await;
     assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
@@ -262,37 +262,40 @@ async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "first").await;
+    let last_event_id = a.detach(&mcp, 1, "first").await;
     a.witness.release("first");
-    until_stored(&directory, &a, &mcp, &named).await;
+    until_stored(&directory, &a, &mcp, &last_event_id).await;
     until_calls_end(&a).await;
-    assert_eq!(mcp.resume(&named).await.answer().await.unwrap()["id"], 1);
-    let named = a.detach(&mcp, 1, "second").await;
+    assert_eq!(
+        mcp.resume(&last_event_id).await.answer().await.unwrap()["id"],
+        1
+    );
+    let last_event_id = a.detach(&mcp, 1, "second").await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answered = resumed.messages().await;
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
-/// A leaving instance answers 421 only once its answers are in the directory.
+/// An instance that shuts down answers 421 only once its answers are in the directory.
 #[tokio::test]
 async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("a");
     until_calls_end(&a).await;
-    while directory.asked("keep_answer") == 0 {
+    while directory.request_count("keep_answer") == 0 {
         yield_now().await;
     }
     directory.set(Fault::None);
 
     let at_b = b.client_of(&mcp);
     let (answered, _) = join(
-        async { at_b.resume(&named).await.messages().await },
+        async { at_b.resume(&last_event_id).await.messages().await },
         a.cluster.leave(Duration::ZERO),
     )
     .await;
@@ -300,21 +303,21 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer was sent, but the client that hangs up has not read it from its buffer.
+/// The answer was sent, but the client that disconnects has not read it from its buffer.
 #[tokio::test]
 async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = unread_answer(&mut a, &mcp).await;
+    let last_event_id = unread_answer(&mut a, &mcp).await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answered = resumed.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer was taken off the stream, but the client that hangs up may not have read it. For example, the rest of a large answer is
+/// The answer was taken off the stream, but the client that disconnects may not have read it. For example, the rest of a large answer is
 /// still buffered here.
 #[tokio::test]
 async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
@@ -323,7 +326,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
         let [mut a, b] = Node::several(&directory).await;
         let mcp = a.session().await;
         let mut body = unread_call(&mut a, &mcp).await;
-        let named = event_id(&mut body).await;
+        let last_event_id = event_id(&mut body).await;
         a.witness.started("a").await;
         a.witness.release("a");
         assert!(event(&mut body).await.contains("result"));
@@ -334,10 +337,13 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
         for _ in 0..100 {
             yield_now().await;
         }
-        assert_eq!(directory.asked("keep_answer"), usize::from(!is_read));
+        assert_eq!(
+            directory.request_count("keep_answer"),
+            usize::from(!is_read)
+        );
         a.kill_and_expire().await;
 
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         let answered = resumed.messages().await;
         assert_eq!(answered[0]["result"].is_object(), !is_read, "{answered:?}");
     }
@@ -390,7 +396,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
         let mcp = a.session().await;
         directory.set(Fault::SlowAt("delete", Duration::from_millis(300)));
         let late = async {
-            while directory.asked("delete") == 0 {
+            while directory.request_count("delete") == 0 {
                 yield_now().await;
             }
             let node = if at_owner { &a } else { &b };
@@ -409,13 +415,13 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
     for fault in [Fault::Fails, Fault::NoReply, Fault::Stopped] {
-        let of_a = directory();
-        let of_b = Faulty::new(of_a.memory.clone());
-        let a = Node::start(&of_a).await;
-        let b = Node::start(&of_b).await;
+        let link_a = directory();
+        let link_b = Faulty::new(link_a.memory.clone());
+        let a = Node::start(&link_a).await;
+        let b = Node::start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
-        of_a.set(fault);
+        link_a.set(fault);
         let mut refused = a.initialize().await;
         let head = refused.head().await;
         assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
@@ -426,16 +432,19 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
             (&Value::Null, &json!(-32000))
         );
 
-        of_a.set(Fault::None);
+        link_a.set(Fault::None);
         // A record that reached the directory is removed again.
         pass(Duration::from_secs(3)).await;
-        assert_eq!((a.routing().sessions.len(), of_a.memory.sessions()), (0, 0));
+        assert_eq!(
+            (a.routing().sessions.len(), link_a.memory.sessions()),
+            (0, 0)
+        );
         let mcp = a.session().await;
         assert_eq!(status(&b.client_of(&mcp), 1).await, 200, "{fault:?}");
     }
 }
 
-/// The directory is slow, but within the limit.
+/// The directory is slow, but answers within `DIRECTORY_TIMEOUT`.
 #[tokio::test]
 async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
     let directory = directory();
@@ -446,7 +455,7 @@ async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
 }
 
-/// The answer was sent before the client hung up.
+/// The answer was sent before the client disconnected.
 #[tokio::test]
 async fn a_call_that_has_ended_is_no_longer_pending() {
     let directory = directory();

@@ -20,27 +20,27 @@ use crate::{
     cluster::{self, Options},
     directory::{
         MemoryDirectory,
-        faulty::{Faulty, Gate, Work},
+        faulty::{ErasedRequest, Faulty, Gate},
     },
     ids::{Incarnation, Owner},
     relay::{filter::PeersFilter, wire::Secret},
 };
 
-/// A link on which each request arrives this much later, while it is slow.
+/// A link on which each request arrives this much later, while the flag is set.
 #[derive(Debug, Clone)]
 pub(super) struct SlowLink(pub(super) Arc<AtomicBool>, pub(super) Duration);
 
 impl Gate for SlowLink {
-    fn pass(&self, _what: &'static str, work: Work) -> Work {
+    fn pass(&self, _command: &'static str, request: ErasedRequest) -> ErasedRequest {
         if !self.0.load(SeqCst) {
-            return work;
+            return request;
         }
         let time = self.1;
-        let late = tokio::spawn(async move {
+        let delayed = tokio::spawn(async move {
             sleep(time).await;
-            work.await
+            request.await
         });
-        Box::pin(async move { late.await.unwrap() })
+        Box::pin(async move { delayed.await.unwrap() })
     }
 }
 
@@ -70,8 +70,8 @@ pub(super) async fn run_other_tasks() {
 
 /// Advances the clock until the instance has sent a heartbeat.
 pub(super) async fn until_heartbeat(link: &Faulty) {
-    let before = link.asked("heartbeat");
-    while link.asked("heartbeat") == before {
+    let before = link.request_count("heartbeat");
+    while link.request_count("heartbeat") == before {
         pass(Duration::from_millis(50)).await;
     }
 }

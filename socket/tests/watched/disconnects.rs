@@ -1,11 +1,11 @@
-//! Disconnects on a socket that is not read, and what is none.
+//! Which events count as a disconnect of the peer on a socket that is not read.
 
 use std::sync::atomic::Ordering;
 
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Counted, Unread, reset, unread};
+use super::{CountedWakes, Unread, reset, unread};
 use test_support::within;
 
 // === The peer disconnects ===
@@ -55,8 +55,8 @@ async fn a_peer_that_closed_before_the_first_poll_is_closed() {
         client,
     } = unread().await;
     drop(client);
-    within("the first to ask", peer.closed()).await;
-    within("the second to ask", peer.clone().closed()).await;
+    within("the first waiter", peer.closed()).await;
+    within("the second waiter", peer.clone().closed()).await;
 }
 
 #[tokio::test]
@@ -66,17 +66,17 @@ async fn every_waiter_is_notified() {
         peer,
         client,
     } = unread().await;
-    let mut waiting: Vec<_> = (0..100).map(|_| Counted::new(peer.clone())).collect();
-    for one in &mut waiting {
-        assert!(one.poll_once().is_pending());
+    let mut waiting: Vec<_> = (0..100).map(|_| CountedWakes::new(peer.clone())).collect();
+    for waiter in &mut waiting {
+        assert!(waiter.poll_once().is_pending());
     }
     drop(client);
-    for one in waiting {
-        within("one of a hundred", one).await;
+    for waiter in waiting {
+        within("each of a hundred waiters", waiter).await;
     }
 }
 
-// === The peer stays ===
+// === The peer stays connected ===
 
 #[tokio::test]
 async fn unread_data_wakes_no_task() {
@@ -86,7 +86,7 @@ async fn unread_data_wakes_no_task() {
         peer,
         mut client,
     } = unread().await;
-    let mut closed = Counted::new(peer);
+    let mut closed = CountedWakes::new(peer);
     assert!(closed.poll_once().is_pending());
 
     client.set_nodelay(true).unwrap();
@@ -117,7 +117,7 @@ async fn an_idle_connection_is_not_closed() {
         peer,
         mut client,
     } = unread().await;
-    let mut closed = Counted::new(peer.clone());
+    let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     for _ in 0..10 {
         client.write_all(b"ping").await.unwrap();
@@ -137,7 +137,7 @@ async fn urgent_data_does_not_count_as_a_disconnect() {
         peer,
         mut client,
     } = unread().await;
-    let mut closed = Counted::new(peer.clone());
+    let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     SockRef::from(&client).send_out_of_band(b"!").unwrap();
     client.write_all(b"x").await.unwrap();
@@ -149,7 +149,7 @@ async fn urgent_data_does_not_count_as_a_disconnect() {
 // === This side disconnects ===
 
 #[tokio::test]
-async fn a_kept_peer_keeps_no_connection_open() {
+async fn a_stored_peer_does_not_keep_the_connection_open() {
     let Unread {
         stream,
         peer,
@@ -169,7 +169,7 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
         peer,
         mut client,
     } = unread().await;
-    let mut closed = Counted::new(peer.clone());
+    let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     drop(stream);
     within("a wake", closed.woken()).await;
@@ -185,13 +185,13 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
 }
 
 #[tokio::test]
-async fn a_shut_down_write_side_is_not_the_peer() {
+async fn shutting_down_our_write_side_does_not_count_as_a_disconnect() {
     let Unread {
         mut stream,
         peer,
         mut client,
     } = unread().await;
-    let mut closed = Counted::new(peer);
+    let mut closed = CountedWakes::new(peer);
     assert!(closed.poll_once().is_pending());
     stream.shutdown().await.unwrap();
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
