@@ -167,7 +167,7 @@ async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     for through_b in [true, false] {
         let directory = Faulty::new(MemoryDirectory::default());
         let setup = Setup {
-            within: shedding,
+            inner_layers: shedding,
             ..Setup::with_grace()
         };
         let a = setup.start(&directory).await;
@@ -495,7 +495,7 @@ fn buffering(app: Router) -> Router {
 /// The first call of a session runs for a minute. Returns the statuses of a second call and of a cancel, `None` after 20 s.
 async fn beside_a_long_call(is_restored: bool) -> [Option<u16>; 2] {
     let directory = directory();
-    let [mut a, b] = Setup::pair_within(&directory, buffering).await;
+    let [mut a, b] = Setup::start_pair(&directory, buffering).await;
     let mcp = if is_restored {
         let mcp = a.session().await;
         a.kill_and_expire().await;
@@ -545,7 +545,7 @@ fn redacting(app: Router) -> Router {
 async fn redacted(is_killed: bool) -> String {
     let directory = directory();
     let setup = || Setup {
-        within: redacting,
+        inner_layers: redacting,
         ..Setup::with_grace()
     };
     let mut a = setup().start(&directory).await;
@@ -596,7 +596,7 @@ fn certified(app: Router) -> Router {
 async fn what_the_acceptor_knows_of_a_client_reaches_the_owner() {
     use tower_service::Service as _;
     let directory = directory();
-    let [a, b] = Setup::pair_within(&directory, certified).await;
+    let [a, b] = Setup::start_pair(&directory, certified).await;
     let connection = a.initialize().await;
     let mut connection = connection;
     let session = connection
