@@ -312,8 +312,13 @@ pub(crate) async fn serve<S: Inner>(
     let response = match rewritten {
         RewriteOutcome::Unchanged => response.await?.into_response(),
         RewriteOutcome::Local(generation, call) => {
-            let response = with_resumed_call(generation, call, response);
-            response.await?.into_response()
+            let response = with_resumed_call(generation, call, response).await?;
+            let response = response.into_response();
+            // An inner layer may have answered. The call may run here, and its grace may end before its client returns.
+            if is_temporary(response.status()) {
+                router.turned_away.record();
+            }
+            response
         }
         RewriteOutcome::LostCall(lost) => {
             let (response, is_resumed) = with_resume_recorded(response).await;
@@ -326,6 +331,15 @@ pub(crate) async fn serve<S: Inner>(
         }
     };
     Ok(unless_relinquished(router, response, guard.as_ref()))
+}
+
+/// Returns `true` if a client may send the same request again later (RFC 9110, sections 15.5.9 and 15.6; RFC 6585, section 4).
+fn is_temporary(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(
+            status,
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+        )
 }
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.

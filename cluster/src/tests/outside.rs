@@ -140,58 +140,6 @@ impl Own {
     }
 }
 
-/// A layer inside the cluster's answers the first resume with 503, as a layer that sheds load, or one whose service of tokens is away.
-fn shedding(app: Router) -> Router {
-    let shed = Arc::new(AtomicUsize::new(0));
-    app.layer(from_fn(move |request: Request, next: Next| {
-        let shed = shed.clone();
-        async move {
-            let is_resume = request.headers().contains_key("last-event-id");
-            if is_resume && shed.fetch_add(1, SeqCst) == 0 {
-                let refused = (
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    [("retry-after", "4")],
-                    "busy",
-                );
-                return Ok::<_, Infallible>(refused.into_response());
-            }
-            Ok(next.run(request).await)
-        }
-    }))
-}
-
-/// The client resumes 1 s before the end of its grace, gets 503 with `Retry-After: 4` from a living instance, and returns 4 s later.
-#[tokio::test]
-async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
-    let mut seen = Vec::new();
-    for through_b in [true, false] {
-        let directory = Faulty::new(MemoryDirectory::default());
-        let setup = Setup {
-            inner_layers: shedding,
-            ..Setup::with_grace()
-        };
-        let a = setup.start(&directory).await;
-        let b = Node::start(&directory).await;
-        a.until_settled().await;
-        b.until_settled().await;
-        let mcp = a.session().await;
-        pass(SECOND).await;
-        let named = a.detach(&mcp, 1, "a").await;
-        pass(GRACE - SECOND).await;
-        let client = if through_b {
-            b.client_of(&mcp)
-        } else {
-            a.client_of(&mcp)
-        };
-        let first = client.resume(&named).await.head().await.status;
-        pass(7 * SECOND).await;
-        let is_running = a.witness.is_running("a");
-        let second = client.resume(&named).await.head().await.status;
-        seen.push((through_b, first, second, is_running));
-    }
-    assert_eq!(seen, [(true, 503, 200, true), (false, 503, 200, true)]);
-}
-
 /// The server asks its clients to wait for 60 s before they resume (`retry`). A client does so after a 503 as well, as the SDK of TypeScript.
 #[tokio::test]
 async fn a_client_that_honours_retry_after_a_503_keeps_its_call() {
