@@ -140,45 +140,6 @@ impl Own {
     }
 }
 
-/// The server asks its clients to wait for 60 s before they resume (`retry`). A client does so after a 503 as well, as the SDK of TypeScript.
-#[tokio::test]
-async fn a_client_that_honours_retry_after_a_503_keeps_its_call() {
-    let directory = directory();
-    let config = || Mode::Session.config().with_sse_retry(Some(60 * SECOND));
-    let manager = || {
-        let mut manager = LocalSessionManager::default();
-        manager.session_config.sse_retry = Some(60 * SECOND);
-        manager
-    };
-    let start = |is_reached: bool| {
-        Own::start(
-            &directory,
-            PeersFilter::new(move |_| is_reached),
-            config(),
-            manager(),
-            CancelOnDisconnectLayer::new().grace(Grace::AutoAfter(20 * SECOND)),
-        )
-    };
-    let a = start(true).await;
-    let b = start(false).await;
-    let mcp = Mcp::stateless(a.public.as_ref().unwrap().addr, PATH)
-        .version("2025-11-25")
-        .connect()
-        .await;
-    let named = a.detach(&mcp, 1, "a").await;
-    pass(60 * SECOND).await;
-    assert!(
-        a.witness.is_running("a"),
-        "the grace is longer than `retry`"
-    );
-    assert_eq!(
-        b.client_of(&mcp).resume(&named).await.head().await.status,
-        503
-    );
-    pass(60 * SECOND).await;
-    assert!(a.witness.is_running("a"));
-}
-
 /// Sends a call of 6 MiB, and reads while it writes. Returns the status, if a head arrived.
 async fn post_long(node: &Node, session: &str) -> Option<String> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -374,3 +374,27 @@ async fn a_resume_of_no_local_call_that_an_inner_layer_turns_away_does_not_count
     assert_eq!(mcp.resume(&last_event_id).await.head().await.status, 429);
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
 }
+
+/// The server asks its clients to wait for 60 s before they resume (`retry`), and the grace is longer. A client waits as long after a 503,
+/// as the TypeScript SDK does.
+#[tokio::test]
+async fn a_client_that_waits_for_the_servers_retry_after_a_503_keeps_its_call() {
+    let directory = directory();
+    let a = Setup {
+        grace: Grace::After(65 * SECOND),
+        ..Setup::default()
+    };
+    let a = a.start(&directory).await;
+    let b = Setup::without_peers().start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    pass(60 * SECOND).await;
+    let turned_away = b.client_of(&mcp).resume(&last_event_id).await.head().await;
+    assert_eq!(turned_away.status, 503);
+    pass(60 * SECOND).await;
+    assert!(a.witness.is_running("a"));
+    pass(15 * SECOND).await;
+    assert!(a.witness.ended("a").await.is_cancelled());
+}
