@@ -11,6 +11,7 @@ mod delayed_requests;
 mod failed_instance;
 mod fake_owner;
 mod faults;
+mod inner_layers;
 mod last_moment;
 mod lateness;
 pub(crate) mod log_lines;

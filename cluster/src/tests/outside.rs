@@ -315,53 +315,6 @@ async fn a_connected_client_that_pauses_keeps_its_call_through_another_instance(
     assert_eq!(running, [true, true]);
 }
 
-/// A layer of the application reads each response completely before it passes the response on, for example to log or to sign it.
-fn buffering(app: Router) -> Router {
-    app.layer(from_fn(async |request: Request, next: Next| {
-        let (head, body) = next.run(request).await.into_parts();
-        let whole = axum::body::to_bytes(body, usize::MAX)
-            .await
-            .unwrap_or_default();
-        let whole = axum::body::Body::from(whole);
-        Ok::<_, Infallible>(axum::response::Response::from_parts(head, whole))
-    }))
-}
-
-/// The first call of a session runs for a minute. Returns the statuses of a second call and of a cancel, `None` after 20 s.
-async fn beside_a_long_call(is_restored: bool) -> [Option<u16>; 2] {
-    let directory = directory();
-    let [mut a, b] = Setup::start_pair(&directory, buffering).await;
-    let mcp = if is_restored {
-        let mcp = a.session().await;
-        a.kill_and_expire().await;
-        pass(2 * SECOND).await;
-        mcp
-    } else {
-        b.session().await
-    };
-    let client = b.client_of(&mcp);
-    let _long = client.call(1, "hold", json!({ "label": "long" })).await;
-    within("the call", b.witness.started("long")).await;
-    let mut second = client.call(2, "echo", json!({ "text": "x" })).await;
-    let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } });
-    let mut cancelled = client.send(&client.message_request(&cancel)).await;
-    pass(20 * SECOND).await;
-    let status = async |connection: &mut test_support::Connection| {
-        let head = tokio::time::timeout(SECOND, connection.try_head()).await;
-        head.ok().flatten().map(|head| head.status)
-    };
-    [status(&mut second).await, status(&mut cancelled).await]
-}
-
-#[tokio::test]
-async fn a_long_call_that_restored_its_session_does_not_lock_the_session() {
-    let local = beside_a_long_call(false).await;
-    let restored = beside_a_long_call(true).await;
-    println!("{local:?} {restored:?}");
-    assert_eq!(local, [Some(200), Some(202)]);
-    assert_eq!(restored, local);
-}
-
 /// A layer of the application removes secrets from all events of its responses.
 fn redacting(app: Router) -> Router {
     use futures_util::StreamExt as _;
