@@ -117,7 +117,7 @@ impl Shutdown {
         lock(&self.calls).push(calls);
     }
 
-    /// Records that a POST of a remote session is in flight. An instance that leaves waits for it.
+    /// Records that a POST of a remote session is in flight. A shutdown waits for it.
     ///
     /// A client may be unable to resume the POST once this instance has ended. Other methods do not count, because the stream of a GET need
     /// not end, and can be opened again.

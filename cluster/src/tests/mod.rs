@@ -8,6 +8,7 @@
 mod compositions;
 mod concurrent_claims;
 mod delayed_requests;
+mod event_store;
 mod failed_instance;
 mod fake_owner;
 mod faults;
@@ -17,7 +18,6 @@ mod lateness;
 pub(crate) mod log_lines;
 mod node;
 mod orphans;
-mod outside;
 mod permits;
 mod races;
 mod reclaim;
