@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace};
@@ -15,11 +14,9 @@ use test_support::within;
 
 use super::{
     node::{Node, Setup, pass},
-    steps::directory,
+    steps::{SECOND, directory},
 };
 use crate::directory::faulty::Faulty;
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Events in memory, under ids that do not show their stream.
 #[derive(Clone, Default)]

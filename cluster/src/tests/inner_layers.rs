@@ -1,6 +1,6 @@
 //! Layers of the application inside the cluster's layer: what they may delay, and what does not reach them.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use axum::{
     Router,
@@ -17,10 +17,8 @@ use tower_service::Service as _;
 
 use super::{
     node::{Setup, pass},
-    steps::{directory, post_echo},
+    steps::{SECOND, directory, post_echo},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Reads each response completely before it passes the response on, for example to log or to sign it.
 fn hold_responses(app: Router) -> Router {

@@ -24,11 +24,9 @@ use tower_service::Service as _;
 use super::{
     log_lines::Warnings,
     node::{Node, SECRET, Setup},
-    steps::{directory, post_echo, run_other_tasks, status},
+    steps::{SECOND, directory, post_echo, run_other_tasks, status},
 };
 use crate::membership::heartbeat::SETTLE_PERIOD;
-
-const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test]
 async fn a_call_and_its_answer_pass_through_another_instance() {
@@ -175,7 +173,6 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
         assert!(a.witness.ended(&label).await.is_cancelled());
         slowest = slowest.max(begun.elapsed());
     }
-    println!("slowest disconnect through a relay: {slowest:?}");
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 

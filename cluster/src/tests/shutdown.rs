@@ -20,15 +20,13 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, hash, pass},
-    steps::{directory, echo, join_as, run_other_tasks},
+    steps::{SECOND, directory, echo, join_as, run_other_tasks},
 };
 use crate::{
     Cluster,
     directory::{contract::owner_of, faulty::Fault},
     ids::{Incarnation, Owner, SessionHash},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The limit of a shutdown, longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     node::{GRACE, Node, Setup, hash, pass},
-    steps::directory,
+    steps::{SECOND, directory},
 };
 use crate::{
     cluster::Options,
@@ -40,8 +40,6 @@ use crate::{
     membership::{heartbeat::HEARTBEAT_INTERVAL, turned_away::CLIENT_BACKOFF},
     relay::filter::PeersFilter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Starts an owner with a grace, and an instance that reaches it if `can_reach_owner`.
 async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
