@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use serde_json::json;
-use test_support::{Connection, Mcp};
+use test_support::Connection;
 use tokio::task::yield_now;
 
 use super::{
-    node::{GRACE, Node, Setup, call_number, hash, pass},
-    steps::directory,
+    node::{GRACE, Node, Setup, hash, pass},
+    steps::{directory, until_stored},
 };
 use crate::{
     directory::{
-        Claim, Directory as _,
+        Claim,
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
@@ -165,18 +165,4 @@ async fn only_answers_without_a_client_are_stored() {
     a.witness.release("b");
     until_stored(&directory, &a, &mcp, &last_event_id).await;
     assert_eq!(directory.request_count("keep_answer"), 1);
-}
-
-/// Returns when the directory has the answer of a call.
-async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, last_event_id: &str) {
-    let incarnation = node.me.incarnation;
-    while directory
-        .memory
-        .answer(hash(mcp), incarnation, call_number(last_event_id))
-        .await
-        .unwrap()
-        .is_none()
-    {
-        yield_now().await;
-    }
 }

@@ -11,12 +11,12 @@ use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, SECRET, call_number, hash, pass},
-    steps::{directory, status, unreachable_owner},
+    node::{Node, SECRET, hash, pass},
+    steps::{directory, status, unreachable_owner, until_stored},
 };
 use crate::{
     directory::{
-        Claim, Directory as _,
+        Claim,
         contract::{self, claim_from},
         faulty::{Fault, Faulty},
     },
@@ -29,19 +29,6 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
 
 async fn until_calls_end(node: &Node) {
     while !node.calls.is_empty() {
-        yield_now().await;
-    }
-}
-
-async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, last_event_id: &str) {
-    let me = node.me.incarnation;
-    while directory
-        .memory
-        .answer(hash(mcp), me, call_number(last_event_id))
-        .await
-        .unwrap()
-        .is_none()
-    {
         yield_now().await;
     }
 }

@@ -12,19 +12,25 @@ use std::{
 use axum::body::Body;
 use serde_json::{Value, json};
 use test_support::{Mcp, within};
-use tokio::{task::yield_now, time::sleep};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep},
+};
 
-use super::node::{Node, SECRET, hash, pass};
+use super::node::{Node, SECRET, call_number, hash, pass};
 use crate::{
     Cluster,
     cluster::{self, Options},
     directory::{
-        MemoryDirectory,
+        Directory as _, MemoryDirectory,
         faulty::{ErasedRequest, Faulty, Gate},
     },
     ids::{Incarnation, Owner},
     relay::{filter::PeersFilter, wire::Secret},
 };
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const MS: Duration = Duration::from_millis(1);
 
 /// A link on which each request arrives this much later, while the flag is set.
 #[derive(Debug, Clone)]
@@ -72,7 +78,28 @@ pub(super) async fn run_other_tasks() {
 pub(super) async fn until_heartbeat(link: &Faulty) {
     let before = link.request_count("heartbeat");
     while link.request_count("heartbeat") == before {
-        pass(Duration::from_millis(50)).await;
+        pass(50 * MS).await;
+    }
+}
+
+/// Advances the clock until this long after `begun`.
+pub(super) async fn until(begun: Instant, at: Duration) {
+    while begun.elapsed() < at {
+        pass(50 * MS).await;
+    }
+}
+
+/// Returns when the directory has the answer of a call.
+pub(super) async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, last_event_id: &str) {
+    let (memory, incarnation) = (&directory.memory, node.me.incarnation);
+    let number = call_number(last_event_id);
+    while memory
+        .answer(hash(mcp), incarnation, number)
+        .await
+        .unwrap()
+        .is_none()
+    {
+        yield_now().await;
     }
 }
 
