@@ -52,7 +52,7 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
 ///
-/// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
+/// It also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum time for open connections of peers to complete at the end: 5 s.

@@ -121,7 +121,7 @@ struct HopBody {
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
-    /// Keeps a POST in flight at this instance while its response arrives.
+    /// Keeps a POST in flight at this instance while its response is arriving.
     in_flight: Option<InFlightGuard>,
 }
 
@@ -241,7 +241,7 @@ impl Relay {
                     Failure::Misdirected
                 });
             }
-            Responder::Moved(_) | Responder::UnknownPeer => {
+            Responder::Moved(_) | Responder::Unmarked => {
                 let message = "the server at a peer's address is not a peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
                 self.untrusted_answer_warning
@@ -347,7 +347,7 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
     }
 }
 
-/// Returns `true` if the client has disconnected. The listener reports this even while hyper does not read.
+/// Returns `true` if the client has disconnected. The listener reports this even while hyper is not reading.
 fn is_disconnected(disconnect: &mut Option<ClientDisconnect>, cx: &mut Context<'_>) -> bool {
     let is_disconnected = disconnect
         .as_mut()

@@ -39,7 +39,7 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between look-ups while another instance claims a relinquished session: 50 ms.
+/// Delay between look-ups while another instance is claiming a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.

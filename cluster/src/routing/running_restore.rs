@@ -1,9 +1,9 @@
-//! A restore that runs while its request is served.
+//! A restore that runs while its request is being served.
 //!
 //! 1. A restore ends once its session is restored, even if the response has no head yet. An inner layer may delay the head until the call
 //!    has ended.
 //! 2. Otherwise a restore ends with the head of the response. An inner layer may send the head early, as `commit_after` does. The restore
-//!    then continues while the body is read, until the session is restored or the body ends.
+//!    then continues while the body is being read, until the session is restored or the body ends.
 //! 3. Until the restore ends, other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
 
 use std::{

@@ -64,7 +64,7 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // While this request waits for the session's requests in flight, it is not one of them.
+            // While this request is waiting for the session's requests in flight, it is not one of them.
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
@@ -196,7 +196,7 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
-    // If the client whose request restores the session does not read, no task drives the restore.
+    // If the client whose request restores the session is not reading, no task drives the restore.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
