@@ -22,7 +22,9 @@ use crate::{
     directory::{Directory as _, Lease, Leases, Look},
     ids::{Incarnation, Record, SessionHash},
     membership::{
-        heartbeat::{HEARTBEAT_INTERVAL, MAX_SET_BACK, MAX_UNREPORTED_STALL, SETTLE_PERIOD},
+        heartbeat::{
+            HEARTBEAT_INTERVAL, MAX_BACKWARD_CLOCK_STEP, MAX_UNREPORTED_STALL, SETTLE_PERIOD,
+        },
         turned_away::MAX_RECORD_DELAY,
     },
     metrics,
@@ -36,8 +38,8 @@ const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORT
 
 /// Minimum time from the end of a grace to a heartbeat that counts: 2.15 s. Measured by the directory's clock.
 ///
-/// The clock may have been set back since the heartbeat, which then seems to be newer by [`MAX_SET_BACK`].
-const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_SET_BACK);
+/// The clock may have been set back since the heartbeat, which then seems to be newer by [`MAX_BACKWARD_CLOCK_STEP`].
+const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
 /// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);

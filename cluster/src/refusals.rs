@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// `Retry-After` of temporary refusals: 1 s. Equal to the time for which a session is cached as unowned.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// The error code of an `initialize` that cannot be served: the first server-defined code.
+/// The error code of an `initialize` that cannot be served: the first code of the server-error range.
 const RETRY_LATER: i32 = -32000;
 
 /// The error code of a cancelled call, as the library sends it.
@@ -20,10 +20,10 @@ pub(crate) enum Refusal {
     Inconsistent,
     /// The owner could not be reached, and may still be alive.
     OwnerUnreachable,
-    /// The session has moved to this or another instance during the request, or was not restored in time. The request can be sent again.
+    /// The session moved to this or another instance during the request, or was not restored in time. The request can be sent again.
     SessionMoved,
     /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
-    Broken,
+    ConnectionLost,
     /// The head of the request has more fields than a peer accepts.
     TooManyFields,
     /// The client disconnected in the middle of its request.
@@ -32,14 +32,14 @@ pub(crate) enum Refusal {
     Stalled,
 }
 
-/// Returns 503 for an `initialize` whose session cannot begin.
+/// Returns 503 for an `initialize` whose session cannot be opened.
 ///
-/// The id of the opening request is not known, because the layer does not read bodies.
-pub(crate) fn not_begun() -> Response<Body> {
+/// The id of the opening request is not known, because the layer does not read the body of a request without a session.
+pub(crate) fn session_not_opened() -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
         "id": null,
-        "error": { "code": RETRY_LATER, "message": "no session can begin here at the moment" },
+        "error": { "code": RETRY_LATER, "message": "no session can be opened here at the moment" },
     });
     let mut response = json_response(StatusCode::SERVICE_UNAVAILABLE, &error);
     response
@@ -48,12 +48,12 @@ pub(crate) fn not_begun() -> Response<Body> {
     response
 }
 
-/// Returns the JSON-RPC error of a call that its client has cancelled before the call began.
-pub(crate) fn cancelled(request: &Value) -> Response<Body> {
+/// Returns the JSON-RPC error for a call that its client cancelled before it began.
+pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
-        "id": request,
-        "error": { "code": REQUEST_CANCELLED, "message": "Request cancelled: before it began" },
+        "id": request_id,
+        "error": { "code": REQUEST_CANCELLED, "message": "Request cancelled before it began" },
     });
     json_response(StatusCode::OK, &error)
 }
@@ -104,7 +104,7 @@ impl From<Refusal> for Response<Body> {
                 "the server of this session currently cannot be reached\n",
             ),
             Refusal::SessionMoved => (UNAVAILABLE, "this session has just moved\n"),
-            Refusal::Broken => (
+            Refusal::ConnectionLost => (
                 StatusCode::BAD_GATEWAY,
                 "the server of this session closed its connection\n",
             ),

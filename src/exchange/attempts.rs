@@ -94,7 +94,7 @@ impl Exchange {
         let next = {
             let mut state = self.state();
             state.next.upgrade().unwrap_or_else(|| {
-                let next = Self::of_parts(
+                let next = Self::from_parts(
                     self.shared.clone(),
                     self.session.clone(),
                     self.revision,

@@ -25,14 +25,14 @@ impl Exchange {
         let revision = Revision::of(headers.protocol_version);
         let kind = RequestKind::of(&shared, request, &session, headers.content_type);
         let date = Revision::date(headers.protocol_version);
-        Self::of_parts(shared, session, revision, date, kind)
+        Self::from_parts(shared, session, revision, date, kind)
     }
 
     /// Creates the exchange of a request that the layer itself sends. The exchange starts ended, so its token never fires.
     pub(crate) fn of_replay(shared: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;
-        let exchange = Self::of_parts(shared, session, revision, None, RequestKind::Replay);
+        let exchange = Self::from_parts(shared, session, revision, None, RequestKind::Replay);
         exchange.state().phase = Phase::Ended;
         exchange.signal.disarm();
         exchange

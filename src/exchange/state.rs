@@ -50,9 +50,9 @@ pub(crate) struct Exchange {
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
-    /// The request body has ended, and may have to be parsed. Checked first, so that most polls need not lock.
+    /// The request body has ended or was dropped, and may have to be parsed. Checked first, so that most polls need not lock.
     pub(super) must_parse_body: AtomicBool,
-    /// What the streams of its call have shown so far, see `response`.
+    /// Whether its call's streams had event ids, and the last `retry`; packed, see `response`.
     pub(super) stream_meta: AtomicU32,
     /// Its call was cancelled here, so the error becomes its response.
     pub(super) is_cancelled_here: AtomicBool,
@@ -107,9 +107,9 @@ pub(super) struct Resume {
 pub(super) struct ExchangeState {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
-    /// The inner service has answered.
+    /// The inner service has returned the response head.
     pub(super) has_head: bool,
-    /// A service inside the layer has the answer to the request, call or not (contract 5).
+    /// A service inside the layer has the answer to the request, whether or not the request is a call (see contract 5 of `exchange`).
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
@@ -119,9 +119,9 @@ pub(super) struct ExchangeState {
     /// Why a resumed stream of its call is ending, if the stream itself cannot determine that.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a call of its own: the first call has ended.
+    /// The exchange of a further attempt that is a call of its own, because the first call has ended.
     pub(super) next: Weak<Exchange>,
-    /// Boxed, because without a subscriber to spans there is none.
+    /// Boxed, because it is usually absent: there is a span only if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
 }
 
@@ -142,7 +142,7 @@ pub(super) enum LateAnswer {
     Closed,
 }
 
-/// One generation of a call. Its owner reports when that stream has ended.
+/// One stream of a call. Its owner reports when that stream has ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Attachment {
     pub(crate) exchange: Arc<Exchange>,
@@ -189,11 +189,11 @@ pub(crate) enum PendingCancel {
 pub(super) enum Phase {
     #[default]
     Open,
-    /// The inner service accepted the request.
+    /// The response is an event stream, or the request was accepted and is not known to carry a call.
     Streaming,
     /// The response body is the answer to its call, which no session manager tracks.
     Answering,
-    /// The client has received the whole response.
+    /// The whole response was sent, or the inner service returned an error.
     Ended,
     /// The response was dropped before its end.
     Dropped,
@@ -219,7 +219,7 @@ impl LayerShared {
 // === impl Exchange ===
 
 impl Exchange {
-    pub(super) fn of_parts(
+    pub(super) fn from_parts(
         shared: Arc<LayerShared>,
         session: SessionHeader,
         revision: Revision,
@@ -326,7 +326,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Adds a task that reads a stream of its call in the background, to observe the call's end.
+    /// Records that a task reads a stream of its call in the background, to observe the call's end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }
@@ -336,7 +336,7 @@ impl Exchange {
         self.info().filter(|call| call.id() == id)
     }
 
-    pub(crate) fn call_with(&self, request: &RequestId) -> Option<&CallInfo> {
+    pub(crate) fn call_with_request_id(&self, request: &RequestId) -> Option<&CallInfo> {
         self.info().filter(|call| call.request_id() == request)
     }
 

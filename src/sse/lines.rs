@@ -12,7 +12,7 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 pub(super) struct Lines {
     /// Number of bytes of the BOM that were received. [`BOM_LEN`] once any other byte was received.
     bom_bytes: u8,
-    /// `true` if the last byte was a carriage return. A line feed after it belongs to the same line end.
+    /// `true` if the last byte was a carriage return. A line feed after it is part of the same line ending.
     after_return: bool,
 }
 

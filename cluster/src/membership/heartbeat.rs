@@ -6,11 +6,11 @@
 //!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are being turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
-//! 4. Each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this instance are
-//!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
-//!    set while answers of its calls are late, or calls of sessions that it must close may still be running. `turned_away` is the time
-//!    since this instance last turned a client away. A missing record proves that the session does not exist only if
-//!    [`Heartbeat::proves_absence`] returns `true`.
+//! 4. Each heartbeat reports, among others, four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this
+//!    instance are written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`].
+//!    `has_late_answers` is set while answers of its calls are late, or calls of sessions that it must close may still be running.
+//!    `turned_away` is the time since this instance last turned a client away. A missing record proves that the session does not exist only
+//!    if [`Heartbeat::proves_absence`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -33,7 +33,7 @@ use tokio::{
 pub(crate) use self::health::MIN_LEASE;
 use self::{health::DirectoryHealth, lane::Lane};
 pub(crate) use self::{
-    health::{MAX_SET_BACK, SETTLE_PERIOD},
+    health::{MAX_BACKWARD_CLOCK_STEP, SETTLE_PERIOD},
     stalls::MAX_UNREPORTED_STALL,
 };
 use crate::{
@@ -64,13 +64,13 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Minimum interval of heartbeats, while clients are being turned away: 250 ms.
 ///
-/// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
+/// Chosen so that a directory with a hundred such instances gets at most 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of concurrent batches of sessions: 8. Chosen because a directory with a latency of 300 ms then accepts 3,000 sessions
+/// Maximum number of concurrent batches of sessions: 8. Chosen so that a directory with a latency of 300 ms accepts 3,000 sessions
 /// a second.
 const MAX_WRITES: usize = 8;
 
@@ -92,7 +92,7 @@ pub(crate) struct Heartbeat {
     stop: Notify,
     /// Wakes the task to send a heartbeat at once.
     heartbeat_due: Notify,
-    /// Notified after each heartbeat that the directory answered. Wakes the writes after a time without a directory.
+    /// Notified after each heartbeat that the directory answered. Wakes the writes after the directory was unreachable.
     directory_reachable: Notify,
 }
 
@@ -123,7 +123,7 @@ impl Heartbeat {
         })
     }
 
-    /// Returns the time since which the directory is consistent. Returns `None` if it is not.
+    /// Returns the time since which the directory has been consistent. Returns `None` if it is not.
     pub(crate) fn consistent_since(&self) -> Option<Instant> {
         self.health().consistent_since(Instant::now())
     }
@@ -139,7 +139,7 @@ impl Heartbeat {
         self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
-    /// Returns when a session that is open here may serve new requests, or is closed.
+    /// Waits until a session that is open here may serve new requests, or is closed.
     pub(crate) async fn until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
@@ -160,14 +160,14 @@ impl Heartbeat {
             never = self.run_writes() => match never {},
             never = self.run_contested() => match never {},
         }
-        // Sessions that were opened last must be in the directory, so that other instances can claim them.
+        // The most recently opened sessions must be in the directory, so that other instances can claim them.
         let _not_written = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
-        // This status carries when this instance last turned a client away. A lease that expires counts as such a report.
+        // This status reports when this instance last turned a client away. A lease that expires counts as such a report.
         let reported = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::set_directory_consistent(false);
         if reported.is_err() || self.directory.release_lease(self.me).await.is_err() {
-            log(|| tracing::debug!("the lease is not released, and will expire"));
+            log(|| tracing::debug!("could not release the lease; it will expire"));
         }
     }
 
@@ -228,13 +228,13 @@ impl Heartbeat {
         let status = self.status();
         if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
             log(
-                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "clients are turned away"),
+                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "a client was turned away recently"),
             );
         }
         let mut reply = self.report(begun, &status).await?;
         if status
             .composed_at
-            .is_some_and(|at| reply.time.since(at) > health::MAX_CLOCK_ERROR)
+            .is_some_and(|at| reply.time.since(at) > health::MAX_HEARTBEAT_AGE)
         {
             // The directory's clock has stepped, or this machine was suspended. The lease was renewed as of a time that is too early.
             begun = Instant::now();
@@ -249,7 +249,7 @@ impl Heartbeat {
         }
         let renews_epochs = self.may_renew_epochs(&reply.run).await?;
         let required = self.health().on_heartbeat_answered(begun, reply.run);
-        if required.was_lost {
+        if required.may_have_lost_data {
             self.answers.write_again();
         }
         if renews_epochs {
@@ -261,7 +261,10 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Sends a status, and reads the directory's clock from the reply. Counts clients as turned away if this machine was suspended.
+    /// Sends a status, and reads the directory's clock from the reply.
+    ///
+    /// Counts clients as turned away if that clock stepped forward or this machine was suspended. Rechecks the sessions if a record of
+    /// this instance was replaced.
     async fn report(
         &self,
         begun: Instant,
@@ -385,7 +388,7 @@ impl Heartbeat {
         };
         if let Err(error) = &written {
             self.unwritten_warning.warn(&format_args!(
-                "{error}: sessions of this instance are not written yet"
+                "sessions of this instance are not written yet: {error}"
             ));
         }
         written.is_ok()

@@ -185,10 +185,10 @@ impl RoutingPlan {
         }
     }
 
-    /// Refuses the request. A call that may have begun is always refused as [`Refusal::Broken`].
+    /// Refuses the request. A call that may have begun is always refused as [`Refusal::ConnectionLost`].
     pub(crate) fn refuse(&self, refusal: Refusal) -> Action {
         Action::Refuse(if self.may_have_begun {
-            Refusal::Broken
+            Refusal::ConnectionLost
         } else {
             refusal
         })
@@ -203,7 +203,7 @@ impl RoutingPlan {
     ) -> Action {
         self.claims += 1;
         match claimed {
-            _ if self.may_have_begun => Action::Refuse(Refusal::Broken),
+            _ if self.may_have_begun => Action::Refuse(Refusal::ConnectionLost),
             Claimed::NoAnswer => Action::Refuse(Refusal::Inconsistent),
             Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::Inconsistent),
             _ if !is_whole => Action::Refuse(Refusal::SessionMoved),

@@ -202,7 +202,7 @@ impl Router {
         if new_session.is_none_or(|id| self.sessions.admit_new_session(id)) {
             response
         } else {
-            refusals::not_begun()
+            refusals::session_not_opened()
         }
     }
 

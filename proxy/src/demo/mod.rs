@@ -1,7 +1,7 @@
 //! A demonstration of what a disconnect does, behind a bare bridge and behind the proxy.
 //!
-//! `mcp-cancel-proxy --demo` needs no other program. It plays each scenario once behind the bridge and once behind the proxy, with
-//! a [scripted server](server) on stdin and stdout. Clients call a tool that works for 4 s, and some disconnect during the call.
+//! `mcp-cancel-proxy --demo` needs no other program. It runs each scenario once behind the bridge and once behind the proxy, with
+//! a [scripted server](server) on stdin and stdout. Clients call a tool that runs for 4 s, and some disconnect during the call.
 //! Each cell of the printed table shows what happened to the *tool*, as the server recorded it, or to the answer.
 //! The exit code is 0 only if all outcomes are as expected.
 
@@ -35,13 +35,13 @@ pub mod server;
 
 use self::{
     client::Error,
-    scenario::{Cell, SCENARIOS, SetUp, WORK},
+    scenario::{Cell, SCENARIOS, Setup, WORK},
 };
 
 /// The option that requests the demo.
 pub const OPTION: &str = "--demo";
 
-/// Time between the starts of two plays, which then run concurrently: 75 ms.
+/// Time between the starts of two runs, which are then concurrent: 75 ms.
 const STAGGER: Duration = Duration::from_millis(75);
 
 /// Runs the demo, or its server, if the arguments request it.
@@ -54,13 +54,13 @@ pub async fn run_if_requested(mut arguments: impl Iterator<Item = OsString>) -> 
     }
 }
 
-/// Plays all scenarios, and prints their outcomes.
+/// Runs all scenarios, and prints their outcomes.
 pub async fn run() -> ExitCode {
     out!(
-        "A tool works for {WORK:?}; clients disconnect after 0.3 s. Times count from the disconnect."
+        "A tool runs for {WORK:?}. Clients that disconnect do so after 0.3 s. Times are measured from the disconnect."
     );
-    out!("The bridge and the proxy run the same server, on stdin and stdout.\n");
-    let cells = match play_all().await {
+    out!("The bridge and the proxy run the same server over stdio.\n");
+    let cells = match run_all().await {
         Ok(cells) => cells,
         Err(error) => {
             err!("{error}");
@@ -83,23 +83,23 @@ pub async fn run() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Plays every scenario in every set-up, and prints each cell once it is known.
-async fn play_all() -> Result<Vec<Cell>, Error> {
+/// Runs every scenario in every setup, and prints each cell once it is known.
+async fn run_all() -> Result<Vec<Cell>, Error> {
     let begun = Instant::now();
-    let mut plays = JoinSet::new();
+    let mut runs = JoinSet::new();
     let mut delay = Duration::ZERO;
     for scenario in SCENARIOS {
-        for set_up in SetUp::ALL {
-            plays.spawn(async move {
+        for setup in Setup::ALL {
+            runs.spawn(async move {
                 sleep(delay).await;
-                scenario.play(set_up).await
+                scenario.run(setup).await
             });
             delay += STAGGER;
         }
     }
     let mut cells = Vec::new();
-    while let Some(played) = plays.join_next().await {
-        for cell in played?? {
+    while let Some(finished) = runs.join_next().await {
+        for cell in finished?? {
             out!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
             cells.push(cell);
         }
@@ -108,20 +108,20 @@ async fn play_all() -> Result<Vec<Cell>, Error> {
 }
 
 fn print_table(cells: &[Cell]) {
-    out!("\n{:40} | {:20} | {}", "", SetUp::Bridge, SetUp::Proxy);
+    out!("\n{:40} | {:20} | {}", "", Setup::Bridge, Setup::Proxy);
     out!("{:-<40} | {:-<20} | {:-<20}", "", "", "");
     for (row, _) in SCENARIOS.iter().flat_map(|scenario| scenario.clients) {
-        let outcome = |set_up| {
+        let outcome = |setup| {
             let cell = cells
                 .iter()
-                .find(|cell| cell.row == *row && cell.set_up == set_up);
+                .find(|cell| cell.row == *row && cell.setup == setup);
             cell.map(|cell| cell.outcome.to_string())
                 .unwrap_or_default()
         };
         out!(
             "{row:40} | {:20} | {}",
-            outcome(SetUp::Bridge),
-            outcome(SetUp::Proxy)
+            outcome(Setup::Bridge),
+            outcome(Setup::Proxy)
         );
     }
 }

@@ -102,7 +102,7 @@ pub(super) enum ClientStep {
 
 /// The program in front of the server.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum SetUp {
+pub(super) enum Setup {
     Bridge,
     Proxy,
 }
@@ -110,7 +110,7 @@ pub(super) enum SetUp {
 /// The outcome of one client's call.
 pub(super) struct Cell {
     pub(super) row: &'static str,
-    pub(super) set_up: SetUp,
+    pub(super) setup: Setup,
     pub(super) expected: Expected,
     pub(super) outcome: CallOutcome,
 }
@@ -145,8 +145,8 @@ struct ToolLog(PathBuf);
 // === impl Scenario ===
 
 impl Scenario {
-    /// Plays all clients against a server on a port of its own, until their calls have ended.
-    pub(super) async fn play(&self, set_up: SetUp) -> Result<Vec<Cell>, Error> {
+    /// Runs all clients against a server on a port of its own, until their calls have ended.
+    pub(super) async fn run(&self, setup: Setup) -> Result<Vec<Cell>, Error> {
         let tool_log = ToolLog::new()?;
         let arguments = [
             server::COMMAND.into(),
@@ -154,12 +154,12 @@ impl Scenario {
             tool_log.0.clone().into(),
         ];
         let program = Program::new(env::current_exe()?, arguments);
-        match set_up {
-            SetUp::Bridge => {
-                self.play_behind(Bridge::new(program), set_up, &tool_log)
+        match setup {
+            Setup::Bridge => {
+                self.run_behind(Bridge::new(program), setup, &tool_log)
                     .await
             }
-            SetUp::Proxy => {
+            Setup::Proxy => {
                 let limits = Limits {
                     retry: RETRY,
                     ..Limits::default()
@@ -167,17 +167,17 @@ impl Scenario {
                 let stdio = Stdio::new(Options::new(program), EventStore::new(limits))?;
                 let layer = CancelOnDisconnectLayer::new().grace(self.grace);
                 let service = OuterService(layer.layer(InnerService(stdio.clone())));
-                let cells = self.play_behind(service, set_up, &tool_log).await;
+                let cells = self.run_behind(service, setup, &tool_log).await;
                 stdio.shutdown(LIMIT).await;
                 cells
             }
         }
     }
 
-    async fn play_behind(
+    async fn run_behind(
         &self,
         service: impl HttpService,
-        set_up: SetUp,
+        setup: Setup,
         tool_log: &ToolLog,
     ) -> Result<Vec<Cell>, Error> {
         let frontend = Frontend::bind(
@@ -190,8 +190,8 @@ impl Scenario {
         let clients = self.clients.iter().enumerate();
         let cells = clients.map(async |(caller, &(row, step))| Cell {
             row,
-            set_up,
-            expected: self.expected(step, set_up),
+            setup,
+            expected: self.expected(step, setup),
             outcome: outcome(addr, step, &format!("call-{caller}"), tool_log).await,
         });
         tokio::select! {
@@ -200,16 +200,16 @@ impl Scenario {
         }
     }
 
-    fn expected(&self, step: ClientStep, set_up: SetUp) -> Expected {
-        match (step, set_up) {
+    fn expected(&self, step: ClientStep, setup: Setup) -> Expected {
+        match (step, setup) {
             (ClientStep::Stays, _) => Expected::Answered,
-            (ClientStep::Disconnects, SetUp::Bridge) => Expected::KeepRunning,
-            (_, SetUp::Bridge) => Expected::Unanswered,
-            (ClientStep::Disconnects, SetUp::Proxy) => Expected::Cancelled(match self.grace {
+            (ClientStep::Disconnects, Setup::Bridge) => Expected::KeepRunning,
+            (_, Setup::Bridge) => Expected::Unanswered,
+            (ClientStep::Disconnects, Setup::Proxy) => Expected::Cancelled(match self.grace {
                 Grace::After(grace) => grace,
                 _ => Duration::ZERO,
             }),
-            (_, SetUp::Proxy) => Expected::Answered,
+            (_, Setup::Proxy) => Expected::Answered,
         }
     }
 }
@@ -222,12 +222,12 @@ async fn outcome(
     tool_log: &ToolLog,
 ) -> CallOutcome {
     let late = || Err(format!("still not over after {LIMIT:?}").into());
-    let played = timeout(LIMIT, play(addr, step, label, tool_log)).await;
-    let played: Result<CallOutcome, Error> = played.unwrap_or_else(|_| late());
-    played.unwrap_or_else(|error| CallOutcome::Broken(error.to_string()))
+    let finished = timeout(LIMIT, run_client(addr, step, label, tool_log)).await;
+    let finished: Result<CallOutcome, Error> = finished.unwrap_or_else(|_| late());
+    finished.unwrap_or_else(|error| CallOutcome::Broken(error.to_string()))
 }
 
-async fn play(
+async fn run_client(
     addr: SocketAddr,
     step: ClientStep,
     label: &str,
@@ -353,18 +353,18 @@ impl Cell {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { row, set_up, .. } = self;
-        write!(f, "{row:40}  {set_up:16}  {}", self.outcome)
+        let Self { row, setup, .. } = self;
+        write!(f, "{row:40}  {setup:16}  {}", self.outcome)
     }
 }
 
-// === impl SetUp ===
+// === impl Setup ===
 
-impl SetUp {
+impl Setup {
     pub(super) const ALL: [Self; 2] = [Self::Bridge, Self::Proxy];
 }
 
-impl fmt::Display for SetUp {
+impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Bridge => "bare bridge",

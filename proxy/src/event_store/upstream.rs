@@ -25,7 +25,7 @@ use super::{
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
-    upstream_resume::{ResumeAnswer, UpstreamResume},
+    upstream_resume::{ResumeResponse, UpstreamResume},
 };
 use crate::{
     headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
@@ -343,9 +343,9 @@ where
             tokio::time::sleep(retry.clamp(*RETRY_RANGE.start(), *RETRY_RANGE.end())).await;
             let credentials = self.stream.credentials();
             match self.resume.send(&last, credentials.as_deref()).await {
-                ResumeAnswer::Events(rest) => return Some(rest),
-                ResumeAnswer::Refused => {}
-                ResumeAnswer::Unauthorized => {
+                ResumeResponse::Events(rest) => return Some(rest),
+                ResumeResponse::Failed => {}
+                ResumeResponse::Unauthorized => {
                     if !self.stream.await_credentials(credentials.as_ref()).await {
                         return None;
                     }

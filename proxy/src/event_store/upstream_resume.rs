@@ -12,7 +12,7 @@ use crate::{
     origin::ClientConnection,
 };
 
-/// Time for the head of the server's response: 10 s.
+/// How long to wait for the head of the server's response: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers of a call that describe its body, or the responses that it accepts.
@@ -28,21 +28,21 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,
-    /// Without the headers of the body, and without the credentials, which the stream has. There is one list for each call in
-    /// flight, and a list is smaller than a map.
+    /// Excludes [`CALL_ONLY_HEADERS`], and the credentials, which the stream keeps. There is one list for each call in flight, and a
+    /// list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// A server may serve only the clients of some hosts or schemes.
+    /// The client's connection, sent because a server may accept only certain hosts or schemes.
     connection: Option<ClientConnection>,
 }
 
-/// The server's answer to the request for the rest.
-pub(super) enum ResumeAnswer {
+/// The server's response to the request for the rest.
+pub(super) enum ResumeResponse {
     /// The rest of the events.
     Events(Body),
     /// The server does not accept the credentials.
     Unauthorized,
-    /// Any other answer, or none.
-    Refused,
+    /// Any other response, or none in time.
+    Failed,
 }
 
 // === impl UpstreamResume ===
@@ -63,7 +63,11 @@ impl<S> UpstreamResume<S> {
         }
     }
 
-    fn request(&self, last: &HeaderValue, credentials: Option<&Credentials>) -> Request<Body> {
+    fn request(
+        &self,
+        last_event_id: &HeaderValue,
+        credentials: Option<&Credentials>,
+    ) -> Request<Body> {
         let mut request = Request::new(Body::empty());
         *request.method_mut() = Method::GET;
         *request.uri_mut() = self.uri.clone();
@@ -75,7 +79,7 @@ impl<S> UpstreamResume<S> {
             header::ACCEPT,
             HeaderValue::from_static("text/event-stream"),
         );
-        headers.insert(LAST_EVENT_ID, last.clone());
+        headers.insert(LAST_EVENT_ID, last_event_id.clone());
         if let Some(credentials) = credentials {
             credentials.put_on(&mut request);
         }
@@ -93,20 +97,20 @@ where
     /// Requests the events after the one with this id.
     pub(super) async fn send(
         &mut self,
-        last: &HeaderValue,
+        last_event_id: &HeaderValue,
         credentials: Option<&Credentials>,
-    ) -> ResumeAnswer {
-        let request = self.request(last, credentials);
-        let answer = tokio::time::timeout(RESUME_TIMEOUT, call(&mut self.service, request)).await;
-        let Ok(Ok(answer)) = answer else {
-            return ResumeAnswer::Refused;
+    ) -> ResumeResponse {
+        let request = self.request(last_event_id, credentials);
+        let response = tokio::time::timeout(RESUME_TIMEOUT, call(&mut self.service, request)).await;
+        let Ok(Ok(response)) = response else {
+            return ResumeResponse::Failed;
         };
-        match answer.status() {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ResumeAnswer::Unauthorized,
-            status if status.is_success() && is_of_type(answer.headers(), EVENT_STREAM) => {
-                ResumeAnswer::Events(answer.into_body())
+        match response.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ResumeResponse::Unauthorized,
+            status if status.is_success() && is_of_type(response.headers(), EVENT_STREAM) => {
+                ResumeResponse::Events(response.into_body())
             }
-            _ => ResumeAnswer::Refused,
+            _ => ResumeResponse::Failed,
         }
     }
 }

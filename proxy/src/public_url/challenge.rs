@@ -7,7 +7,7 @@ use crate::origin::Origin;
 /// The parameter that is rewritten.
 const PARAMETER: &str = "resource_metadata";
 
-/// Rewrites URLs of metadata at the upstream to their public form.
+/// Rewrites metadata URLs that point at the upstream to their public form.
 pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origin) {
     let values = headers
         .iter_mut()
@@ -48,7 +48,7 @@ fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     (count > 0).then_some(result)
 }
 
-/// Returns `true` if a string ends with the name of the parameter, and an equals sign.
+/// Returns `true` if a string ends with the parameter's name followed by an equals sign.
 fn is_parameter(before: &str) -> bool {
     let Some(before) = before.trim_end().strip_suffix('=') else {
         return false;

@@ -137,7 +137,7 @@ impl RequestInfo {
     fn log(&self, end: HandlerEnd) {
         let request = (&self.request).into();
         let exchange = self.call.as_ref().map(|call| call.exchange());
-        let call = exchange.and_then(|exchange| exchange.call_with(&request));
+        let call = exchange.and_then(|exchange| exchange.call_with_request_id(&request));
         let tool = call.and_then(CallInfo::tool).or(self.tool.as_deref());
         let call = call.zip(exchange.map(|exchange| exchange.session_ids()));
         end.log(call, &request, &self.method, tool);

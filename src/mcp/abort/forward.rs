@@ -1,7 +1,7 @@
 //! Forwards every method of [`ServerHandler`].
 //!
 //! If a method with a default body were missing here, the default would serve its requests, and the inner handler would never
-//! receive them. A test reads the list of methods from rmcp's source.
+//! receive them. A test checks this list of methods against rmcp's source.
 
 #![allow(
     deprecated,
@@ -28,9 +28,9 @@ use rmcp::{
 
 use super::{AbortOnCancel, abortable_future::RequestInfo};
 
-/// Requests, one per line.
+/// Requests, one per entry.
 ///
-/// Each line has the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
+/// Each entry has the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
         $(requests!(@ $mode $method($($params)?) -> $result = $name);)+
@@ -56,7 +56,7 @@ macro_rules! requests {
     };
 }
 
-/// Notifications, one per line. They have no result.
+/// Notifications, one per entry. They have no result.
 macro_rules! notifications {
     ($($method:ident($($params:ty)?);)+) => {
         $(notifications!(@ $method($($params)?));)+

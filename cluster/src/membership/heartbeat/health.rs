@@ -1,7 +1,7 @@
 //! Decides from heartbeats whether the directory is consistent. Reads no clock, and does no I/O.
 //!
-//! 1. The directory becomes consistent when an answered heartbeat found everything as it was left, and all sessions of this instance are
-//!    written. It stops being consistent when a heartbeat is not answered, or finds another start of the backend or no lease.
+//! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written since is written. It
+//!    stops being consistent when a heartbeat is not answered, or finds another run of the backend or no lease.
 //! 2. After each of these events everything is written again before the directory is consistent again. A heartbeat that is not answered
 //!    meanwhile does not restart the writes. They therefore complete even with a backend that answers only every second request.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
@@ -9,8 +9,8 @@
 //!    Meanwhile no instance proves anything, and none claims.
 //! 4. If heartbeats stop, the directory is not consistent, because an answer counts only for the lifetime of the lease that it
 //!    renewed.
-//! 5. While the lease lasts, no other instance claims a session. The lease may have lapsed because this process stalled or because
-//!    heartbeats were not answered. Each session is then verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
+//! 5. While the lease lasts, no other instance claims a session. If the lease may have lapsed, because the process stalled or
+//!    heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
 //!    fail, sessions are served, because availability takes precedence there, unless the lease is required.
 
 use std::time::Duration;
@@ -29,18 +29,18 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// Maximum time between the starts of two heartbeats, unless the process has stalled: 3 s.
 ///
-/// Chosen as the interval of heartbeats and twice their timeout.
+/// Equal to the heartbeat interval plus two timeouts.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
 /// Maximum age of a heartbeat at its execution, by the directory's clock: 500 ms.
 ///
 /// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
-pub(super) const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT;
+pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 
 /// Maximum time by which the directory's clock can be set back unnoticed: 1 s.
 ///
 /// Equal to the time by which a lease may be ahead of that clock.
-pub(crate) const MAX_SET_BACK: Duration = Duration::from_secs(1);
+pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
 ///
@@ -73,7 +73,7 @@ pub(super) struct DirectoryHealth {
     renewal_due: Option<BackendRunId>,
     /// When the last heartbeat began, answered or not.
     last_begun: Option<Instant>,
-    /// `None` if no other instance can have claimed a session.
+    /// The lapse for which sessions must be verified, as of the last heartbeat. `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
     /// Nothing new is served while the lease may have lapsed, even if heartbeats are sent.
     requires_lease: bool,
@@ -97,8 +97,8 @@ enum Phase {
 pub(super) struct RequiredWork {
     /// All sessions must be written again.
     pub(super) write_all: bool,
-    /// The directory may have lost data, or the lease has lapsed.
-    pub(super) was_lost: bool,
+    /// The directory may have lost data, or the lease may have lapsed.
+    pub(super) may_have_lost_data: bool,
 }
 
 // === impl DirectoryHealth ===
@@ -130,7 +130,7 @@ impl DirectoryHealth {
         self.last_begun = Some(now);
     }
 
-    /// Called when the heartbeat that began at `begun` was answered, and executed at `time`.
+    /// Called when the heartbeat that began at `begun` was answered. The directory executed it at `time`.
     ///
     /// Returns `true` if the directory's clock has stepped forward, or this machine was suspended.
     pub(super) fn on_time_read(
@@ -140,7 +140,7 @@ impl DirectoryHealth {
         time: DirectoryTime,
     ) -> bool {
         let expected = self.clock_at(begun);
-        let has_stepped = expected.is_some_and(|expected| time.since(expected) > MAX_CLOCK_ERROR);
+        let has_stepped = expected.is_some_and(|expected| time.since(expected) > MAX_HEARTBEAT_AGE);
         // An answer that was read later would set the clock back by more than the lease allows for.
         if now - begun <= DIRECTORY_TIMEOUT {
             self.clock = Some((now, time));
@@ -150,19 +150,20 @@ impl DirectoryHealth {
 
     /// Returns the time of the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
     ///
-    /// A time that was not read for a while is [`MAX_SET_BACK`] earlier, because the clock may have been set back.
+    /// If the clock has not been read for a while, the result is a further [`MAX_BACKWARD_CLOCK_STEP`] earlier, because the clock
+    /// may have been set back.
     pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
         let (at, _) = self.clock?;
         let time = self.clock_at(now)?;
         let is_outdated = now.saturating_duration_since(at) > OVERDUE_THRESHOLD;
         Some(if is_outdated {
-            time.before(MAX_SET_BACK)
+            time.before(MAX_BACKWARD_CLOCK_STEP)
         } else {
             time
         })
     }
 
-    /// Returns the time of the directory's clock, if that has not stepped.
+    /// Extrapolates the directory's clock, assuming that it has not stepped. Returns `None` if it is not known.
     fn clock_at(&self, now: Instant) -> Option<DirectoryTime> {
         let (at, time) = self.clock?;
         Some(time.after(now.saturating_duration_since(at)))
@@ -197,7 +198,7 @@ impl DirectoryHealth {
         self.require_epoch_renewal();
     }
 
-    /// Requires a new epoch for each session. Does nothing before the first heartbeat, because there was nothing to claim.
+    /// Requires a new epoch for each session. Does nothing before the first answered heartbeat, because there was nothing to claim.
     fn require_epoch_renewal(&mut self) {
         self.renewal_due = self.renewal_due.take().or_else(|| self.run.clone());
     }
@@ -221,7 +222,7 @@ impl DirectoryHealth {
         let is_same_run = self.run.as_ref() == Some(&run);
         let is_in_time = self.is_fresh(begun);
         let was_alive = !std::mem::take(&mut self.has_no_lease);
-        let was_lost = !is_same_run || !is_in_time || !was_alive;
+        let may_have_lost_data = !is_same_run || !is_in_time || !was_alive;
         if is_same_run && was_alive {
             // The lease never lapsed, so a lapse that was assumed since the last answer did not happen.
             let was_known = |lapse: &Lapse| {
@@ -234,7 +235,7 @@ impl DirectoryHealth {
         } else if !is_in_time && self.last_heartbeat.is_some() {
             self.lapse = self.lapse.or(Some(Lapse::by_failures(begun)));
         }
-        let write_all = was_lost
+        let write_all = may_have_lost_data
             || self.phase
                 == Phase::Unreachable {
                     must_write_all: true,
@@ -246,7 +247,7 @@ impl DirectoryHealth {
         self.last_heartbeat = Some(begun);
         RequiredWork {
             write_all,
-            was_lost,
+            may_have_lost_data,
         }
     }
 
@@ -301,7 +302,7 @@ impl DirectoryHealth {
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)
     }
 
-    /// Returns `true` if the lease that was renewed last still lasts, by this instance's clock.
+    /// Returns `true` if the lease is still valid, by this instance's clock.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
             .is_some_and(|last| now.saturating_duration_since(last) < MIN_LEASE)

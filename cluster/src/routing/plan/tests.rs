@@ -83,7 +83,7 @@ fn an_unknown_session_does_not_exist_only_if_the_directory_is_consistent() {
 
 #[test]
 fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
-    let broken = Action::Refuse(Refusal::Broken);
+    let broken = Action::Refuse(Refusal::ConnectionLost);
     let broken_plan = || {
         let mut plan = plan(true);
         let action = plan.on_relay_failure(owner(2), Failure::Broken);
@@ -379,7 +379,7 @@ proptest! {
         // A call that a peer may have begun is neither sent again nor served here.
         let is_broken = replies.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
         if replies.is_call && is_broken {
-            prop_assert_eq!(last, Some(Action::Refuse(Refusal::Broken)));
+            prop_assert_eq!(last, Some(Action::Refuse(Refusal::ConnectionLost)));
         }
     }
 }

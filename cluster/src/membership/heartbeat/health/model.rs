@@ -87,7 +87,7 @@ proptest! {
                     let is_unchanged = last.is_some_and(|(at, before)| before == run && now - at < MIN_LEASE) && was_alive;
                     let last_event = history.0.iter().rfind(|(_, event)| *event != Event::WroteAll);
                     let is_reachable_again = last_event.is_none_or(|(_, event)| *event == Event::Failed);
-                    prop_assert_eq!(required.was_lost, !is_unchanged);
+                    prop_assert_eq!(required.may_have_lost_data, !is_unchanged);
                     prop_assert_eq!(required.write_all, !is_unchanged || is_reachable_again && was_consistent);
                     was_consistent &= !required.write_all;
                     history.0.push((now, if is_unchanged { Event::Intact } else { Event::Broken }));
