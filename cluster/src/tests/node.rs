@@ -10,7 +10,7 @@ use std::{
 use axum::{Router, extract::Request, middleware};
 use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::{RoleServer, service::RequestContext};
-use serde_json::json;
+use serde_json::{Value, json};
 use test_support::{Connection, Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
     net::{TcpListener, TcpSocket},
@@ -19,10 +19,10 @@ use tokio::{
 };
 use tower_service::Service as _;
 
-use super::fake_owner::reserve_address;
+use super::{fake_owner::reserve_address, steps::directory};
 use crate::{
     cluster::{Cluster, Options, join},
-    directory::{LEASE_TTL, faulty::Faulty},
+    directory::{Directory as _, LEASE_TTL, faulty::Faulty},
     ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
     membership::heartbeat::SETTLE_PERIOD,
     relay::{filter::PeersFilter, wire::Secret},
@@ -199,6 +199,14 @@ impl Node {
         nodes.try_into().ok().unwrap()
     }
 
+    /// Starts `N` instances on a new directory. Returns the client of a session of the first one, too.
+    pub(super) async fn with_session<const N: usize>() -> (Faulty, [Self; N], Mcp) {
+        let directory = directory();
+        let nodes = Self::several(&directory).await;
+        let mcp = nodes[0].session().await;
+        (directory, nodes, mcp)
+    }
+
     /// Opens a session at this instance and returns its client.
     pub(super) async fn session(&self) -> Mcp {
         Mcp::session(self.addr, PATH).await
@@ -230,6 +238,45 @@ impl Node {
 
     pub(super) fn has(&self, mcp: &Mcp) -> bool {
         self.routing().sessions.has(mcp.session_id().unwrap())
+    }
+
+    /// Starts a call, which this instance serves, and reads the head of its stream.
+    pub(super) async fn start_call(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        label: &str,
+    ) -> Connection {
+        let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+        assert_eq!(call.head().await.status, 200);
+        self.witness.started(label).await;
+        call
+    }
+
+    pub(super) async fn until_calls_end(&self) {
+        while !self.calls.is_empty() {
+            yield_now().await;
+        }
+    }
+
+    pub(super) async fn until_detached(&self) {
+        while self.calls.detached() == 0 {
+            yield_now().await;
+        }
+    }
+
+    /// Returns when the directory has the answer of a call of this instance.
+    pub(super) async fn until_stored(&self, directory: &Faulty, mcp: &Mcp, named: &str) {
+        let of = (hash(mcp), self.me.incarnation, number(named));
+        while directory
+            .memory
+            .answer(of.0, of.1, of.2)
+            .await
+            .unwrap()
+            .is_none()
+        {
+            yield_now().await;
+        }
     }
 
     /// Makes a call whose client hangs up. Returns the id of the last event that the client received.

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::json;
-use test_support::{Connection, Mcp};
+use test_support::Connection;
 use tokio::task::yield_now;
 
 use super::{
-    node::{GRACE, Node, Setup, hash, number, pass},
+    node::{GRACE, Node, Setup, hash, pass},
     steps::directory,
 };
 use crate::{
@@ -98,15 +98,11 @@ async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_writte
 
 #[tokio::test]
 async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instance() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let named = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    while !a.calls.is_empty() {
-        yield_now().await;
-    }
-    until_stored(&directory, &a, &mcp, &named).await;
+    a.until_calls_end().await;
+    a.until_stored(&directory, &mcp, &named).await;
     a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -117,15 +113,13 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
 
 #[tokio::test]
 async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let named = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    until_stored(&directory, &a, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &named).await;
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
-    until_stored(&directory, &a, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &named).await;
     a.kill_and_expire().await;
     b.until_settled().await;
 
@@ -136,9 +130,7 @@ async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
 
 #[tokio::test]
 async fn only_answers_without_a_client_are_stored() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     // A call whose client is connected.
     let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
     assert_eq!(call.answer().await.unwrap()["id"], 7);
@@ -155,20 +147,6 @@ async fn only_answers_without_a_client_are_stored() {
     let named = a.detach(&mcp, 1, "b").await;
     assert!(named.ends_with("~1"), "the request id is reused: {named}");
     a.witness.release("b");
-    until_stored(&directory, &a, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &named).await;
     assert_eq!(directory.asked("keep_answer"), 1);
-}
-
-/// Returns when the directory has the answer of a call.
-async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
-    let incarnation = node.me.incarnation;
-    while directory
-        .memory
-        .answer(hash(mcp), incarnation, number(named))
-        .await
-        .unwrap()
-        .is_none()
-    {
-        yield_now().await;
-    }
 }

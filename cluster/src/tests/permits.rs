@@ -200,9 +200,7 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
         pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
         let mcp = a.session().await;
         let at_b = b.client(mcp.session_id().unwrap());
-        let mut long = mcp.call(1, "hold", json!({ "label": "long" })).await;
-        assert_eq!(long.head().await.status, 200);
-        a.witness.started("long").await;
+        let _long = a.start_call(&mcp, 1, "long").await;
         let _leaving = a.routing().shutdown.begin();
         let waiting = (10..14).map(|id| at_b.call(id, "echo", json!({ "text": "x" })));
         let _waiting = join_all(waiting).await;

@@ -11,8 +11,11 @@ use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, SECRET, hash, number, pass},
-    steps::{directory, status, unreachable_owner},
+    node::{Node, SECRET, hash, pass},
+    steps::{
+        assert_refused, directory, post, post_echo, run_other_tasks, status, unreachable_owner,
+        until_asked,
+    },
 };
 use crate::{
     directory::{
@@ -27,25 +30,6 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
     contract::owner_of(&directory.memory, hash(mcp)).await
 }
 
-async fn until_calls_end(node: &Node) {
-    while !node.calls.is_empty() {
-        yield_now().await;
-    }
-}
-
-async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
-    let me = node.me.incarnation;
-    while directory
-        .memory
-        .answer(hash(mcp), me, number(named))
-        .await
-        .unwrap()
-        .is_none()
-    {
-        yield_now().await;
-    }
-}
-
 /// Another instance claims a session, `node` closes its copy, and `node` claims the session back.
 async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let other = unreachable_owner();
@@ -53,9 +37,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let claimed = claim_from(memory, session, node.me, other).await;
     assert_eq!(claimed, Claim::Won);
     node.routing().sessions.relinquish_to_owner(session, other);
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    run_other_tasks().await;
     let claimed = claim_from(memory, session, other, node.me).await;
     assert_eq!(claimed, Claim::Won);
 }
@@ -63,13 +45,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
 /// Makes a call and returns the body of its response, which was not read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
-    let request = http::Request::post("/mcp")
-        .header("host", "localhost")
-        .header("mcp-session-id", mcp.session_id().unwrap())
-        .header("accept", "application/json, text/event-stream")
-        .header("content-type", "application/json")
-        .body(Body::from(message.to_string()));
-    let answered = a.app.call(request.unwrap()).await.unwrap();
+    let answered = a.app.call(post(mcp, &message)).await.unwrap();
     assert_eq!(answered.status(), 200);
     answered.into_body()
 }
@@ -101,23 +77,17 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     a.witness.started("a").await;
     a.witness.release("a");
     a.witness.ended("a").await;
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    run_other_tasks().await;
     drop(body);
-    until_calls_end(a).await;
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    a.until_calls_end().await;
+    run_other_tasks().await;
     named
 }
 
 /// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer 421.
 #[tokio::test]
 async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     let odd = b.client_of(&mcp).header("connection", "mcp-session-id");
     let status = status(&odd, 1).await;
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
@@ -128,9 +98,7 @@ async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
 /// An instance that claimed a session and has lost it since relies on the directory, not on its own claim.
 #[tokio::test]
 async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
-    let directory = directory();
-    let [mut a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b, c], mcp) = Node::with_session().await;
     let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
     a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
@@ -143,24 +111,18 @@ async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     while b.has(&mcp) {
         yield_now().await;
     }
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    run_other_tasks().await;
     assert_eq!(status(&at_b, 3).await, 200);
 }
 
 #[tokio::test]
 async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_clients() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(400)));
     let first = at_b.call(1, "echo", json!({ "text": "x" })).await;
-    while directory.asked("load") == 0 {
-        yield_now().await;
-    }
+    until_asked(&directory, "load").await;
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
     while b.seen.lock().unwrap().len() < 2 {
         yield_now().await;
@@ -175,22 +137,11 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
 /// The client hangs up at each step of the restore.
 #[tokio::test]
 async fn a_session_that_is_half_restored_serves_the_next_request() {
-    let directory = directory();
-    let [mut a] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let message = mcp
-        .call_message(1, "echo", json!({ "text": "x" }))
-        .to_string();
+    let (directory, [mut a], mcp) = Node::with_session().await;
     for polls in 0..40 {
         close_and_restore(&directory, &a, &mcp).await;
         assert!(!a.has(&mcp), "{polls}");
-        let request = http::Request::post("/mcp")
-            .header("host", "localhost")
-            .header("mcp-session-id", mcp.session_id().unwrap())
-            .header("accept", "application/json, text/event-stream")
-            .header("content-type", "application/json")
-            .body(Body::from(message.clone()));
-        let mut first = Box::pin(a.app.call(request.unwrap()));
+        let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
         for _ in 0..polls {
             if (&mut first).now_or_never().is_some() {
                 break;
@@ -204,9 +155,7 @@ async fn a_session_that_is_half_restored_serves_the_next_request() {
 
 #[tokio::test]
 async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(700)));
@@ -219,16 +168,12 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
 /// The streams of a restored session count from 0 again, even in the same process.
 #[tokio::test]
 async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     let named = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    until_calls_end(&a).await;
+    a.until_calls_end().await;
     close_and_restore(&directory, &a, &mcp).await;
-    let mut eighth = mcp.call(8, "hold", json!({ "label": "eighth" })).await;
-    assert_eq!(eighth.head().await.status, 200);
-    a.witness.started("eighth").await;
+    let mut eighth = a.start_call(&mcp, 8, "eighth").await;
 
     let mut resumed = mcp.resume(&named).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -243,51 +188,41 @@ async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnat
 
 #[tokio::test]
 async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     let named = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    until_stored(&directory, &a, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &named).await;
     close_and_restore(&directory, &a, &mcp).await;
 
-    let mut resumed = mcp.resume(&named).await;
-    let answered = resumed.messages().await;
+    let answered = mcp.resume(&named).await.messages().await;
     assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
 #[tokio::test]
 async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let named = a.detach(&mcp, 1, "first").await;
     a.witness.release("first");
-    until_stored(&directory, &a, &mcp, &named).await;
-    until_calls_end(&a).await;
+    a.until_stored(&directory, &mcp, &named).await;
+    a.until_calls_end().await;
     assert_eq!(mcp.resume(&named).await.answer().await.unwrap()["id"], 1);
     let named = a.detach(&mcp, 1, "second").await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
-    let answered = resumed.messages().await;
+    let answered = b.client_of(&mcp).resume(&named).await.messages().await;
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
 /// A leaving instance answers 421 only once its answers are in the directory.
 #[tokio::test]
 async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     let named = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("a");
-    until_calls_end(&a).await;
-    while directory.asked("keep_answer") == 0 {
-        yield_now().await;
-    }
+    a.until_calls_end().await;
+    until_asked(&directory, "keep_answer").await;
     directory.set(Fault::None);
 
     let at_b = b.client_of(&mcp);
@@ -303,14 +238,11 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
 /// The answer was sent, but the client that hangs up has not read it from its buffer.
 #[tokio::test]
 async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [mut a, b], mcp) = Node::with_session().await;
     let named = unread_answer(&mut a, &mcp).await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
-    let answered = resumed.messages().await;
+    let answered = b.client_of(&mcp).resume(&named).await.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
@@ -319,9 +251,7 @@ async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
 #[tokio::test]
 async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     for is_read in [true, false] {
-        let directory = directory();
-        let [mut a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [mut a, b], mcp) = Node::with_session().await;
         let mut body = unread_call(&mut a, &mcp).await;
         let named = event_id(&mut body).await;
         a.witness.started("a").await;
@@ -331,14 +261,11 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
             assert!(body.frame().await.is_none());
         }
         drop(body);
-        for _ in 0..100 {
-            yield_now().await;
-        }
+        run_other_tasks().await;
         assert_eq!(directory.asked("keep_answer"), usize::from(!is_read));
         a.kill_and_expire().await;
 
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
-        let answered = resumed.messages().await;
+        let answered = b.client_of(&mcp).resume(&named).await.messages().await;
         assert_eq!(answered[0]["result"].is_object(), !is_read, "{answered:?}");
     }
 }
@@ -346,9 +273,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
 /// The owner decides to answer 421 to a request that arrives slowly. Before that answer is sent, the owner has restored the session.
 #[tokio::test]
 async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     close_and_restore(&directory, &a, &mcp).await;
     assert!(!a.has(&mcp));
     let peer = b.client_of(&mcp).header("mcp-cluster", SECRET);
@@ -358,9 +283,7 @@ async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() 
     for _ in 0..1_000 {
         yield_now().await;
     }
-    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
-    assert_eq!(call.head().await.status, 200);
-    a.witness.started("a").await;
+    let mut call = a.start_call(&mcp, 1, "a").await;
     assert_eq!(slow.head().await.status, 503);
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
     a.witness.release("a");
@@ -370,9 +293,7 @@ async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() 
 /// An instance does not ask for the body of a request whose session it does not have.
 #[tokio::test]
 async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     close_and_restore(&directory, &a, &mcp).await;
     let at_b = b.client_of(&mcp);
     let text = "x".repeat(3_000_000);
@@ -385,14 +306,10 @@ async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
 #[tokio::test]
 async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     for at_owner in [true, false] {
-        let directory = directory();
-        let [a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [a, b], mcp) = Node::with_session().await;
         directory.set(Fault::SlowAt("delete", Duration::from_millis(300)));
         let late = async {
-            while directory.asked("delete") == 0 {
-                yield_now().await;
-            }
+            until_asked(&directory, "delete").await;
             let node = if at_owner { &a } else { &b };
             status(&node.client_of(&mcp), 1).await
         };
@@ -417,8 +334,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
         b.until_settled().await;
         of_a.set(fault);
         let mut refused = a.initialize().await;
-        let head = refused.head().await;
-        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+        let head = assert_refused(&mut refused).await;
         assert_eq!(head.header("mcp-session-id"), None);
         let error: Value = serde_json::from_slice(&refused.body_to_end().await).unwrap();
         assert_eq!(
@@ -449,9 +365,7 @@ async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
 /// The answer was sent before the client hung up.
 #[tokio::test]
 async fn a_call_that_has_ended_is_no_longer_pending() {
-    let directory = directory();
-    let [mut a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [mut a], mcp) = Node::with_session().await;
     unread_answer(&mut a, &mcp).await;
     assert_eq!(a.cluster.pending_answers(), 0);
 }

@@ -39,9 +39,7 @@ async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_
     let [a, b] = Setup::pair_within(&directory, refuse_bob).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
-    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
-    assert_eq!(first.head().await.status, 200);
-    a.witness.started("first").await;
+    let first = a.start_call(&at_b, 1, "first").await;
     let cancel = json!({
         "jsonrpc": "2.0",
         "method": "notifications/cancelled",

@@ -64,9 +64,7 @@ async fn a_call_and_its_answer_pass_through_another_instance() {
 
 #[tokio::test]
 async fn a_client_resumes_through_another_instance() {
-    let directory = directory();
-    let [a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b, c], mcp) = Node::with_session().await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
     let event = call.event().await.unwrap();
@@ -85,9 +83,7 @@ async fn a_client_resumes_through_another_instance() {
 
 #[tokio::test]
 async fn a_cancel_and_a_delete_arrive_through_another_instance() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let _call = mcp.call(1, "hold", json!({ "label": "cancelled" })).await;
     a.witness.started("cancelled").await;
     assert_eq!(b.client_of(&mcp).cancel(1).await, 202);
@@ -181,9 +177,7 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
 /// The inner application reads the address of the client and watches its connection, in either way that axum offers.
 #[tokio::test]
 async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a], mcp) = Node::with_session().await;
     let (received, disconnected) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (recorded, waits) = (disconnected.clone(), received.clone());
     let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
@@ -240,9 +234,7 @@ async fn a_disconnect_before_the_head_is_one_at_the_owner() {
 
 #[tokio::test]
 async fn a_local_session_is_served_without_the_directory() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [_a, b], mcp) = Node::with_session().await;
     let count = || directory.asked("look") + directory.asked("load") + directory.asked("claim");
     let before = count();
     for id in 0..10 {
@@ -282,9 +274,7 @@ async fn a_head_of_many_fields_passes_or_is_refused_with_the_reason() {
 /// rmcp uses the first of the two, and so does the routing to the owner.
 #[tokio::test]
 async fn a_session_that_is_named_twice_is_the_same_everywhere() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let id = mcp.session_id().unwrap();
     for (first, second, expected) in [(id, id, 200), (id, "another", 200), ("another", id, 404)] {
         for node in [&a, &b] {

@@ -10,7 +10,7 @@ use std::{
 
 use axum::body::Body;
 use serde_json::{Value, json};
-use test_support::{Mcp, within};
+use test_support::{Connection, Head, Mcp, within};
 use tokio::{task::yield_now, time::sleep};
 
 use super::node::{Node, SECRET, hash, pass};
@@ -67,6 +67,20 @@ pub(super) async fn until_heartbeat(link: &Faulty) {
     while link.asked("heartbeat") == before {
         pass(Duration::from_millis(50)).await;
     }
+}
+
+/// Returns when the directory has been asked for this.
+pub(super) async fn until_asked(directory: &Faulty, what: &'static str) {
+    while directory.asked(what) == 0 {
+        yield_now().await;
+    }
+}
+
+/// Asserts that the next head is 503, with a request to try again in a second.
+pub(super) async fn assert_refused(connection: &mut Connection) -> Head {
+    let head = within("a head", connection.head()).await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    head
 }
 
 /// Makes a call and returns the status of its response.

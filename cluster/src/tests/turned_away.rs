@@ -14,7 +14,6 @@ use test_support::{Connection, within};
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
-    task::yield_now,
     time::Instant,
 };
 
@@ -241,9 +240,7 @@ async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_
     assert_eq!(resumed.head().await.status, 503);
     pass(2 * SECOND).await;
     call.fin();
-    while a.calls.detached() == 0 {
-        yield_now().await;
-    }
+    a.until_detached().await;
     for second in 3..35 {
         assert!(a.witness.is_running("a"), "{second} s after the 503");
         pass(SECOND).await;
