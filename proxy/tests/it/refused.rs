@@ -11,8 +11,7 @@ async fn response_to(proxy: &Running, bytes: &str) -> Head {
 
 #[tokio::test]
 async fn only_requests_for_a_path_pass() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for (line, status) in [
         ("CONNECT example.com:443 HTTP/1.1", 405),
         ("GET http://example.com/mcp HTTP/1.1", 400),
@@ -32,8 +31,7 @@ async fn only_requests_for_a_path_pass() {
 
 #[tokio::test]
 async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_header() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--header=x-key: secret"]).await;
+    let (upstream, proxy) = Running::start(&["--header=x-key: secret"]).await;
     for method in ["TRACE", "PUT", "PATCH", "PROPFIND", "get"] {
         for path in ["/mcp", "/.well-known/x"] {
             let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
@@ -126,8 +124,7 @@ async fn too_large(proxy: &Running) -> Reply {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_is_refused() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let announced = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4194305\r\n\r\n";
     assert_eq!(response_to(&proxy, announced).await.status, 413);
     assert!(!upstream.has_more().await);
@@ -143,12 +140,10 @@ async fn a_body_that_is_too_large_is_refused() {
 /// A client that sends its whole body first would lose the answer if its connection were reset.
 #[tokio::test]
 async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let (_upstream, proxy) = Running::start(&[]).await;
     let large = post(&" ".repeat(20 << 20));
     for _ in 0..10 {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&large).await;
+        let mut client = Connection::sending(proxy.addr, &large).await;
         assert_eq!(client.reply().await.status, 413);
     }
 }
@@ -214,8 +209,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
 
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let (_upstream, proxy) = Running::start(&[]).await;
     let head = |length| {
         let long = "a".repeat(length);
         format!("GET /other HTTP/1.1\r\nhost: localhost\r\nx-long: {long}\r\n\r\n")
@@ -242,12 +236,10 @@ async fn a_connection_whose_head_does_not_arrive_is_closed() {
 
 #[tokio::test]
 async fn bodies_that_are_not_messages_pass_to_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for body in [&b"{"[..], b"\xff\xfe", b"[]", b""] {
         let request = post("").body(body.to_vec());
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&request).await;
+        let mut client = Connection::sending(proxy.addr, &request).await;
         let received = upstream.next_request().await;
         assert_eq!(received.body, body);
         received.answer("400 Bad Request", "no").await;

@@ -1,5 +1,5 @@
 use super::{
-    call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT, TIMER_RESOLUTION},
+    call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT},
     model::{assert_empty, scope_of, session_id, unobserved},
     streams::MAX_EVENT_IDS,
     *,
@@ -7,10 +7,7 @@ use super::{
 use crate::{
     call::{CancelReason, DetachCause, Outcome, RequestId},
     limits::Limits,
-    timer::{
-        LatenessTracker, MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD,
-        Timeliness,
-    },
+    timer::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD, Timeliness},
 };
 
 type TestCore = SessionState<&'static str, &'static str>;
@@ -107,15 +104,6 @@ fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
 }
 
 #[test]
-fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
-    let mut core = core();
-    let mine = accepted(&mut core, request(1), "mine");
-    let refused = CallId::next();
-    core.start(refused, request(2), "refused", None);
-    assert_eq!(core.begin_close(&here()), [(mine, "mine")]);
-}
-
-#[test]
 fn invariant_2_a_call_ends_once() {
     let now = Instant::now();
     let mut core = core();
@@ -125,17 +113,6 @@ fn invariant_2_a_call_ends_once() {
     assert_eq!(detach(&mut core, id, now), DetachOutcome::Ignored);
     assert_eq!(core.attach(id), None);
     assert!(!core.begin_resume(id, now));
-    assert_empty(&core);
-}
-
-#[test]
-fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_injected() {
-    let mut core = core();
-    let [first, second] = [CallId::next(), CallId::next()];
-    core.start(first, request(7), "first", None);
-    core.start(second, request(7), "second", None);
-    assert!(!core.finish(second, None).unwrap().may_cancel_server);
-    assert!(core.finish(first, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -193,42 +170,6 @@ fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
 }
 
 #[test]
-fn invariant_3_only_detached_calls_are_orphaned() {
-    let now = Instant::now();
-    let mut core = core();
-    let attached = accepted(&mut core, request(1), "attached");
-    let detached = accepted(&mut core, request(2), "detached");
-    assert_eq!(detach(&mut core, detached, now), DetachOutcome::Waiting);
-    assert_eq!(core.next_deadline(), Some(now + SECOND));
-
-    assert!(core.expire(now).is_empty());
-    assert_eq!(
-        core.expire(now + SECOND),
-        [(detached, "detached", Expired::Grace)]
-    );
-    assert!(
-        core.expire(now + UNOBSERVED_TTL).is_empty(),
-        "an orphan expires once"
-    );
-    core.finish(detached, None);
-    core.finish(attached, None);
-    assert_empty(&core);
-}
-
-#[test]
-fn invariant_3_a_resume_between_the_deadline_and_the_cancel_keeps_the_call() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
-    core.attach(id).unwrap();
-    let ended = answered("", now + SECOND).unwrap();
-    assert_eq!(core.finish_due(id, ended), None);
-    assert_eq!(core.len(), 1);
-}
-
-#[test]
 fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let now = Instant::now();
     let mut core = core();
@@ -261,78 +202,6 @@ fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
         DetachOutcome::Waiting
     );
     assert!(core.is_detached(id));
-}
-
-#[test]
-fn invariant_4_a_call_is_detached_when_its_last_stream_has_ended_in_any_order() {
-    let now = Instant::now();
-    for order in [
-        [0, 1, 2],
-        [2, 1, 0],
-        [1, 2, 0],
-        [2, 0, 1],
-        [0, 2, 1],
-        [1, 0, 2],
-    ] {
-        let mut core = core();
-        let id = accepted(&mut core, request(1), "call");
-        let streams = [
-            POST_GENERATION,
-            core.attach(id).unwrap(),
-            core.attach(id).unwrap(),
-        ];
-        for (nth, stream) in order.into_iter().enumerate() {
-            let detach = |core: &mut TestCore| {
-                core.detach(
-                    id,
-                    streams[stream],
-                    until(now + SECOND),
-                    false,
-                    detachment(now),
-                )
-            };
-            assert!(!core.is_detached(id), "{order:?}");
-            let detached = detach(&mut core);
-            assert_eq!(detached == DetachOutcome::Waiting, nth == 2, "{order:?}");
-            assert_eq!(
-                detach(&mut core),
-                DetachOutcome::Ignored,
-                "it is removed once"
-            );
-        }
-        assert!(core.is_detached(id));
-    }
-}
-
-#[test]
-fn invariant_6_a_cancel_takes_no_effect_if_the_timer_is_stopped_or_started_anew() {
-    let now = Instant::now();
-    let due = |core: &mut TestCore| {
-        let id = accepted(core, request(1), "call");
-        detach(core, id, now);
-        assert_eq!(core.expire(now + SECOND).len(), 1);
-        id
-    };
-    let ended = || answered("", now).unwrap();
-
-    let mut core = core();
-    let id = due(&mut core);
-    let second = core.attach(id).unwrap();
-    core.detach(id, second, until(now + 9 * SECOND), false, detachment(now));
-    assert_eq!(core.finish_due(id, ended()), None, "it has a new grace");
-    core.finish(id, None);
-
-    let id = due(&mut core);
-    assert!(core.begin_resume(id, now + SECOND));
-    assert_eq!(core.finish_due(id, ended()), None, "its client has resumed");
-    core.end_resume(id, now + SECOND);
-    assert_eq!(
-        core.finish_due(id, ended()),
-        None,
-        "it was not checked again"
-    );
-    assert_eq!(core.expire(now + SECOND).len(), 1);
-    assert!(core.finish_due(id, ended()).is_some());
 }
 
 #[test]
@@ -408,32 +277,6 @@ fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
 }
 
 #[test]
-fn invariant_5_a_call_with_a_pending_resume_is_not_superseded() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    assert!(core.begin_resume(id, now));
-    assert_eq!(core.finish_detached(id, answered("", now).unwrap()), None);
-    core.end_resume(id, now);
-    assert!(
-        core.finish_detached(id, answered("", now).unwrap())
-            .is_some()
-    );
-}
-
-#[test]
-fn invariant_4_an_accepted_resume_stops_the_timer_for_good() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    core.attach(id).unwrap();
-    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
-    assert_eq!(core.next_deadline(), None);
-}
-
-#[test]
 fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
     let now = Instant::now();
     let mut core = core();
@@ -446,42 +289,6 @@ fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
             .is_empty()
     );
     assert_eq!(core.expire(now + SECOND + MAX_RESUME_WAIT).len(), 1);
-}
-
-#[test]
-fn invariant_5_a_refused_resume_lets_the_timer_continue() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    core.begin_resume(id, now);
-    core.end_resume(id, now);
-    assert_eq!(core.next_deadline(), Some(now + SECOND));
-    assert!(
-        core.begin_resume(id, now),
-        "another resume may be pending then"
-    );
-    core.end_resume(id, now);
-    assert_eq!(core.expire(now + SECOND).len(), 1);
-}
-
-#[test]
-fn invariant_5_a_resume_that_is_dropped_does_not_end_another() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    core.begin_resume(id, now);
-    core.begin_resume(id, now + SECOND / 2);
-
-    core.end_resume(id, now + 2 * SECOND);
-
-    assert!(
-        core.expire(now + 2 * SECOND).is_empty(),
-        "the second resume is pending"
-    );
-    core.end_resume(id, now + 3 * SECOND);
-    assert_eq!(core.expire(now + 3 * SECOND).len(), 1);
 }
 
 #[test]
@@ -501,21 +308,6 @@ fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
         core.expire(now + SECOND).is_empty(),
         "the third resume is pending"
     );
-}
-
-#[test]
-fn invariant_5_a_resume_before_the_drop_stops_the_timer_too() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    core.begin_resume(id, now);
-    assert_eq!(
-        core.detach(id, POST_GENERATION, until(now), false, detachment(now)),
-        DetachOutcome::Waiting
-    );
-    assert!(core.expire(now + MAX_RESUME_WAIT / 2).is_empty());
-    core.attach(id).unwrap();
-    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
 }
 
 #[test]
@@ -552,29 +344,6 @@ fn invariant_6_empty_resumes_renew_it_a_few_times_only() {
         }
     }
     assert_eq!(renewals, MAX_EMPTY_RESUMES);
-}
-
-#[test]
-fn invariant_6_an_event_makes_it_renew_again() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    for is_empty_resume in [true, false]
-        .into_iter()
-        .cycle()
-        .take(4 * MAX_EMPTY_RESUMES as usize)
-    {
-        let generation = core.attach(id).unwrap();
-        let detached = core.detach(
-            id,
-            generation,
-            until(now + SECOND),
-            is_empty_resume,
-            detachment(now),
-        );
-        assert_eq!(detached, DetachOutcome::Waiting);
-    }
 }
 
 /// Expires the next deadline, `late` after its time.
@@ -715,60 +484,6 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
 }
 
 #[test]
-fn invariant_7_a_deadline_on_time_is_not_postponed() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    assert_eq!(core.expire(now + SECOND + TIMER_RESOLUTION).len(), 1);
-}
-
-#[test]
-fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
-    for late in [
-        TIMER_RESOLUTION + TIMER_RESOLUTION / 2,
-        3 * SECOND / 10,
-        STALL_THRESHOLD,
-    ] {
-        let now = Instant::now();
-        let mut core = core();
-        let id = accepted(&mut core, request(1), "call");
-        detach(&mut core, id, now);
-        let handled_at = now + SECOND + late;
-        assert!(core.expire(handled_at).is_empty(), "{late:?}");
-        let recheck = Some(handled_at + RECHECK_DELAY);
-        assert_eq!(core.next_deadline(), recheck);
-        let (_, entry) = core.calls().next().unwrap();
-        assert_eq!(entry.grace_deadline(), recheck, "which is what is reported");
-        assert_eq!(
-            expire_next(&mut core, RECHECK_TOLERANCE),
-            [(id, "call", Expired::Grace)]
-        );
-    }
-}
-
-#[test]
-fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    let handled_at = now + SECOND + 3 * SECOND / 10;
-    assert!(core.expire(handled_at).is_empty());
-
-    let received = handled_at + RECHECK_DELAY / 2;
-    assert!(core.begin_resume(id, received));
-    assert!(
-        core.expire(handled_at + RECHECK_DELAY).is_empty(),
-        "a resume is pending"
-    );
-    core.attach(id).unwrap();
-
-    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
-    assert_eq!(core.next_deadline(), None);
-}
-
-#[test]
 fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
     let handled_at = now + SECOND + 3 * SECOND / 10;
@@ -786,47 +501,6 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_o
         assert_eq!(next, Some(handled_at + RECHECK_DELAY), "{handled_by}");
         assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
     }
-}
-
-#[test]
-fn invariant_7_a_pending_resume_that_expires_late_gets_no_more_time() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    core.begin_resume(id, now);
-    let handled_at = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
-    assert!(core.expire(handled_at).is_empty());
-    assert_eq!(core.next_deadline(), Some(handled_at + RECHECK_DELAY));
-    assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
-}
-
-#[test]
-fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    for _ in 0..MAX_RECHECKS {
-        assert!(expire_next(&mut core, 2 * RECHECK_TOLERANCE).is_empty());
-    }
-    assert_eq!(
-        expire_next(&mut core, 2 * RECHECK_TOLERANCE),
-        [(id, "call", Expired::Grace)]
-    );
-}
-
-#[test]
-fn invariant_7_a_deadline_that_passed_during_a_pending_resume_is_not_late() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
-    core.begin_resume(id, now);
-    let refused = now + SECOND + MAX_RESUME_WAIT / 2;
-    core.end_resume(id, refused);
-    assert_eq!(core.next_deadline(), Some(refused));
-    assert_eq!(core.expire(refused).len(), 1, "not put off");
 }
 
 #[test]
@@ -940,15 +614,6 @@ fn invariant_9_a_reused_id_untracks_the_older_call_and_does_not_cancel_it() {
 }
 
 #[test]
-fn invariant_9_accepting_twice_is_not_a_reuse() {
-    let mut core = core();
-    let id = accepted(&mut core, request(7), "call");
-    core.accept(id);
-    assert!(core.finish(id, None).unwrap().may_cancel_server);
-    assert_empty(&core);
-}
-
-#[test]
 fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     let now = Instant::now();
     let mut core = core();
@@ -963,15 +628,6 @@ fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     assert_eq!(core.len(), 0);
     core.expire(now + SECOND);
     assert_eq!(core.match_event(&here(), b"1/0"), EventMatch::Nothing);
-    assert_empty(&core);
-}
-
-#[test]
-fn invariant_11_a_call_without_an_event_id_is_not_retained() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(7), "silent");
-    core.finish(id, answered("42", now + SECOND));
     assert_empty(&core);
 }
 
@@ -1008,38 +664,6 @@ fn assert_untouched(core: &TestCore, victim: CallId) {
     let found = core.find(&here(), &RequestId::Number(7));
     assert_eq!(found, Some((victim, "victim")));
     assert!(core.is_detached(victim));
-}
-
-#[test]
-fn invariant_11_a_retained_call_outlives_its_deadline_behind_one_with_a_later_one() {
-    let now = Instant::now();
-    let mut core = core();
-    for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
-        let id = accepted(&mut core, request(stream), "call");
-        core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
-        core.finish(id, answered("42", now + seconds * SECOND));
-    }
-    assert_eq!(core.next_deadline(), Some(now + SECOND));
-    core.expire(now + SECOND);
-    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.match_event(&here(), id));
-    let ended = || EventMatch::Ended(RetainedOutcome::Answered("42"));
-    assert_eq!(kept, [EventMatch::Nothing, ended(), ended()]);
-    assert_eq!(core.next_deadline(), Some(now + 9 * SECOND));
-    core.expire(now + 9 * SECOND);
-    assert_empty(&core);
-}
-
-#[test]
-fn invariant_11_the_oldest_answers_are_evicted_first() {
-    let now = Instant::now();
-    let mut core = limited(Limits::default().retained_of_session(1_400));
-    for stream in 0..4 {
-        end_with(&mut core, now, stream, false, 2);
-    }
-    let kept = [0, 1, 2, 3].map(|stream| is_retained(&core, stream));
-    assert_eq!(kept, [false, false, true, true]);
-    core.expire(now + SECOND);
-    assert_empty(&core);
 }
 
 /// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
@@ -1319,32 +943,6 @@ fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
 }
 
 #[test]
-fn invariant_14_an_attached_call_that_is_maybe_resumed_is_so_until_its_client_resumes() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    assert!(core.set_maybe_resumed(id, unobserved(now)));
-    assert!(core.is_maybe_resumed(id));
-    core.detach(id, POST_GENERATION, unobserved(now), false, detachment(now));
-    assert!(core.is_maybe_resumed(id));
-    core.attach(id);
-    assert!(!core.is_maybe_resumed(id));
-    core.finish(id, None);
-    assert!(!core.set_maybe_resumed(id, unobserved(now)), "it has ended");
-}
-
-#[test]
-fn invariant_13_a_call_whose_end_is_observed_elsewhere_is_not_removed() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    core.add_background_reader(id);
-    core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
-    core.remove_background_reader(id, None);
-    assert_eq!(core.next_deadline(), None);
-}
-
-#[test]
 fn invariant_11_an_answer_is_retained_for_the_resume_window() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let now = Instant::now();
@@ -1568,41 +1166,6 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     }
     assert_eq!(matched, [(first, "first"), (third, "third")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has resumed");
-}
-
-#[test]
-fn an_event_that_one_call_records_after_another_matches_both() {
-    let (mut core, now) = (core(), Instant::now());
-    let counts = accepted(&mut core, request(1), "counts");
-    let other = accepted(&mut core, request(2), "other");
-    core.record_event_id(counts, b"0/0", EventIdFormat::Any);
-    core.record_event_id(other, b"1/0", EventIdFormat::Any);
-    core.record_event_id(counts, b"1/0", EventIdFormat::Any);
-
-    detach(&mut core, other, now);
-    let mut matched = core.match_event(&here(), b"1/0").in_flight();
-    matched.sort_unstable();
-    for (id, _) in &matched {
-        core.begin_resume(*id, now);
-    }
-    assert_eq!(matched, [(counts, "counts"), (other, "other")]);
-    assert_eq!(core.expire(now + SECOND), [], "its client has resumed");
-}
-
-#[test]
-fn an_event_of_two_calls_still_matches_the_first_when_the_second_has_ended() {
-    let mut core = core();
-    let first = accepted(&mut core, request(1), "first");
-    let second = accepted(&mut core, request(2), "second");
-    core.record_event_id(first, b"x", EventIdFormat::Any);
-    core.record_event_id(second, b"x", EventIdFormat::Any);
-    core.finish(second, None);
-    assert_eq!(
-        core.match_event(&here(), b"x"),
-        EventMatch::Call(first, "first")
-    );
-    core.finish(first, None);
-    assert_empty(&core);
 }
 
 /// The client has resumed elsewhere. It is unknown in which of the two sessions.
