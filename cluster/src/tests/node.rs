@@ -253,6 +253,17 @@ impl Node {
         call
     }
 
+    /// Asserts that its application has received no header that instances send to one another.
+    pub(super) fn assert_saw_no_field_of_the_cluster(&self) {
+        for request in self.seen.lock().unwrap().iter() {
+            let mut names = request.keys();
+            assert!(
+                names.all(|name| !name.as_str().starts_with("mcp-cluster")),
+                "{request:?}"
+            );
+        }
+    }
+
     pub(super) async fn until_calls_end(&self) {
         while !self.calls.is_empty() {
             yield_now().await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use test_support::Connection;
+use test_support::{Connection, Mcp};
 use tokio::task::yield_now;
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     directory::{
-        Claim, Directory as _,
+        Claim,
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
@@ -28,12 +28,18 @@ async fn with_grace(directory: &Faulty) -> Node {
     node
 }
 
-#[tokio::test]
-async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
+/// Starts an instance with a call whose client has hung up.
+async fn detached_call() -> (Faulty, Node, Mcp) {
     let directory = directory();
     let node = with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
+    (directory, node, mcp)
+}
+
+#[tokio::test]
+async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
+    let (_directory, node, _mcp) = detached_call().await;
     pass(GRACE - RECHECK_MARGIN).await;
     assert!(node.witness.is_running("a"));
 
@@ -45,10 +51,7 @@ async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
 
 #[tokio::test]
 async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
-    let directory = directory();
-    let node = with_grace(&directory).await;
-    let mcp = node.session().await;
-    node.detach(&mcp, 1, "a").await;
+    let (directory, node, _mcp) = detached_call().await;
     for fault in [Fault::Fails, Fault::NoReply] {
         directory.set(fault);
         pass(4 * GRACE).await;
@@ -83,10 +86,7 @@ async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
 
 #[tokio::test]
 async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_written_again() {
-    let directory = directory();
-    let node = with_grace(&directory).await;
-    let mcp = node.session().await;
-    node.detach(&mcp, 1, "a").await;
+    let (directory, node, mcp) = detached_call().await;
     directory.memory.evict(hash(&mcp));
 
     pass(GRACE + 3 * RECHECK_MARGIN).await;

@@ -149,6 +149,18 @@ impl Limited {
     }
 }
 
+/// Starts an instance with a session, and one with this number of permits, which relays a call of that session.
+async fn relaying(permits: usize) -> (Node, Limited, Mcp, Mcp) {
+    let directory = directory();
+    let a = Setup::with_grace().start(&directory).await;
+    let b = Limited::start(&directory, permits).await;
+    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
+    let mcp = a.session().await;
+    let at_b = b.client(mcp.session_id().unwrap());
+    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    (a, b, mcp, at_b)
+}
+
 fn report() -> Request {
     Request::get("/report").body(Body::empty()).unwrap()
 }
@@ -158,13 +170,7 @@ fn report() -> Request {
 ///
 /// Returns whether the call still runs, and whether the resume has a head.
 async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
-    let directory = directory();
-    let a = Setup::with_grace().start(&directory).await;
-    let b = Limited::start(&directory, permits).await;
-    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
-    let mcp = a.session().await;
-    let at_b = b.client(mcp.session_id().unwrap());
-    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    let (a, b, mcp, at_b) = relaying(permits).await;
     let named = a.detach(&mcp, 1, "long").await;
     let _leaving = a.routing().shutdown.begin();
     // Waits on A until the first call is over.
@@ -293,13 +299,7 @@ async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
 /// B's inner service is not ready, because requests of another kind have its permits. The client resumes through B, which only has to
 /// relay.
 async fn resumed_through(permits: usize) -> bool {
-    let directory = directory();
-    let a = Setup::with_grace().start(&directory).await;
-    let b = Limited::start(&directory, permits).await;
-    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
-    let mcp = a.session().await;
-    let at_b = b.client(mcp.session_id().unwrap());
-    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    let (a, b, mcp, at_b) = relaying(permits).await;
     b.begin_report().await;
 
     let named = a.detach(&mcp, 1, "long").await;

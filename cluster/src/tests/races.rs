@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     directory::{
-        Claim, Directory as _,
+        Claim,
         contract::{self, claim_from},
         faulty::{Fault, Faulty},
     },

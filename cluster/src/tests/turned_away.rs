@@ -10,7 +10,7 @@ use std::{
 
 use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
-use test_support::{Connection, within};
+use test_support::{Connection, Mcp, within};
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
@@ -48,6 +48,14 @@ async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
     [a, b]
 }
 
+/// Starts them on a new directory, and opens a session at the first one.
+async fn two_with_session(is_reached: bool) -> (Faulty, [Node; 2], Mcp) {
+    let directory = directory();
+    let nodes = two(&directory, is_reached).await;
+    let mcp = nodes[0].session().await;
+    (directory, nodes, mcp)
+}
+
 /// Waits until the other end closes a connection.
 async fn closed(mut stream: TcpStream) {
     let mut sent = Vec::new();
@@ -58,9 +66,7 @@ async fn closed(mut stream: TcpStream) {
 
 #[tokio::test]
 async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps_its_call() {
-    let directory = directory();
-    let [a, b] = two(&directory, false).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = two_with_session(false).await;
     let named = a.detach(&mcp, 1, "a").await;
     for _ in 0..6 {
         let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -80,9 +86,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
 
 #[tokio::test]
 async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() {
-    let directory = directory();
-    let [a, b] = two(&directory, false).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = two_with_session(false).await;
     a.detach(&mcp, 1, "a").await;
     // Any request of the session shows that its client exists.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
@@ -98,9 +102,7 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
 /// The owner could not be looked up. The directory recovers before the grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call() {
-    let directory = directory();
-    let [a, b] = two(&directory, true).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = two_with_session(true).await;
     let named = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("look"));
     let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -140,9 +142,7 @@ async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {
-        let directory = directory();
-        let [a, b] = two(&directory, false).await;
-        let mcp = a.session().await;
+        let (directory, [a, b], mcp) = two_with_session(false).await;
         pass(phase * SECOND / 2).await;
         let named = a.detach(&mcp, 1, "a").await;
         let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -157,9 +157,7 @@ async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
 /// An earlier heartbeat of an instance proves nothing about the last moment of the grace.
 #[tokio::test]
 async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
-    let directory = directory();
-    let [a, b] = two(&directory, true).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = two_with_session(true).await;
     a.detach(&mcp, 1, "a").await;
     pass(GRACE - HEARTBEAT_INTERVAL).await;
     b.cluster.stop_heartbeat();
@@ -176,9 +174,7 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
 /// The connection of the relay is established, but no byte arrives on it.
 #[tokio::test]
 async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() {
-    let directory = directory();
-    let [a, b] = two(&directory, true).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = two_with_session(true).await;
     let named = a.detach(&mcp, 1, "a").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let owner = Owner {
@@ -203,9 +199,7 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
 
 #[tokio::test]
 async fn a_client_whose_owner_answers_is_not_turned_away() {
-    let directory = directory();
-    let [a, b] = two(&directory, true).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = two_with_session(true).await;
     let named = a.detach(&mcp, 1, "a").await;
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     assert_eq!(resumed.head().await.status, 200);

@@ -34,14 +34,7 @@ async fn a_client_cannot_impersonate_a_peer() {
         let mut call = forged.call(2, "echo", json!({ "text": "x" })).await;
         assert_eq!(call.answer().await.unwrap()["id"], 2, "{value}");
     }
-    for request in a.seen.lock().unwrap().iter() {
-        assert!(
-            request
-                .keys()
-                .all(|name| !name.as_str().starts_with("mcp-cluster")),
-            "{request:?}"
-        );
-    }
+    a.assert_saw_no_field_of_the_cluster();
 }
 
 #[tokio::test]
