@@ -49,10 +49,6 @@ fn main() -> Result<()> {
     let section = Section {
         rows: found.iter().filter_map(Growth::row).collect(),
         targets: Operation::iter().map(|it| target(&found, it)).collect(),
-        plots: vec![
-            plot(&found, Setup::Wrapped, "layer and session manager"),
-            plot(&found, Setup::Layer, "layer only"),
-        ],
         ..Section::new("growth", json!({}))?
     };
     section.publish()
@@ -86,19 +82,6 @@ fn target(found: &[Growth], operation: Operation) -> Target {
         _ => 1.5,
     };
     Target::new(AtMost(most), format!("{operation} {what}"), worst)
-}
-
-fn plot(found: &[Growth], setup: Setup, of: &str) -> Plot {
-    let is_shown = |its: &&Growth| (its.spread, its.setup) == (Spread::Many, setup);
-    let series = found.iter().filter(is_shown).map(|its| {
-        let sizes = its.spread.sizes().map(|size| size as f64);
-        let instructions = its.costs.iter().map(|cost| cost.instructions);
-        Series::new(its.operation, sizes.into_iter().zip(instructions))
-    });
-    let x = Axis::logarithmic("calls in flight, 100 in a session");
-    let y = Axis::logarithmic("instructions of one operation");
-    let title = format!("Operations beside many calls, {of}");
-    Plot::lines(&format!("growth-{setup}"), &title, [x, y], series.collect())
 }
 
 // === impl Growth ===
