@@ -1,10 +1,7 @@
 //! Which disconnects are detected although the server does not read, which sockets are not closed, and what watching costs.
 
 #![allow(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
+    clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 

@@ -17,7 +17,7 @@ use rmcp::transport::streamable_http_server::{
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    setup::{Events, Server, arguments},
+    setup::{Events, Server, arguments, paused_runtime},
     support::*,
 };
 
@@ -153,8 +153,7 @@ fn when_a_runtime_ends_another_one_reads_its_streams() {
 
             assert_eq!(cores.events.ended(&mcp, 1).await, Outcome::Completed);
             let mut resumed = mcp.resume("0/0").await;
-            let answer = resumed.answer().await.expect("it was kept");
-            assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+            resumed.assert_done("a").await;
             cores.second.runtime.shutdown_background();
         });
     }
@@ -164,7 +163,7 @@ fn when_a_runtime_ends_another_one_reads_its_streams() {
 fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
     let manager = LocalSessionManager::default();
     let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(300));
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let (id, _transport) = first
         .block_on(sessions.create_session())
         .expect("a session");
@@ -185,13 +184,6 @@ fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
 fn clients() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().expect("a runtime")
-}
-
-/// A runtime whose clock jumps to the next deadline.
-fn paused() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().start_paused(true);
-    builder.build().expect("a runtime")
 }
 
 /// Returns the same client with connections to another runtime.

@@ -32,13 +32,12 @@ use rmcp::{
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ClientJsonRpcMessage,
         ClientNotification, ContentBlock, NumberOrString, ProgressNotificationParam, ProgressToken,
-        ServerJsonRpcMessage,
     },
     service::RequestContext,
     transport::{
         Transport,
         streamable_http_server::{
-            RestoreOutcome, SessionManager, StreamableHttpService,
+            SessionManager, StreamableHttpService,
             session::{
                 EventStore, ServerSseMessage, SessionId,
                 local::{LocalSessionManager, LocalSessionManagerError},
@@ -56,22 +55,17 @@ use tower::ServiceExt;
 
 use crate::{
     log::{Log, number},
-    setup::StoppedClock,
-    support::within,
+    setup::{GRACE, StoppedClock, TICK, paused_runtime},
+    support::{forward_sessions, handshake, within},
 };
 
 /// How long a session may be idle.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
 /// How long a resume waits for the previous one.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 const SECOND: Duration = Duration::from_secs(1);
-
-const GRACE: Duration = Duration::from_secs(20);
 
 /// Delay after which the layer rechecks a deadline that it handled late. `RECHECK_TOO_LATE` is more than such a check
 /// may be late.
@@ -601,13 +595,9 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
 /// The close has begun on the first runtime.
 #[test]
 fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
-    let paused = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().start_paused(true).build().unwrap()
-    };
     let gated = Arc::new(GatedManager::new(At::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let (id, _transport) = first.block_on(async {
         let created = sessions.create_session().await.unwrap();
         gated.waiting.acquire().await.unwrap().forget();
@@ -1253,12 +1243,7 @@ fn resume(session: &str, last_event_id: &str) -> Request<Body> {
 }
 
 async fn open(app: &Router) -> String {
-    let params = json!({
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": { "name": "test", "version": "1" },
-    });
-    let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
+    let [initialize, _] = handshake("2025-06-18");
     let response = send(app, post(initialize, None)).await;
     let session = response.headers()["mcp-session-id"]
         .to_str()
@@ -1335,24 +1320,9 @@ impl GatedManager {
 struct Shared(Arc<GatedManager>);
 
 impl SessionManager for Shared {
-    type Error = LocalSessionManagerError;
-    type Transport = <LocalSessionManager as SessionManager>::Transport;
-
-    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
-        self.0.inner.create_session().await
-    }
-
-    async fn initialize_session(
-        &self,
-        id: &SessionId,
-        message: ClientJsonRpcMessage,
-    ) -> Result<ServerJsonRpcMessage, Self::Error> {
-        self.0.inner.initialize_session(id, message).await
-    }
-
-    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
-        self.0.inner.has_session(id).await
-    }
+    forward_sessions!(|this| this.0.inner =>
+        create_session, initialize_session, has_session, create_standalone_stream, restore_session,
+    );
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         if self.0.at == At::Close {
@@ -1396,13 +1366,6 @@ impl SessionManager for Shared {
         Ok(())
     }
 
-    async fn create_standalone_stream(
-        &self,
-        id: &SessionId,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.0.inner.create_standalone_stream(id).await
-    }
-
     async fn resume(
         &self,
         id: &SessionId,
@@ -1418,13 +1381,6 @@ impl SessionManager for Shared {
         }
         self.0.record("resumed");
         Ok(stream)
-    }
-
-    async fn restore_session(
-        &self,
-        id: SessionId,
-    ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
-        self.0.inner.restore_session(id).await
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
