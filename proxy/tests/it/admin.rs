@@ -67,13 +67,9 @@ fn with_token(request: Request) -> Request {
 
 #[tokio::test]
 async fn a_script_with_the_token_cancels_one_call() {
-    let upstream = Upstream::start().await;
     let token = format!("--admin-token={TOKEN}");
-    let proxy = Running::before(
-        &upstream,
-        &["--admin=127.0.0.1:0", "--no-resumable", &token],
-    )
-    .await;
+    let (upstream, proxy) =
+        Running::start(&["--admin=127.0.0.1:0", "--no-resumable", &token]).await;
     let admin = proxy.admin.expect("an address");
     let (mut client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
     let listing = get(admin, "/calls.json").await.json();
@@ -131,9 +127,8 @@ async fn without_a_token_no_script_cancels() {
 
 #[tokio::test]
 async fn other_machines_see_and_cancel_calls_with_the_token_only() {
-    let upstream = Upstream::start().await;
     let token = format!("--admin-token={TOKEN}");
-    let proxy = Running::before(&upstream, &["--admin=0.0.0.0:0", &token]).await;
+    let (_upstream, proxy) = Running::start(&["--admin=0.0.0.0:0", &token]).await;
     let port = proxy.admin.expect("an address").port();
     let admin = SocketAddr::from(([127, 0, 0, 1], port));
     for path in ["/healthz", "/readyz", "/metrics", "/"] {

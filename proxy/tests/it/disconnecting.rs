@@ -19,15 +19,20 @@ async fn cancel_of(upstream: &Upstream) -> Value {
     message["params"]["requestId"].clone()
 }
 
+/// Asserts that the server sees the end of the connection, and no cancel.
+async fn assert_only_closed(upstream: &Upstream, proxy: &Running, mut received: ReceivedRequest) {
+    received.closed().await;
+    proxy.calls_reach(0).await;
+    assert!(!upstream.has_more().await, "nothing is injected");
+}
+
 #[tokio::test]
 async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
     let (upstream, proxy) = Running::start(&[]).await;
     let client = Connection::sending(proxy.addr, &stateless_call("1")).await;
-    let mut received = upstream.next_request().await;
+    let received = upstream.next_request().await;
     client.fin();
-    received.closed().await;
-    proxy.calls_reach(0).await;
-    assert!(!upstream.has_more().await, "nothing is injected");
+    assert_only_closed(&upstream, &proxy, received).await;
 }
 
 #[tokio::test]
@@ -37,9 +42,7 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
     received.chunk("data: 1\n\n").await;
     client.event().await.expect("an event");
     client.rst();
-    received.closed().await;
-    proxy.calls_reach(0).await;
-    assert!(!upstream.has_more().await, "nothing is injected");
+    assert_only_closed(&upstream, &proxy, received).await;
 }
 
 #[tokio::test]
@@ -169,9 +172,8 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
 
 #[tokio::test]
 async fn a_timeout_closes_the_connection_of_an_exempt_call() {
-    let upstream = Upstream::start().await;
     let options = ["--exempt=work", "--call-timeout=1s"];
-    let proxy = Running::before(&upstream, &options).await;
+    let (upstream, proxy) = Running::start(&options).await;
     let mut client = Connection::open(proxy.addr).await;
     let begun = Instant::now();
     client.send(&stateless_call("1")).await;
@@ -268,13 +270,12 @@ async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_clien
 
 #[tokio::test]
 async fn a_client_of_a_silent_server_gets_an_event_stream() {
-    let upstream = Upstream::start().await;
     let options = [
         "--no-resumable",
         "--commit-after=250ms",
         "--keep-alive=100ms",
     ];
-    let proxy = Running::before(&upstream, &options).await;
+    let (upstream, proxy) = Running::start(&options).await;
     let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
     let received = upstream.next_request().await;
     assert!(client.head().await.is_event_stream());

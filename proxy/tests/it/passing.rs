@@ -37,9 +37,8 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
-    let upstream = Upstream::start().await;
     let own = ["--header=x-key: secret", "--header=x-key: other"];
-    let proxy = Running::before(&upstream, &own).await;
+    let (upstream, proxy) = Running::start(&own).await;
     let request = post(&call("1"))
         .header("connection", "x-hop, Keep-Alive")
         .header("x-hop", "1")

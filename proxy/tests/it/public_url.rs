@@ -76,12 +76,11 @@ async fn only_headers_about_the_connection_are_removed() {
 
 #[tokio::test]
 async fn the_headers_of_a_trusted_proxy_count() {
-    let upstream = Upstream::start().await;
     let trust = [
         "--trust-forwarded=10.0.0.0/8,127.0.0.0/8",
         "--allow-host=mcp.example.com",
     ];
-    let proxy = Running::before(&upstream, &trust).await;
+    let (upstream, proxy) = Running::start(&trust).await;
     let request = forwarded(session_call("1"));
     let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
     let chain = "192.0.2.1, [2001:db8::1]:5000, 127.0.0.1";
@@ -354,12 +353,11 @@ async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
 /// Behind two proxies, the second one may add to the list of the first (Apache does so with `X-Forwarded-Host`).
 #[tokio::test]
 async fn of_several_proxies_the_first_one_names_the_public_url() {
-    let upstream = Upstream::start().await;
     let trust = [
         "--trust-forwarded=127.0.0.1",
         "--allow-host=mcp.example.com",
     ];
-    let proxy = Running::before(&upstream, &trust).await;
+    let (upstream, proxy) = Running::start(&trust).await;
     for (host, proto) in [
         ("mcp.example.com", "https, http"),
         ("mcp.example.com, 127.0.0.1:8080", "https"),

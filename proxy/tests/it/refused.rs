@@ -45,10 +45,9 @@ async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_h
 
 #[tokio::test]
 async fn only_requests_for_this_host_pass() {
-    let upstream = Upstream::start().await;
     let hosts = "--allow-host=mcp.example.com,other:81,tls:443,[2001:db8:0::1]:80";
     let options = [hosts];
-    let proxy = Running::before(&upstream, &options).await;
+    let (_upstream, proxy) = Running::start(&options).await;
     for (hosts, status) in [
         ("", 400),
         ("host: localhost\r\nhost: localhost\r\n", 400),
@@ -78,9 +77,8 @@ async fn only_requests_for_this_host_pass() {
 
 #[tokio::test]
 async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
-    let upstream = Upstream::start().await;
     let options = ["--allow-origin=https://app.example.com, https://plain.example.com:443"];
-    let proxy = Running::before(&upstream, &options).await;
+    let (_upstream, proxy) = Running::start(&options).await;
     for (origins, status) in [
         ("", 404),
         ("origin: http://localhost:6274\r\n", 404),
