@@ -31,7 +31,7 @@ use super::{
 use crate::{
     cluster::Options,
     directory::{
-        LEASE_TTL, MemoryDirectory,
+        LEASE_TTL,
         contract::owner_of,
         faulty::{Fault, Faulty},
     },
@@ -307,11 +307,7 @@ async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() 
 #[tokio::test]
 async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
     for is_flushed in [true, false] {
-        let memory = MemoryDirectory::default();
-        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-        a.until_settled().await;
-        b.until_settled().await;
+        let (memory, [of_a, _of_b], [a, b]) = Node::two_on_links().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         drop(a.public);
@@ -355,11 +351,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
 /// The directory returns empty, and takes no answers for longer than a lease lasts.
 #[tokio::test]
 async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
-    let memory = MemoryDirectory::default();
-    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-    a.until_settled().await;
-    b.until_settled().await;
+    let (memory, [of_a, _of_b], [a, b]) = Node::two_on_links().await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "ended").await;
     let _leaving = a.routing().shutdown.begin();
@@ -408,11 +400,7 @@ async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_session
 
 #[tokio::test]
 async fn a_session_is_reported_missing_only_when_every_instance_has_written() {
-    let memory = MemoryDirectory::default();
-    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-    a.until_settled().await;
-    b.until_settled().await;
+    let (memory, [of_a, _of_b], [a, b]) = Node::two_on_links().await;
     let mcp = a.session().await;
     of_a.set(Fault::FailsAt("register"));
     memory.restart();

@@ -205,11 +205,7 @@ async fn a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
 /// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
 async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
-    let memory = MemoryDirectory::default();
-    let [of_c, of_d] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let (c, d) = (Node::start(&of_c).await, Node::start(&of_d).await);
-    c.until_settled().await;
-    d.until_settled().await;
+    let (memory, [of_c, of_d], [c, d]) = Node::two_on_links().await;
     let mcp = d.session().await;
     let at_c = c.client_of(&mcp);
     until_heartbeat(&of_c).await;

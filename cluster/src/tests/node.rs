@@ -22,7 +22,7 @@ use tower_service::Service as _;
 use super::{fake_owner::reserve_address, steps::directory};
 use crate::{
     cluster::{Cluster, Options, join},
-    directory::{Directory as _, LEASE_TTL, faulty::Faulty},
+    directory::{Directory as _, LEASE_TTL, MemoryDirectory, faulty::Faulty},
     ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
     membership::heartbeat::SETTLE_PERIOD,
     relay::{filter::PeersFilter, wire::Secret},
@@ -205,6 +205,17 @@ impl Node {
         let nodes = Self::several(&directory).await;
         let mcp = nodes[0].session().await;
         (directory, nodes, mcp)
+    }
+
+    /// Starts two instances on one directory, each over a link of its own. Returns when both are settled.
+    pub(super) async fn two_on_links() -> (MemoryDirectory, [Faulty; 2], [Self; 2]) {
+        let memory = MemoryDirectory::default();
+        let links = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let nodes = [Self::start(&links[0]).await, Self::start(&links[1]).await];
+        for node in &nodes {
+            node.until_settled().await;
+        }
+        (memory, links, nodes)
     }
 
     /// Opens a session at this instance and returns its client.

@@ -24,13 +24,6 @@ use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use watched_socket::{Peer, WatchedStream};
 
-/// A watched stream that is not read, its peer, and the client's end.
-struct Unread {
-    stream: WatchedStream,
-    peer: Peer,
-    client: TcpStream,
-}
-
 /// A future, polled only when it was woken, and how often that was.
 struct Counted<F> {
     future: Pin<Box<F>>,
@@ -45,7 +38,8 @@ struct Wakes {
     waiting: AtomicWaker,
 }
 
-async fn unread() -> Unread {
+/// Returns a watched stream that is not read, its peer, and the client's end.
+async fn unread() -> (WatchedStream, Peer, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let client = TcpStream::connect(addr).await.unwrap();
@@ -53,11 +47,7 @@ async fn unread() -> Unread {
     let stream = WatchedStream::new(stream, addr);
     let peer = stream.peer();
     assert_eq!(peer.addr(), client.local_addr().unwrap());
-    Unread {
-        stream,
-        peer,
-        client,
-    }
+    (stream, peer, client)
 }
 
 fn reset(client: TcpStream) {

@@ -78,6 +78,20 @@ fn detach(core: &mut TestCore, id: CallId, now: Instant) -> DetachOutcome {
     )
 }
 
+/// Returns a session with an accepted call, and the time.
+fn with_call(call: &'static str) -> (TestCore, CallId, Instant) {
+    let mut core = core();
+    let id = accepted(&mut core, request(1), call);
+    (core, id, Instant::now())
+}
+
+/// Does the same, and detaches the call.
+fn with_detached_call(call: &'static str) -> (TestCore, CallId, Instant) {
+    let (mut core, id, now) = with_call(call);
+    detach(&mut core, id, now);
+    (core, id, now)
+}
+
 fn answered(answer: &'static str, until: Instant) -> Option<Completion<&'static str>> {
     Some(Completion {
         outcome: RetainedOutcome::Answered(answer),
@@ -171,9 +185,7 @@ fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
 
 #[test]
 fn invariant_3_a_deadline_of_now_is_due_at_once() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
+    let (mut core, id, now) = with_call("call");
     assert_eq!(
         core.detach(id, POST_GENERATION, until(now), false, detachment(now)),
         DetachOutcome::CancelNow
@@ -184,9 +196,7 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
 
 #[test]
 fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
+    let (mut core, id, now) = with_call("call");
     let second = core.attach(id).unwrap();
     assert_eq!(detach(&mut core, id, now), DetachOutcome::Ignored);
     assert!(!core.is_detached(id));
@@ -206,10 +216,7 @@ fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
 
 #[test]
 fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     assert_eq!(core.expiry(id), None, "its grace has not expired");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
@@ -240,10 +247,7 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
 
 #[test]
 fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
@@ -263,10 +267,7 @@ fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
 /// A confirmation from before a stall may be outdated: for example, a lease may have expired meanwhile.
 #[test]
 fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
@@ -278,10 +279,7 @@ fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
 
 #[test]
 fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     assert!(core.begin_resume(id, now) && core.begin_resume(id, now));
 
     assert!(
@@ -293,10 +291,7 @@ fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
 
 #[test]
 fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     core.begin_resume(id, now);
     let second = core.attach(id).unwrap();
     core.detach(id, second, until(now + SECOND), false, detachment(now));
@@ -312,9 +307,7 @@ fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
 
 #[test]
 fn invariant_6_every_detach_starts_the_grace_in_full() {
-    let start = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "polled");
+    let (mut core, id, start) = with_call("polled");
     let mut generation = POST_GENERATION;
     for poll in 0..100 {
         let now = start + poll * SECOND;
@@ -330,10 +323,7 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
 
 #[test]
 fn invariant_6_empty_resumes_renew_it_a_few_times_only() {
-    let start = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "polled in vain");
-    detach(&mut core, id, start);
+    let (mut core, id, start) = with_detached_call("polled in vain");
     let mut renewals = 0;
     loop {
         let now = start + (renewals + 1) * SECOND;
@@ -354,10 +344,7 @@ fn expire_next(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str
 
 #[test]
 fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     let handled_at = now + SECOND + 12 * SECOND;
     assert!(core.expire(handled_at).is_empty());
     assert_eq!(core.next_deadline(), Some(handled_at + 2 * RETRY));
@@ -376,10 +363,7 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
 
 #[test]
 fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     let handled_at = now + SECOND;
     assert!(
         core.expire_some(&LatenessTracker::new(handled_at, Timeliness::Late), 9)
@@ -424,9 +408,7 @@ fn invariant_7_a_deadline_behind_a_backlog_of_the_timer_task_is_not_late() {
 
 #[test]
 fn invariant_7_a_deadline_between_two_turns_that_runs_a_little_late_is_checked_again() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
+    let (mut core, id, now) = with_call("call");
     detach(&mut core, id, now + SECOND / 1_000);
     let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     tracker.next_turn(now + SECOND + SECOND / 100);
@@ -505,10 +487,7 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_o
 
 #[test]
 fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_was_late() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     let handled_at = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
     assert!(core.begin_resume(id, handled_at));
     assert!(core.expire(handled_at).is_empty());
@@ -874,9 +853,7 @@ fn invariant_12_the_end_of_a_session_returns_its_calls_and_removes_retained_ones
 
 #[test]
 fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
+    let (mut core, id, now) = with_call("call");
     core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
     core.begin_close(&here());
     assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
@@ -933,10 +910,7 @@ fn invariant_13_a_call_without_a_background_reader_is_removed() {
 
 #[test]
 fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
-    let now = Instant::now();
-    let mut core = core();
-    let id = accepted(&mut core, request(1), "call");
-    detach(&mut core, id, now);
+    let (mut core, id, now) = with_detached_call("call");
     core.set_maybe_resumed(id, unobserved(now));
     assert!(core.expire(now + 60 * SECOND).is_empty());
     assert_eq!(core.len(), 1);
