@@ -62,23 +62,16 @@ for_servers! {
 fn a_call_is_cancelled_at_a_disconnect_while_the_thread_of_the_first_runtime_computes(
     server: Server,
 ) {
-    clients().block_on(async {
-        let cores = Cores::of(server, Grace::Immediate).await;
-        let mcp = Mcp::session(cores.second.addr(), PATH).await;
-        let call = cores.start_call(&mcp, "a").await;
-        let computing = cores.first.compute();
-
-        call.fin();
-
-        assert!(cores.witness.ended("a").await.is_cancelled());
-        drop(computing);
-        cores.end();
-    });
+    assert_cancelled_while_the_first_runtime_computes(server, Grace::Immediate);
 }
 
 fn a_grace_ends_while_the_thread_of_the_first_runtime_computes(server: Server) {
+    assert_cancelled_while_the_first_runtime_computes(server, Grace::After(SOON));
+}
+
+fn assert_cancelled_while_the_first_runtime_computes(server: Server, grace: Grace) {
     clients().block_on(async {
-        let cores = Cores::of(server, Grace::After(SOON)).await;
+        let cores = Cores::of(server, grace).await;
         let mcp = Mcp::session(cores.second.addr(), PATH).await;
         let call = cores.start_call(&mcp, "a").await;
         let computing = cores.first.compute();

@@ -194,16 +194,18 @@ async fn with_retain_off_only_cancels_are_retained() {
     );
 }
 
+/// Number of bytes of answers that a session may have retained in [`sharing`].
+const SHARE: usize = 10_000;
+
+fn sharing() -> Plan {
+    let limits = Limits::default().retained(SHARE * 4);
+    let limits = limits.retained_of_session(SHARE);
+    Plan::with_grace(Server::Wrapped).layer(|layer| layer.limits(limits))
+}
+
 #[tokio::test]
 async fn a_session_keeps_no_more_than_its_share() {
-    const SHARE: usize = 10_000;
-    let setup = Plan::with_grace(Server::Wrapped).layer(|layer| {
-        layer.limits(
-            Limits::default()
-                .retained(SHARE * 4)
-                .retained_of_session(SHARE),
-        )
-    });
+    let setup = sharing();
     let setup = setup.start().await;
     let (greedy, modest) = (setup.mcp().await, setup.mcp().await);
     setup.cut(&modest, 1, "modest").await;
@@ -238,14 +240,7 @@ async fn delivered_answers_evict_no_undelivered_ones() {
 /// Answers of the same session are not evicted either.
 #[tokio::test]
 async fn an_answer_that_is_too_large_to_be_retained_evicts_no_other() {
-    const SHARE: usize = 10_000;
-    let setup = Plan::with_grace(Server::Wrapped).layer(|layer| {
-        layer.limits(
-            Limits::default()
-                .retained(SHARE * 4)
-                .retained_of_session(SHARE),
-        )
-    });
+    let setup = sharing();
     let (setup, mcp) = setup.client().await;
     setup.cut(&mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
@@ -260,7 +255,6 @@ async fn an_answer_that_is_too_large_to_be_retained_evicts_no_other() {
 /// The eviction of an answer that was read is not reported.
 #[tokio::test]
 async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
-    const SHARE: usize = 10_000;
     let lines = Lines::up_to(Level::WARN);
     let setup = Plan::with_grace(Server::Wrapped).layer(|layer| {
         layer.limits(

@@ -441,8 +441,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere(
     let resumed = within("the resume", resumed).await;
     waits.0.notify_one();
 
-    let whole = whole(resumed).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(resumed).await;
 }
 
 /// rmcp drops the `task` parameter and serves such a call like any other, so the call ends like any other.
@@ -534,8 +533,7 @@ async fn an_answer_after_an_aborted_resume_is_retained() {
         yield_now().await;
     }
 
-    let whole = whole(send(&app, resume(&session, &id)).await).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
 /// Otherwise a request after the DELETE would find the session half closed.
@@ -660,11 +658,8 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
 /// A manager that handled the later resume first would take the stream from the connected client.
 #[tokio::test]
 async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
-    let gated = Arc::new(GatedManager::new(At::FirstResume));
-    let waits = WaitTool::default();
-    let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
-    let session = open(&app).await;
-    let id = cut(&app, &session).await;
+    let (gated, waits, app, session, id) =
+        with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
     drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
 
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
@@ -673,8 +668,7 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     gated.assert_log(&["resumed", "resumed"]).await;
     waits.0.notify_one();
 
-    let whole = whole(next.await.unwrap().unwrap()).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(next.await.unwrap().unwrap()).await;
 }
 
 /// The same, whether or not the client is connected.
@@ -682,11 +676,8 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
     for disconnects in [false, true] {
-        let gated = Arc::new(GatedManager::new(At::FirstResume));
-        let waits = WaitTool::default();
-        let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
-        let session = open(&app).await;
-        let id = cut(&app, &session).await;
+        let (_gated, waits, app, session, id) =
+            with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
         let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
         hangs.take_if(|_| disconnects);
         let next = started(send(&app, resume(&session, &id))).await;
@@ -695,8 +686,7 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
         let next = within("the resume", next).await;
         waits.0.notify_one();
 
-        let whole = whole(next).await;
-        assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+        assert_done(next).await;
     }
 }
 
@@ -704,12 +694,8 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
 #[tokio::test]
 async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::FirstResume));
-    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
-    let app = serve(&gated, waits.clone(), layer);
-    let session = open(&app).await;
-    let id = cut(&app, &session).await;
+    let (_gated, waits, app, session, id) = with_cut_call(At::FirstResume, layer).await;
     clock.advance(GRACE - SECOND).await;
     let _hangs = started(send(&app, resume(&session, &id))).await;
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
@@ -721,8 +707,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let next = within("the resume", next).await.unwrap().unwrap();
     waits.0.notify_one();
 
-    let whole = whole(next).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(next).await;
 }
 
 /// The former reader ends when the manager moves the call. The next reader has nothing to read yet.
@@ -750,8 +735,7 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
     yield_until_idle().await;
 
     assert!(calls.is_empty());
-    let whole = whole(send(&app, resume(&session, &id)).await).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
 /// A service that serves in a task of its own may reach the session at any moment. Here it does so while the cancel is
@@ -847,8 +831,7 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
     yield_until_idle().await;
     tools.waits.0.notify_one();
 
-    let whole = whole(next).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(next).await;
 }
 
 /// A client's calls and cancels in a session whose queue is full.
@@ -1174,6 +1157,25 @@ async fn call(app: &Router, session: &str) -> Response<Body> {
 fn call_of(tool: &str, id: u64) -> Value {
     let params = json!({ "name": tool, "_meta": { "progressToken": tool } });
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
+}
+
+/// Serves a manager that is slow at this point, and a call whose client has disconnected. Returns the id of its event, too.
+async fn with_cut_call(
+    at: At,
+    layer: CancelOnDisconnectLayer,
+) -> (Arc<GatedManager>, WaitTool, Router, String, String) {
+    let gated = Arc::new(GatedManager::new(at));
+    let waits = WaitTool::default();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    (gated, waits, app, session, id)
+}
+
+/// Asserts that a stream has the result of the tool.
+async fn assert_done(response: Response<Body>) {
+    let whole = whole(response).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
 /// Starts a call and disconnects its client after the first event. Returns the id of that event.

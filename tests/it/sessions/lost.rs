@@ -74,21 +74,26 @@ async fn is_lost_with_its_resumed_stream(
     closed(setup, mcp).await;
 }
 
+/// Disconnects the client from its standalone stream, and asserts that its session is closed on time.
+async fn assert_closed_after_its_standalone_stream(setup: &Setup, clock: &StoppedClock, mcp: &Mcp) {
+    let standalone = listen(mcp).await;
+    pass(setup, clock, 2 * LOST_TIMEOUT).await;
+    assert!(is_open(setup, mcp).await);
+
+    standalone.fin();
+    pass(setup, clock, SOME_TIME).await;
+    assert!(is_open(setup, mcp).await);
+    pass(setup, clock, SOME_TIME).await;
+
+    closed(setup, mcp).await;
+}
+
 #[tokio::test]
 async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_closed_early() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
-    let standalone = listen(&mcp).await;
-    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
-    assert!(is_open(&setup, &mcp).await);
-
-    standalone.fin();
-    pass(&setup, &clock, SOME_TIME).await;
-    assert!(is_open(&setup, &mcp).await);
-    pass(&setup, &clock, SOME_TIME).await;
-
-    closed(&setup, &mcp).await;
+    assert_closed_after_its_standalone_stream(&setup, &clock, &mcp).await;
     assert!(is_open(&setup, &quiet).await, "this client had no stream");
     clock.advance(IDLE).await;
     closed(&setup, &quiet).await;
@@ -339,16 +344,7 @@ async fn a_client_that_disconnected_from_an_ignored_standalone_stream_is_lost() 
             .ignore_standalone_streams()
     };
     let (clock, setup, mcp) = Plan::of(Server::Wrapped).wrap(wrap).stopped().await;
-    let standalone = listen(&mcp).await;
-    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
-    assert!(is_open(&setup, &mcp).await);
-
-    standalone.fin();
-    pass(&setup, &clock, SOME_TIME).await;
-    assert!(is_open(&setup, &mcp).await);
-    pass(&setup, &clock, SOME_TIME).await;
-
-    closed(&setup, &mcp).await;
+    assert_closed_after_its_standalone_stream(&setup, &clock, &mcp).await;
 }
 
 #[tokio::test]

@@ -82,6 +82,15 @@ fn meet(runtime: &Runtime, layer: &CancelOnDisconnectLayer) {
     runtime.block_on(async { drop(in_flight(layer, Kind::Plain)) });
 }
 
+/// Shuts a runtime down that holds a response.
+fn shut_down_with(runtime: Runtime, response: impl Send + 'static) {
+    runtime.spawn(async move {
+        let _response = response;
+        pending::<()>().await;
+    });
+    runtime.block_on(tokio::task::yield_now());
+}
+
 /// Waits for a replay, which must be a cancel of the call.
 fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
     let replay = runtime.block_on(within("the replay", replays.recv()));
@@ -177,12 +186,7 @@ fn a_grace_that_began_while_a_runtime_shut_down_ends_on_the_next_one() {
     let (layer, log) = with_grace();
     let runtime = paused_runtime();
     let (response, token) = runtime.block_on(async { in_flight(&layer, Kind::Session) });
-    runtime.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    runtime.block_on(tokio::task::yield_now());
-    drop(runtime);
+    shut_down_with(runtime, response);
     assert_eq!(token.reason(), None);
     assert!(matches!(log.events().last(), Some(Happened::Detached(_))));
     paused_runtime().block_on(async {
@@ -404,12 +408,7 @@ fn when_a_runtime_shuts_down_another_one_sends_its_cancels() {
     let (first, second) = (paused_runtime(), paused_runtime());
     let response = first.block_on(service.oneshot(Kind::Session.request()));
     meet(&second, &layer);
-    first.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    first.block_on(tokio::task::yield_now());
-    drop(first);
+    shut_down_with(first, response);
     assert_replayed(&second, &mut replays);
     assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
 }
@@ -422,12 +421,7 @@ fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
     meet(&second, &layer);
     let (sender, mut ran) = mpsc::unbounded_channel();
     token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
-    first.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    first.block_on(tokio::task::yield_now());
-    drop(first);
+    shut_down_with(first, response);
     let reason = second.block_on(within("the clean-up", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
 }
@@ -438,12 +432,7 @@ fn a_grace_that_began_while_a_runtime_shut_down_ends_on_another_that_only_waits(
     let (first, second) = (paused_runtime(), paused_runtime());
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Session) });
     meet(&second, &layer);
-    first.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    first.block_on(tokio::task::yield_now());
-    drop(first);
+    shut_down_with(first, response);
     assert_eq!(token.reason(), None);
     second.block_on(orphaned(&token));
 }
