@@ -129,7 +129,7 @@ async fn serve(
     // A call is superseded only once the server has detected that its client disconnected. The example waits for that.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
-            let _over = disconnects.send(());
+            let _sent = disconnects.send(());
         }
     });
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);

@@ -94,16 +94,16 @@ async fn main() -> Result<ExitCode, Failure> {
         }
     }
     stopped.sort_unstable();
-    let all = stopped == ["front", "middle", "worker"];
+    let have_all_stopped = stopped == ["front", "middle", "worker"];
     println!(
         "{}",
-        if all {
+        if have_all_stopped {
             "All three handlers have stopped."
         } else {
             "A handler still runs!"
         }
     );
-    Ok(if all {
+    Ok(if have_all_stopped {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

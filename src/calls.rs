@@ -81,7 +81,7 @@ pub struct DrainReport {
 /// The part of a call that is copied while its session is locked. The rest is copied afterwards.
 struct RawSnapshot {
     id: CallId,
-    call: Arc<Exchange>,
+    exchange: Arc<Exchange>,
     detached_at: Option<Instant>,
     grace_deadline: Option<Instant>,
     deadline: Option<Instant>,
@@ -112,7 +112,7 @@ impl Calls {
     /// Returns the number of calls in flight of a session.
     pub fn in_session(&self, session: &str) -> usize {
         self.registry
-            .with_session(session, |core| core.len())
+            .with_session(session, |state| state.len())
             .unwrap_or(0)
     }
 
@@ -134,7 +134,7 @@ impl Calls {
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry
-            .with_session(session, |core| core.find_unique(request));
+            .with_session(session, |state| state.find_unique(request));
         found.flatten()
     }
 
@@ -183,7 +183,7 @@ impl Calls {
         let event_id = last_event_id.as_bytes();
         let calls = self
             .registry
-            .with_session(session, |core| core.candidates_for_event(event_id));
+            .with_session(session, |state| state.candidates_for_event(event_id));
         let calls = calls.unwrap_or_default().into_iter();
         // `any` would stop at the first call.
         calls
@@ -236,11 +236,11 @@ impl Calls {
     /// delivered. Several drains may run at the same time. Once the first one has cancelled the remaining calls, the others end too,
     /// unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
-        let before = self.registry.begin_drain();
+        let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {
             is_drained(&self.registry) && !self.registry.is_delivering()
         });
-        // In both cases the rest is cancelled.
+        // The remaining calls are cancelled either way.
         let _in_time = match Instant::now().checked_add(limit) {
             Some(at) => timeout_at(at, all_ended).await.is_ok(),
             None => {
@@ -249,12 +249,12 @@ impl Calls {
             }
         };
         let (calls, streams) = self.registry.close();
-        let ended = self.registry.completions_since(before);
+        let ended = self.registry.completions_since(completed_before);
         let (delivered, mut all_delivered) = mpsc::channel(1);
         let mut cancelled = 0;
         for (id, exchange) in calls {
             if exchange.call(id).is_some_and(CallInfo::is_task) {
-                // Its client may resume it elsewhere.
+                // A task keeps running, and its client may resume it elsewhere. The closed registry closes its streams at once.
                 exchange.register_orphaned_streams();
                 continue;
             }
@@ -267,7 +267,7 @@ impl Calls {
         }
         drop(delivered);
         // Cancels that are not accepted in this time are still delivered until the process ends.
-        let _taken = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
+        let _accepted = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
         DrainReport { ended, cancelled }
     }
 }
@@ -278,7 +278,7 @@ impl RawSnapshot {
     fn of(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {
         Self {
             id,
-            call: entry.call.clone(),
+            exchange: entry.call.clone(),
             detached_at: entry.detached_at(),
             grace_deadline: entry.grace_deadline(),
             deadline: entry.deadline(),
@@ -287,7 +287,7 @@ impl RawSnapshot {
 
     /// Returns the snapshot of the call as of `now`.
     fn snapshot(self, now: Instant) -> Option<CallSnapshot> {
-        let info = self.call.call(self.id)?.clone();
+        let info = self.exchange.call(self.id)?.clone();
         let time_left = |at: Instant| at.saturating_duration_since(now);
         let state = match self.detached_at {
             None => CallState::Attached,

@@ -14,7 +14,7 @@ pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancel into the server that runs a call.
 pub(crate) trait Canceller: Send + Sync {
-    /// The scope in which the session ids of its calls are unique.
+    /// Returns the scope in which the session ids of its calls are unique.
     fn scope(&self) -> Scope;
 
     /// Returns `true` if another server may continue the streams of its calls.
@@ -23,12 +23,12 @@ pub(crate) trait Canceller: Send + Sync {
     }
 
     /// Returns `true` if the answer of `call` is observed even if no stream of it is read.
-    fn sees_answers(&self, _call: &CallInfo) -> bool {
+    fn observes_answers(&self, _call: &CallInfo) -> bool {
         false
     }
 
     /// Announces that `call` may be cancelled next. Returns `None` if no task would wait for the guard.
-    fn begin_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
+    fn announce_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }
 

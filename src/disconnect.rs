@@ -86,7 +86,8 @@ impl Grace {
         }
     }
 
-    pub(crate) fn on_disconnect(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
+    /// Returns what to do with a call whose stream ended without the answer.
+    pub(crate) fn decide(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;
         }
@@ -118,12 +119,13 @@ fn default_grace(retry: Option<Duration>) -> Duration {
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 
-/// Returns how long a client that resumes after `retry` takes.
+/// Returns how long a client that honours `retry` takes to resume.
 fn retry_delay(retry: Option<Duration>) -> Duration {
     let retry = retry.unwrap_or_default();
     retry.saturating_add(retry.min(MAX_DELAY))
 }
 
+/// Decides as [`Grace::Auto`] does for a call that is neither a task nor a subscription.
 fn decide_auto(call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
     if call.is_cancelled_on_disconnect() || !stream_end.replayable {
         // The end of a stream by its server is not a disconnect.
@@ -160,7 +162,7 @@ mod tests {
     }
 
     fn auto(stream_end: StreamEnd) -> DisconnectAction {
-        Grace::Auto.on_disconnect(&call("tools/call", true), stream_end)
+        Grace::Auto.decide(&call("tools/call", true), stream_end)
     }
 
     #[test]
@@ -173,7 +175,7 @@ mod tests {
         assert_eq!(auto(silent), DisconnectAction::CancelNow);
         let stateless = call("tools/call", false);
         assert_eq!(
-            Grace::Auto.on_disconnect(&stateless, silent),
+            Grace::Auto.decide(&stateless, silent),
             DisconnectAction::CancelNow
         );
     }
@@ -183,7 +185,7 @@ mod tests {
         let mut call = call("tools/call", false);
         call.set_cancelled_on_disconnect(true);
         assert_eq!(
-            Grace::Auto.on_disconnect(&call, STREAMING),
+            Grace::Auto.decide(&call, STREAMING),
             DisconnectAction::CancelNow
         );
         let ended = StreamEnd {
@@ -191,7 +193,7 @@ mod tests {
             ..STREAMING
         };
         assert_eq!(
-            Grace::Auto.on_disconnect(&call, ended),
+            Grace::Auto.decide(&call, ended),
             DisconnectAction::KeepRunning
         );
     }
@@ -199,7 +201,7 @@ mod tests {
     #[test]
     fn auto_after_changes_the_grace_and_nothing_else() {
         let after = |session, stream_end| {
-            Grace::AutoAfter(9 * SECOND).on_disconnect(&call("tools/call", session), stream_end)
+            Grace::AutoAfter(9 * SECOND).decide(&call("tools/call", session), stream_end)
         };
         let lost = StreamEnd {
             replayable: false,
@@ -219,7 +221,7 @@ mod tests {
             (true, ended),
             (false, STREAMING),
         ] {
-            let as_auto = Grace::Auto.on_disconnect(&call("tools/call", session), stream_end);
+            let as_auto = Grace::Auto.decide(&call("tools/call", session), stream_end);
             assert_eq!(after(session, stream_end), as_auto, "{stream_end:?}");
         }
     }
@@ -236,7 +238,7 @@ mod tests {
             auto(retry(3_000)),
             DisconnectAction::CancelAfter(3005 * SECOND)
         );
-        // It counts once at least.
+        // Even a longer `retry` counts once, so that the client can resume.
         assert_eq!(
             auto(retry(4_000)),
             DisconnectAction::CancelAfter(4005 * SECOND)
@@ -264,7 +266,7 @@ mod tests {
             ..STREAMING
         };
         assert_eq!(
-            Grace::Auto.on_disconnect(&stateless, ended),
+            Grace::Auto.decide(&stateless, ended),
             DisconnectAction::KeepRunning
         );
     }
@@ -281,14 +283,14 @@ mod tests {
         // Without a session only a store makes event ids.
         let stateless = call("tools/call", false);
         assert_eq!(
-            Grace::Auto.on_disconnect(&stateless, STREAMING),
+            Grace::Auto.decide(&stateless, STREAMING),
             DisconnectAction::KeepRunning
         );
         assert_eq!(
-            Grace::Immediate.on_disconnect(&stateless, STREAMING),
+            Grace::Immediate.decide(&stateless, STREAMING),
             DisconnectAction::CancelNow
         );
-        let after = Grace::After(9 * SECOND).on_disconnect(&stateless, STREAMING);
+        let after = Grace::After(9 * SECOND).decide(&stateless, STREAMING);
         assert_eq!(after, DisconnectAction::CancelAfter(9 * SECOND));
     }
 
@@ -302,13 +304,13 @@ mod tests {
         ] {
             let listen = call("subscriptions/listen", false);
             assert_eq!(
-                grace.on_disconnect(&listen, STREAMING),
+                grace.decide(&listen, STREAMING),
                 DisconnectAction::CancelNow
             );
             let mut task = call("tools/call", true);
             task.set_task(true);
             assert_eq!(
-                grace.on_disconnect(&task, STREAMING),
+                grace.decide(&task, STREAMING),
                 DisconnectAction::KeepRunning
             );
         }
@@ -318,15 +320,15 @@ mod tests {
     fn an_explicit_grace_replaces_the_table() {
         let call = call("tools/call", false);
         assert_eq!(
-            Grace::After(9 * SECOND).on_disconnect(&call, STREAMING),
+            Grace::After(9 * SECOND).decide(&call, STREAMING),
             DisconnectAction::CancelAfter(9 * SECOND)
         );
         assert_eq!(
-            Grace::Never.on_disconnect(&call, STREAMING),
+            Grace::Never.decide(&call, STREAMING),
             DisconnectAction::KeepRunning
         );
         assert_eq!(
-            Grace::Immediate.on_disconnect(&call, STREAMING),
+            Grace::Immediate.decide(&call, STREAMING),
             DisconnectAction::CancelNow
         );
     }
@@ -340,7 +342,7 @@ mod tests {
                     replayable,
                     ..STREAMING
                 };
-                grace.on_disconnect(&call("tools/call", true), stream_end)
+                grace.decide(&call("tools/call", true), stream_end)
             };
             let cancel_after = |seconds| DisconnectAction::CancelAfter(seconds * SECOND);
             assert_eq!(action(3 * SECOND, true), cancel_after(30));
@@ -352,7 +354,7 @@ mod tests {
             replayable: false,
             ..STREAMING
         };
-        let after = Grace::After(SECOND).on_disconnect(&call("tools/call", true), cannot);
+        let after = Grace::After(SECOND).decide(&call("tools/call", true), cannot);
         assert_eq!(after, DisconnectAction::CancelAfter(SECOND));
     }
 
@@ -362,7 +364,7 @@ mod tests {
             by_server: true,
             ..STREAMING
         };
-        let action = Grace::Immediate.on_disconnect(&call("tools/call", true), polling);
+        let action = Grace::Immediate.decide(&call("tools/call", true), polling);
         assert_eq!(action, DisconnectAction::CancelAfter(MIN_GRACE));
     }
 }

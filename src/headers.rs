@@ -89,7 +89,7 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
 /// Returns `true` if a `Content-Type` is certainly not that of a JSON-RPC message.
 ///
 /// Some servers also accept `application/json-rpc`, and types that end in `+json`.
-pub(crate) fn is_of_another_kind(content_type: Header<'_>) -> bool {
+pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {
         return false;
     };
@@ -110,10 +110,10 @@ pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
     let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     ranges.any(|range| {
         let mut parts = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let names_it = parts
+        let is_event_stream = parts
             .next()
             .is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"));
-        names_it && !parts.any(is_zero_weight)
+        is_event_stream && !parts.any(is_zero_weight)
     })
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_occurrence_of_a_field_is_found() {
+    fn each_header_is_found_and_a_repeated_one_is_recognised() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("accept", "a"),

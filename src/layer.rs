@@ -169,9 +169,9 @@ impl CancelOnDisconnectLayer {
     ) -> Self {
         self.options
             .extensions
-            .push(Arc::new(move |headers, extensions, of_call| {
+            .push(Arc::new(move |headers, extensions, call_extensions| {
                 if let Some(extension) = extension(headers, extensions) {
-                    of_call.insert(extension);
+                    call_extensions.insert(extension);
                 }
             }));
         self

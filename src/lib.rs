@@ -45,7 +45,7 @@
 //! | [`Confirmation`], [`Orphan`] | the decision whether an orphan is cancelled, and its input |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
 //! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | the properties of a call, as events and snapshots have them |
-//! | [`observe`] | the rest of what events and snapshots have, and metrics |
+//! | [`observe`] | the other types in events and snapshots, and metrics |
 //! | `socket` | detects disconnects that hyper misses (feature `socket`) |
 //! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
 //! | [`manual`] | [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating), [defaults](manual::defaults) |
@@ -113,7 +113,7 @@
     allow(
         dead_code,
         unused_imports,
-        reason = "a part of each module is there for the session manager alone"
+        reason = "each module has items that only the session manager uses"
     )
 )]
 

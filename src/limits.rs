@@ -75,10 +75,11 @@ impl Limits {
 
     /// Sets how many bytes of answers are retained: 16 MiB by default.
     ///
-    /// An answer counts half a KiB, and a quarter of a KiB for each block of its content. Added to that are the size of its texts, and
-    /// the size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB. A quarter of the bytes is for
-    /// answers whose client was connected at the time of the answer. The rest is for answers for which a client may still resume. A
-    /// session retains at most as much of each kind as remains for all others.
+    /// An answer counts as half a KiB, plus a quarter of a KiB for each block of its content. The size of its texts is added, and the
+    /// size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB.
+    ///
+    /// A quarter of the bytes is for answers whose client was connected at the time of the answer. The rest is for answers for which
+    /// a client may still resume. Of each of these two kinds, a session may retain only as many bytes as then stay free for all others.
     ///
     /// An answer that exceeds the remaining space, or the limit of its session, evicts older answers of its session. Those whose client
     /// was connected are evicted first. If that is not enough, the new answer is not retained. If an answer for which a client may still

@@ -49,16 +49,16 @@ pub(crate) struct Options {
     /// The rules that apply where a policy sets nothing.
     pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
-    pub(crate) exempt: Vec<Arc<Exempt>>,
+    pub(crate) exempt: Vec<Arc<IsExempt>>,
     /// Each adds an extension to the calls of a request.
-    pub(crate) extensions: Vec<Arc<Extend>>,
+    pub(crate) extensions: Vec<Arc<AddExtension>>,
     /// Called before an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
 }
 
 type PolicyByCall = dyn Fn(&CallInfo) -> Policy + Send + Sync;
-type Exempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
-type Extend = dyn Fn(&HeaderMap, &Extensions, &mut Extensions) + Send + Sync;
+type IsExempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
+type AddExtension = dyn Fn(&HeaderMap, &Extensions, &mut Extensions) + Send + Sync;
 
 // === impl Options ===
 
@@ -69,8 +69,8 @@ impl Options {
             return None;
         }
         let mut extensions = Extensions::new();
-        for extend in &self.extensions {
-            catch_panic(|| extend(request.headers(), request.extensions(), &mut extensions));
+        for add_extension in &self.extensions {
+            catch_panic(|| add_extension(request.headers(), request.extensions(), &mut extensions));
         }
         (!extensions.is_empty()).then(|| Arc::new(extensions))
     }
@@ -80,7 +80,7 @@ impl Options {
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));
         let rules = policy.unwrap_or_default().or(self.rules);
         let mut exempt = self.exempt.iter();
-        if exempt.any(|exempt| catch_panic(|| exempt(call)).unwrap_or(false)) {
+        if exempt.any(|is_exempt| catch_panic(|| is_exempt(call)).unwrap_or(false)) {
             rules.exempt()
         } else {
             rules

@@ -47,8 +47,8 @@ use crate::{
 #[derive(Clone)]
 pub struct CancelOnDisconnect<S> {
     inner: S,
-    instance: Arc<LayerShared>,
-    template: Arc<ServicePrototype<S>>,
+    shared: Arc<LayerShared>,
+    prototype: Arc<ServicePrototype<S>>,
 }
 
 // === impl CancelOnDisconnect ===
@@ -56,9 +56,9 @@ pub struct CancelOnDisconnect<S> {
 impl<S: Clone> CancelOnDisconnect<S> {
     pub(crate) fn new(inner: S, options: Options, registry: Arc<Registry>) -> Self {
         Self {
-            template: Arc::new(ServicePrototype::new(inner.clone())),
+            prototype: Arc::new(ServicePrototype::new(inner.clone())),
             inner,
-            instance: Arc::new(LayerShared { options, registry }),
+            shared: Arc::new(LayerShared { options, registry }),
         }
     }
 }
@@ -82,23 +82,23 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if request.extensions().get::<CallToken>().is_some() {
-            self.instance.registry.hints.emit(Hint::Nested);
+            self.shared.registry.hints.emit(Hint::Nested);
             let future = self.inner.call(request.map(TeeBody::passthrough));
             return ResponseFuture::passthrough(future);
         }
-        self.instance.registry.timer().ensure_on_current_runtime();
+        self.shared.registry.timer().ensure_on_current_runtime();
         let headers = McpHeaders::of(request.headers());
-        let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &headers));
+        let exchange = Arc::new(Exchange::new(self.shared.clone(), &request, &headers));
         let capture = Capture::of(request.method(), &headers);
         if exchange.may_need_replay() {
-            let (template, instance) = (self.template.clone(), self.instance.clone());
-            let replay: Replay<S, B> = Replay::new(template, instance, &request);
+            let (prototype, shared) = (self.prototype.clone(), self.shared.clone());
+            let replay: Replay<S, B> = Replay::new(prototype, shared, &request);
             exchange.set_replay(Arc::new(replay));
         }
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
         let response_options =
-            ResponseOptions::of(&request, exchange.may_carry_call(), &self.instance.options);
+            ResponseOptions::of(&request, exchange.may_carry_call(), &self.shared.options);
         if response_options.may_commit() {
             // An encoded answer could not be sent as events.
             request.headers_mut().remove(header::ACCEPT_ENCODING);

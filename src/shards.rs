@@ -12,9 +12,9 @@ pub(crate) struct Shards<L>(Box<[L]>);
 impl<L> Shards<L> {
     /// Returns the lock for a hash. Uses bits of the hash that a map behind the lock does not use.
     pub(crate) fn of(&self, hash: u64) -> &L {
-        let at = (hash >> 32) as usize % SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]
-        &self.0[at]
+        let index = (hash >> 32) as usize % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]
+        &self.0[index]
     }
 
     pub(crate) fn iter(&self) -> slice::Iter<'_, L> {

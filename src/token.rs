@@ -89,7 +89,7 @@ impl CallToken {
         self.0.signal.reason()
     }
 
-    /// Waits until the call is cancelled. Never returns if the call ends without a cancel.
+    /// Waits until the call is cancelled. Never completes if the call ends without a cancel.
     ///
     /// # Cancel safety
     ///
@@ -129,10 +129,10 @@ impl CallToken {
     ///         "/report",
     ///         get(async move |Extension(token): Extension<CallToken>| {
     ///             tokio::spawn(async move {
-    ///                 let one = token.run_until_cancelled(async { "a quick query" }).await;
-    ///                 report.send(one).unwrap();
-    ///                 let two = token.run_until_cancelled(std::future::pending()).await;
-    ///                 report.send(two).unwrap();
+    ///                 let first = token.run_until_cancelled(async { "a quick query" }).await;
+    ///                 report.send(first).unwrap();
+    ///                 let second = token.run_until_cancelled(std::future::pending()).await;
+    ///                 report.send(second).unwrap();
     ///             });
     ///             std::future::pending::<()>().await
     ///         }),
@@ -171,8 +171,8 @@ impl CallToken {
                 return Poll::Ready(Ok(output));
             }
             ready!(cancelled.as_mut().poll(cx));
-            // The future may have become ready since. Or it was ready already, because tokio's channels return `Pending` to a task
-            // without budget.
+            // The future may have become ready meanwhile. It may even have been ready before, because tokio's channels return
+            // `Pending` to a task without budget.
             let last_poll = pin!(tokio::task::unconstrained(future.as_mut())).poll(cx);
             if let Poll::Ready(output) = last_poll {
                 return Poll::Ready(Ok(output));

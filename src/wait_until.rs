@@ -5,12 +5,12 @@ use std::pin::pin;
 use tokio::sync::Notify;
 
 /// Waits until a condition holds. Checks it at once, and whenever `changed` notifies its waiters.
-pub(crate) async fn wait_until(changed: &Notify, is_so: impl Fn() -> bool) {
+pub(crate) async fn wait_until(changed: &Notify, condition: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());
         // Registered before the check, so that no change in between is missed.
         notified.as_mut().enable();
-        if is_so() {
+        if condition() {
             return;
         }
         notified.await;

@@ -1,4 +1,4 @@
-//! Attributes a source line to the crate, to the caller of a container, or to another package.
+//! Attributes a source line to the crate, the caller of a container, or another package.
 
 use std::path::Path;
 
@@ -37,7 +37,9 @@ pub fn owner<'a>(place: &'a str, root: &str) -> Owner<'a> {
     let package = package.and_then(|(_, path)| path.split('/').nth(1));
     let name = package.and_then(|package| package.rsplit_once('-'));
     match name {
-        Some((name, _)) if CONTAINERS.split(' ').any(|one| one == name) => Owner::Container,
+        Some((name, _)) if CONTAINERS.split(' ').any(|container| container == name) => {
+            Owner::Container
+        }
         Some((name, _)) => Owner::Other(name),
         None => Owner::Other("the bench"),
     }

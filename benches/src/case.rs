@@ -104,8 +104,8 @@ impl Case {
     /// Every request, of bare rmcp and of the set-ups that are compared with it.
     pub fn compared() -> impl Iterator<Item = Self> {
         Workload::all().flat_map(|what| {
-            let whos = iter::once(Candidate::BARE).chain(Candidate::COMPARED);
-            whos.map(move |candidate| Self::new(candidate, what))
+            let candidates = iter::once(Candidate::BARE).chain(Candidate::COMPARED);
+            candidates.map(move |candidate| Self::new(candidate, what))
         })
     }
 
@@ -115,14 +115,14 @@ impl Case {
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        let usual = CommonLayer::iter().map(Candidate::CommonLayer);
+        let common = CommonLayer::iter().map(Candidate::CommonLayer);
         let others = [
             Candidate::Routed,
             Candidate::Clustered,
             Candidate::Slowed,
             Candidate::Sprawling,
         ];
-        let others = others.into_iter().chain(usual);
+        let others = others.into_iter().chain(common);
         let calls = || Workload::all().filter(|what| *what != Workload::Plain);
         let others =
             others.flat_map(move |candidate| calls().map(move |what| Self::new(candidate, what)));
@@ -181,8 +181,8 @@ impl Case {
             (Workload::Call(mode, _), Candidate::Setup(_)) => {
                 setup.serve(mode.config(), tools, layer)
             }
-            (Workload::Call(mode, _), Candidate::CommonLayer(usual)) => {
-                usual.around(bare(mode.config(), tools))
+            (Workload::Call(mode, _), Candidate::CommonLayer(common)) => {
+                common.around(bare(mode.config(), tools))
             }
             (Workload::Call(mode, _), Candidate::Abortable) => {
                 setup.serve(mode.config(), AbortOnCancel::new(tools), layer)
@@ -221,7 +221,7 @@ fn slowly<A>(request: Request<A>) -> Request<A> {
     request
 }
 
-/// Takes a lock, reads unpredictable data, branches on it, and executes code that is used nowhere else.
+/// Wastes everything else: locks, unpredictable reads and branches, and code used nowhere else.
 fn sprawling<A>(request: Request<A>) -> Request<A> {
     static WASTE: Mutex<Dice> = Mutex::new(Dice(1));
     static CELLS: [u8; 1 << 18] = [1; 1 << 18];
@@ -309,8 +309,8 @@ impl Workload {
         }
     }
 
-    /// Number of requests before counting, and number of counted requests. After the first, the memory of ended calls
-    /// has its full size.
+    /// Number of requests before counting, and number of counted requests. After the first number, the queue of retained
+    /// calls has its full size.
     pub fn repetitions(self) -> (u32, u32) {
         match self {
             Self::Call(_, Load::Arguments(1_000_000..) | Load::Result(1_000_000..)) => (20, 20),

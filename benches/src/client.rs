@@ -1,4 +1,4 @@
-//! An MCP client that can disconnect in several ways, over a socket or in the process of its server.
+//! An MCP client that can disconnect in several ways, over a socket or in process.
 //!
 //! Each call has its own connection, so that one call can be abandoned alone.
 
@@ -232,7 +232,9 @@ fn fields() -> [(HeaderName, HeaderValue); 5] {
     .map(|(name, value)| (name, as_parsed(&HeaderValue::from_static(value))))
 }
 
-/// Rebuilds the value as hyper's parser does: a slice of a shared buffer, so that a clone of it does not allocate.
+/// Rebuilds the value as hyper's parser does: as a slice of a shared buffer.
+///
+/// A clone of such a value does not allocate.
 fn as_parsed(value: &HeaderValue) -> HeaderValue {
     let buffer = BytesMut::from(value.as_bytes()).freeze();
     HeaderValue::from_maybe_shared(buffer).unwrap_or_else(|_| value.clone())
@@ -276,7 +278,11 @@ impl Stream {
         Self { source, seen }
     }
 
-    /// Sends a request on its own keep-alive connection, and reads the whole answer, which must contain `wanted`.
+    /// Sends a request on this keep-alive connection, and reads the whole answer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the answer does not contain `wanted`.
     pub async fn exchange(&mut self, request: &[u8], wanted: &str) -> Result<()> {
         self.seen.clear();
         self.write(request).await?;

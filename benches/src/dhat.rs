@@ -29,8 +29,9 @@ struct Profile {
 
 #[derive(Deserialize)]
 struct Point {
-    /// Total bytes and blocks.
+    /// Total bytes.
     tb: u64,
+    /// Total blocks.
     tbk: u64,
     /// The stack, innermost first, as indices into the table of frames.
     fs: Vec<usize>,

@@ -99,8 +99,8 @@ impl Scene {
 
     pub fn all() -> impl Iterator<Item = Self> {
         let setups = [Setup::Bare, Setup::Layer, Setup::Wrapped];
-        let all = Spread::iter().flat_map(move |spread| setups.map(|setup| (spread, setup)));
-        all.flat_map(|(spread, setup)| {
+        let pairs = Spread::iter().flat_map(move |spread| setups.map(|setup| (spread, setup)));
+        pairs.flat_map(|(spread, setup)| {
             spread.sizes().map(|in_flight| Self {
                 spread,
                 setup,

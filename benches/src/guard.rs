@@ -1,5 +1,6 @@
-//! A hand-written drop guard for comparison: a token in the request that fires when the response is dropped.
+//! A hand-written drop guard, for comparison.
 //!
+//! It puts a token into the request, which fires when the response is dropped.
 //! The guard has no ids and no sessions, so a client that resumes has lost its call. The handler must also check this
 //! token itself, because rmcp's own never fires.
 

@@ -74,8 +74,8 @@ pub fn role() -> String {
 }
 
 /// Returns the item with this display form.
-pub fn named<T: Display>(mut all: impl Iterator<Item = T>, words: &str) -> Result<T> {
-    let named = all.find(|one| one.to_string() == words);
+pub fn named<T: Display>(mut items: impl Iterator<Item = T>, words: &str) -> Result<T> {
+    let named = items.find(|item| item.to_string() == words);
     named.with_context(|| format!("nothing is named {words:?}"))
 }
 
@@ -84,7 +84,7 @@ pub fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// A runtime on the current thread with a paused clock, which advances when the runtime is idle.
+/// A runtime on the current thread with a paused clock, which advances while it is idle.
 pub fn paused_runtime() -> std::io::Result<Runtime> {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true).build()

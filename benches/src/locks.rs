@@ -35,7 +35,7 @@ static KNOWN: Mutex<BTreeMap<String, Addresses>> = Mutex::new(BTreeMap::new());
 // === impl Profile ===
 
 impl Profile {
-    /// Parses callgrind output written with `--dump-instr=yes`, without compression and without lines.
+    /// Parses callgrind output written with `--dump-instr=yes`, without compression or lines.
     pub fn read(text: &str) -> Result<Self> {
         let (mut profile, mut file, mut is_call) = (Self::default(), String::new(), false);
         let mut addresses = Addresses::default();
@@ -105,14 +105,14 @@ impl Found {
             Some(Owner::Container) | None => "std, tokio and others".to_owned(),
         };
         *self.places.entry(name).or_default() += executed;
-        if let Some(lock) = frames().find_map(|(function, place)| taken(function, place)) {
+        if let Some(lock) = frames().find_map(|(function, place)| guarded_type(function, place)) {
             *self.locks.entry(lock).or_default() += executed;
         }
     }
 }
 
-/// Returns the type that a lock guards if this frame takes one: a `lock<…>` of std or of parking_lot.
-fn taken(function: &str, place: &str) -> Option<String> {
+/// Returns the type that a lock guards, if this frame takes a lock of std or of parking_lot.
+fn guarded_type(function: &str, place: &str) -> Option<String> {
     let is_lock = ["/poison/mutex.rs", "/poison/rwlock.rs", "/lock_api-"];
     is_lock.iter().find(|path| place.contains(**path))?;
     let (name, guarded) = function.split_once('<')?;
@@ -183,6 +183,6 @@ mod tests {
         found.add(&stack, 3, "/me/src/");
         assert_eq!(found.places, [("src/slot.rs:9".to_owned(), 3)].into());
         assert_eq!(found.locks, [("a::B".to_owned(), 3)].into());
-        assert_eq!(taken("drop<a::B>", std), None);
+        assert_eq!(guarded_type("drop<a::B>", std), None);
     }
 }

@@ -15,9 +15,9 @@ pub fn stay_on(processor: usize) -> Result<()> {
 
 /// Restricts this process and its later threads to those of these processors that exist.
 pub fn stay_in(processors: Range<usize>) -> Result<()> {
-    let there = available_parallelism()?.get();
+    let available = available_parallelism()?.get();
     let mut only = CpuSet::new();
-    for processor in processors.start..processors.end.min(there) {
+    for processor in processors.start..processors.end.min(available) {
         only.set(processor);
     }
     if only.count() > 0 {

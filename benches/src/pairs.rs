@@ -24,5 +24,5 @@ pub async fn alternate<T>(
 
 /// The ratio of side 1 to side 0 in each pair.
 pub fn ratios(pairs: &[[f64; 2]]) -> Sample {
-    pairs.iter().map(|[bare, own]| own / bare).collect()
+    pairs.iter().map(|[first, second]| second / first).collect()
 }

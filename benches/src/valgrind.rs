@@ -96,10 +96,10 @@ impl Count {
 
     /// Compares with bare rmcp as a ratio. Last-level misses of a warm call are rare, so their difference is used
     /// instead.
-    pub fn to_bare(self, own: f64, bare: f64) -> f64 {
+    pub fn to_bare(self, measured: f64, bare: f64) -> f64 {
         match self {
-            Self::LastLevelMisses => own - bare,
-            _ => own / bare,
+            Self::LastLevelMisses => measured - bare,
+            _ => measured / bare,
         }
     }
 
@@ -190,8 +190,8 @@ pub fn counts(allocator: Allocator, wanted: BTreeSet<(Case, Count)>) -> Result<C
             Ok(found) => found,
             Err(panic) => panic::resume_unwind(panic),
         });
-        let all = found.collect::<Result<Vec<_>>>()?;
-        Ok(all.into_iter().flatten().collect())
+        let counts = found.collect::<Result<Vec<_>>>()?;
+        Ok(counts.into_iter().flatten().collect())
     })
 }
 
@@ -287,7 +287,9 @@ fn part(text: &str) -> Result<Option<(String, u64)>> {
     part.transpose()
 }
 
-/// Calls `work` to warm up the simulated caches, then counts `times` repetitions if this runs under callgrind.
+/// Warms up the simulated caches, then has callgrind count `times` repetitions of `work`.
+///
+/// Nothing is counted if the program does not run under callgrind.
 pub fn counted(times: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<()> {
     callgrind::start_instrumentation();
     work(times.div_ceil(10))?;

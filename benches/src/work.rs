@@ -25,7 +25,7 @@ impl Work {
         Ok(Self { runtime, running })
     }
 
-    /// Sends requests until the memory of ended calls has its full size.
+    /// Sends requests until the queue of retained calls has its full size.
     pub fn warm(case: Case) -> Result<Self> {
         let mut work = Self::ready(case)?;
         work.run(case.what.repetitions().0)?;

@@ -75,8 +75,8 @@ pub(crate) struct Answers {
     pending: Mutex<HashMap<CallId, DetachedCall>>,
     /// The calls of all layers, to check whether a call is still in flight.
     calls: Mutex<Vec<Calls>>,
-    /// Number of pending calls. While it is zero, the end of a call does not take the lock.
-    count: AtomicUsize,
+    /// Number of pending calls. While there are none, the end of a call does not take the lock.
+    pending_count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
     /// Whether answers that were read are kept as well, because the instance is shutting down.
@@ -101,7 +101,7 @@ impl Call {
     }
 
     /// Returns the form in which an event id names the call.
-    fn named(&self) -> NamedCall {
+    fn to_named_call(&self) -> NamedCall {
         let request = match &self.request {
             RequestId::Number(number) => number.to_string(),
             RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
@@ -121,7 +121,7 @@ impl Call {
     }
 
     /// Returns `true` if a message is the answer of the call.
-    pub(crate) fn is_answered(&self, message: &ServerJsonRpcMessage) -> bool {
+    pub(crate) fn is_answered_by(&self, message: &ServerJsonRpcMessage) -> bool {
         let answered = match message {
             ServerJsonRpcMessage::Response(response) => Some(&response.id),
             ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
@@ -143,7 +143,7 @@ impl Answers {
             writer: AnswerWriter::new(directory),
             pending: Mutex::default(),
             calls: Mutex::default(),
-            count: AtomicUsize::new(0),
+            pending_count: AtomicUsize::new(0),
             next: AtomicU64::new(0),
             retains_all: AtomicBool::new(false),
         })
@@ -177,13 +177,13 @@ impl Answers {
             None => ClusterEventId::suffix(generation, None),
             Some((Some(numbers), _)) => ClusterEventId::suffix(generation, Some(numbers)),
             Some((None, call)) => {
-                ClusterEventId::new("", generation, Some(call.named())).to_string()
+                ClusterEventId::new("", generation, Some(call.to_named_call())).to_string()
             }
         }
     }
 
     /// Adds the calls of a layer, to check whether a call is still in flight.
-    pub(crate) fn watch(&self, calls: Calls) {
+    pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
@@ -254,7 +254,7 @@ impl Answers {
         if self.has_pending() {
             let mut pending = self.pending();
             pending.retain(|_, detached| *detached.call.session != *session);
-            self.count.store(pending.len(), Ordering::Release);
+            self.pending_count.store(pending.len(), Ordering::Release);
         }
     }
 
@@ -268,7 +268,7 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until the answers of all ended calls are written, or `until`. Returns `true` if they are.
+    /// Waits until the answers of all ended calls are written, evicted or expired, or `until`. Returns `true` if they are.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.enqueue_ended();
         self.writer.flush(until).await
@@ -291,7 +291,7 @@ impl Answers {
             }
             Entry::Vacant(_) | Entry::Occupied(_) => Some(detached),
         };
-        self.count.store(pending.len(), Ordering::Release);
+        self.pending_count.store(pending.len(), Ordering::Release);
         rejected
     }
 
@@ -305,18 +305,18 @@ impl Answers {
         let pending_number = pending.get(&id).map(|detached| detached.call.number);
         let is_match = number.is_none_or(|number| pending_number == Some(number));
         let detached = is_match.then(|| pending.remove(&id)).flatten();
-        self.count.store(pending.len(), Ordering::Release);
+        self.pending_count.store(pending.len(), Ordering::Release);
         // Reserved under the lock of `pending`, so `flush` finds either the pending call or its place.
         detached.map(|detached| (detached, self.writer.reserve()))
     }
 
     #[cfg(test)]
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn pending_count(&self) -> usize {
         self.pending().len()
     }
 
     fn has_pending(&self) -> bool {
-        self.count.load(Ordering::Acquire) > 0
+        self.pending_count.load(Ordering::Acquire) > 0
     }
 
     fn pending(&self) -> MutexGuard<'_, HashMap<CallId, DetachedCall>> {
@@ -327,7 +327,7 @@ impl Answers {
 impl fmt::Debug for Answers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answers")
-            .field("pending", &self.count)
+            .field("pending", &self.pending_count)
             .finish_non_exhaustive()
     }
 }

@@ -188,7 +188,7 @@ impl ClusterBuilder {
     /// #     let cluster = member.advertise(address.to_string()).connect().await?;
     /// #     let app: axum::Router = axum::Router::new().layer(cluster.layer());
     /// #     let served = async { cluster.serve_peers(listener, app).await };
-    /// #     let asked = async {
+    /// #     let is_accepted = async {
     /// #         let mut stream = TcpStream::connect(address).await?;
     /// #         let request = format!("GET / HTTP/1.1\r\nhost: a\r\nmcp-cluster: {secret}\r\n\r\n");
     /// #         stream.write_all(request.as_bytes()).await?;
@@ -197,7 +197,7 @@ impl ClusterBuilder {
     /// #         Ok(!answer.starts_with("HTTP/1.1 403 "))
     /// #     };
     /// #     tokio::select! {
-    /// #         answer = asked => answer,
+    /// #         accepted = is_accepted => accepted,
     /// #         () = served => Ok(false),
     /// #     }
     /// # }
@@ -267,7 +267,7 @@ impl ClusterBuilder {
 
     /// Joins the cluster.
     ///
-    /// The directory does not have to be reachable. Until it is, sessions of other instances are not found.
+    /// The directory does not have to be reachable. Until it is, no session begins, and requests for sessions of other instances get 503.
     ///
     /// # Errors
     ///
@@ -283,11 +283,11 @@ impl ClusterBuilder {
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
     ///
     /// let directory = MemoryDirectory::default();
-    /// let nowhere = Cluster::in_memory(&directory).advertise("0.0.0.0:9000").connect().await;
-    /// assert!(nowhere.unwrap_err().to_string().contains("0.0.0.0:9000"));
-    /// let strange = Cluster::in_memory(&directory).advertise("203.0.113.7:9000");
-    /// assert!(strange.clone().connect().await.is_err(), "not an address of a private network");
-    /// let member = strange.peers_filter(|_| true).secret("of all instances").connect().await;
+    /// let unspecified = Cluster::in_memory(&directory).advertise("0.0.0.0:9000").connect().await;
+    /// assert!(unspecified.unwrap_err().to_string().contains("0.0.0.0:9000"));
+    /// let public = Cluster::in_memory(&directory).advertise("203.0.113.7:9000");
+    /// assert!(public.clone().connect().await.is_err(), "not an address of a private network");
+    /// let member = public.peers_filter(|_| true).secret("of all instances").connect().await;
     /// assert!(member.is_ok());
     /// # }
     /// ```
@@ -333,7 +333,7 @@ impl ClusterBuilder {
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(ConnectErrorKind::NotAnAddress(text.to_owned()));
         }
-        // The other instances have the same filter, and would never connect.
+        // The other instances have the same filter, and would never connect to this address.
         if !self.filter.admits(address.ip()) {
             return Err(ConnectErrorKind::NotAdmitted(address.ip()));
         }
@@ -386,15 +386,15 @@ impl Error for ConnectError {
 mod tests {
     use super::*;
 
-    async fn refused(builder: ClusterBuilder) -> String {
+    async fn connect_error(builder: ClusterBuilder) -> String {
         builder.connect().await.unwrap_err().to_string()
     }
 
     #[tokio::test]
-    async fn an_address_that_peers_cannot_reach_is_refused() {
+    async fn an_address_that_peers_cannot_reach_is_connect_error() {
         let directory = MemoryDirectory::default();
         let builder = || Cluster::in_memory(&directory);
-        assert!(refused(builder()).await.contains("no address"));
+        assert!(connect_error(builder()).await.contains("no address"));
         for address in [
             "",
             "peer:9000",
@@ -403,27 +403,31 @@ mod tests {
             "0.0.0.0:9000",
             "[::]:9000",
         ] {
-            let error = refused(builder().advertise(address)).await;
+            let error = connect_error(builder().advertise(address)).await;
             assert!(error.starts_with(&format!("{address:?} is not")), "{error}");
         }
-        let error = refused(builder().advertise("8.8.8.8:9000")).await;
+        let error = connect_error(builder().advertise("8.8.8.8:9000")).await;
         assert!(error.contains("does not admit"), "{error}");
         let open = builder().advertise("8.8.8.8:9000").peers_filter(|_| true);
         assert!(open.connect().await.is_ok());
     }
 
     #[tokio::test]
-    async fn an_invalid_secret_or_url_is_refused() {
+    async fn an_invalid_secret_or_url_is_connect_error() {
         let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
-        assert!(refused(memory.clone().secret("")).await.contains("secret"));
         assert!(
-            refused(memory.clone().also_accept(""))
+            connect_error(memory.clone().secret(""))
+                .await
+                .contains("secret")
+        );
+        assert!(
+            connect_error(memory.clone().also_accept(""))
                 .await
                 .contains("secret")
         );
         assert!(memory.clone().secret("a secret").connect().await.is_ok());
         let redis = Cluster::redis("not a url").advertise("10.0.0.7:9000");
-        assert!(refused(redis).await.contains("directory"));
+        assert!(connect_error(redis).await.contains("directory"));
         let debug = format!("{:?}", memory.secret("a secret"));
         assert!(!debug.contains("a secret"), "{debug}");
     }

@@ -83,9 +83,9 @@ struct Shared {
     store: ClusterStore,
     answers: Arc<Answers>,
     session_closers: SessionClosers,
-    closing: JoinHandle<()>,
+    closer_task: JoinHandle<()>,
     /// Writes answers, even after the instance has left.
-    writing: JoinHandle<()>,
+    writer_task: JoinHandle<()>,
     /// `None` once the instance has left.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -156,14 +156,14 @@ impl Cluster {
     /// ```
     pub fn protect(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
-        answers.watch(layer.calls());
-        router.shutdown.watch(layer.calls());
-        let observing = router.clone();
+        answers.add_calls(layer.calls());
+        router.shutdown.add_calls(layer.calls());
+        let observer_router = router.clone();
         let observed = layer.observe_fn(move |event| {
             // Completed calls too, because a call may be marked pending after its answer was sent.
             if let Event::Ended { call, .. } = event {
                 answers.on_call_ended(call);
-                observing.shutdown.on_call_ended(call.session());
+                observer_router.shutdown.on_call_ended(call.session());
             }
         });
         observed.confirm(move |orphan| {
@@ -197,8 +197,8 @@ impl Cluster {
             + 'static,
         S::Future: Send,
     {
-        let shutdown = self.shared.router.shutdown.follow();
-        let listener = server::watched(listener);
+        let shutdown = self.shared.router.shutdown.subscribe();
+        let listener = server::watch_peers(listener);
         server::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
@@ -268,7 +268,7 @@ impl Cluster {
         listener: impl crate::relay::network::Listener,
         app: S,
     ) {
-        let shutdown = self.shared.router.shutdown.follow();
+        let shutdown = self.shared.router.shutdown.subscribe();
         server::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
@@ -282,10 +282,10 @@ impl Cluster {
 
     /// Returns the number of calls whose answers are to be kept.
     pub(crate) fn pending_answers(&self) -> usize {
-        self.shared.answers.count()
+        self.shared.answers.pending_count()
     }
 
-    /// Adds a session manager that closes sessions before those that are made later.
+    /// Adds a session manager. The managers close a session in the order in which they were added.
     pub(crate) fn add_closer(&self, closer: std::sync::Weak<dyn crate::manager::CloseSession>) {
         self.shared.session_closers.add(closer);
     }
@@ -293,7 +293,7 @@ impl Cluster {
     /// Stops like a killed process: the lease is not released, and lapses.
     pub(crate) fn stop_heartbeat(&self) {
         self.shared.stop_heartbeat();
-        self.shared.writing.abort();
+        self.shared.writer_task.abort();
     }
 }
 
@@ -368,8 +368,8 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.stop_heartbeat();
-        self.closing.abort();
-        self.writing.abort();
+        self.closer_task.abort();
+        self.writer_task.abort();
     }
 }
 
@@ -448,9 +448,9 @@ pub(crate) fn join_over(
         shared: Arc::new(Shared {
             router,
             peer_auth: Arc::new(PeerAuth::new(filter, secret)),
-            writing: tokio::spawn(answers.write()),
+            writer_task: tokio::spawn(answers.write()),
             answers,
-            closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
+            closer_task: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
             session_closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
             heartbeat_task: Mutex::new(Some(tokio::spawn(heartbeat.run()))),

@@ -85,8 +85,8 @@ impl Incarnation {
 
     /// Returns the text of this incarnation, without the cost of `Display`.
     fn digits(self) -> [u8; 16] {
-        array::from_fn(|at| {
-            let digit = (self.0 >> (60 - 4 * at)) as usize & 0xf;
+        array::from_fn(|index| {
+            let digit = (self.0 >> (60 - 4 * index)) as usize & 0xf;
             DIGITS.get(digit).copied().unwrap_or_default()
         })
     }
@@ -112,9 +112,9 @@ impl FromStr for Incarnation {
     }
 }
 
-/// Returns 64 random bits, other ones in each process.
+/// Returns 64 random bits, which differ between forked processes.
 fn random() -> u64 {
-    // Not from std's `RandomState`: a process that is forked inherits its keys.
+    // Not from std's `RandomState`, because a forked process inherits its keys.
     getrandom::u64().unwrap_or_else(|_unavailable| {
         let this_process = (process::id(), SystemTime::now());
         RandomState::new().hash_one(this_process)
@@ -122,8 +122,10 @@ fn random() -> u64 {
 }
 
 fn read_digits(text: &str) -> Result<u64, ParseIdError> {
-    let is_one = text.len() == 16 && text.bytes().all(is_digit);
-    let number = is_one.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+    let is_well_formed = text.len() == 16 && text.bytes().all(is_digit);
+    let number = is_well_formed
+        .then(|| u64::from_str_radix(text, 16).ok())
+        .flatten();
     number.ok_or(ParseIdError)
 }
 
@@ -335,9 +337,9 @@ mod tests {
                 (inherited, Incarnation::random())
             })
         };
-        let [one, two] = [fork(), fork()].map(|fork| fork.join().unwrap());
-        assert_eq!(one.0, two.0, "the inherited state");
-        assert_ne!(one.1, two.1);
+        let [first, second] = [fork(), fork()].map(|fork| fork.join().unwrap());
+        assert_eq!(first.0, second.0, "the inherited state");
+        assert_ne!(first.1, second.1);
     }
 
     #[test]
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_id_without_a_tag_is_not_parsed() {
+    fn an_event_id_without_a_valid_tag_is_not_parsed() {
         for text in [
             "",
             "0/1",
@@ -383,16 +385,14 @@ mod tests {
     fn a_call_whose_request_id_is_too_long_for_a_header_is_named_by_its_number() {
         let incarnation = Incarnation::random();
         let long = format!("\"{}\"", "x".repeat(MAX_REQUEST_ID));
-        let name = ClusterEventId::new("0/1", incarnation, call(3, &long)).to_string();
-        assert_eq!(name, format!("0/1~{incarnation}~3~"));
-        let read = ClusterEventId::read(&name)
-            .and_then(|name| name.call)
-            .unwrap();
+        let id = ClusterEventId::new("0/1", incarnation, call(3, &long)).to_string();
+        assert_eq!(id, format!("0/1~{incarnation}~3~"));
+        let read = ClusterEventId::read(&id).and_then(|id| id.call).unwrap();
         assert_eq!((read.number, read.request), (CallNumber(3), None));
     }
 
     #[test]
-    fn the_suffix_of_an_id_is_that_of_its_display() {
+    fn the_suffix_of_an_id_equals_what_display_writes() {
         let incarnation = Incarnation::random();
         for numbers in [None, Some((0, 0)), Some((3, 7)), Some((u64::MAX, u64::MAX))] {
             let named = numbers.and_then(|(number, request)| call(number, &request.to_string()));
@@ -411,9 +411,9 @@ mod tests {
             plain: String, incarnation: u64, number: u64, request in "(?s).{1,60}", is_of_a_call: bool,
         ) {
             let call = call(number, &request).filter(|_| is_of_a_call);
-            let name = ClusterEventId::new(&plain, Incarnation(incarnation), call);
-            let text = name.to_string();
-            prop_assert_eq!(ClusterEventId::read(&text), Some(name.clone()));
+            let id = ClusterEventId::new(&plain, Incarnation(incarnation), call);
+            let text = id.to_string();
+            prop_assert_eq!(ClusterEventId::read(&text), Some(id.clone()));
             let encoded = text.strip_prefix(plain.as_str()).unwrap();
             prop_assert!(encoded.bytes().all(|byte| byte.is_ascii_graphic()), "safe in a header: {}", encoded);
         }

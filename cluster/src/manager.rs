@@ -62,8 +62,8 @@ pub struct ClusterSessionManager<M> {
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
     waiting_calls: WaitingCalls,
-    /// Whether the session store of its service was checked. A missing store is logged once.
-    is_checked: AtomicBool,
+    /// Whether the session store of the manager's service was checked. A missing store is logged once.
+    is_store_checked: AtomicBool,
 }
 
 /// State shared by the streams of a session manager, for keeping answers.
@@ -114,7 +114,7 @@ struct TrackedStream {
 // === impl ClusterSessionManager ===
 
 impl<M: SessionManager> ClusterSessionManager<M> {
-    /// Connects all sessions of `manager` to `sessions`. Also returns the closer of relinquished ones.
+    /// Connects all sessions of `manager` to `sessions`. Also returns the closer of relinquished sessions.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
@@ -150,7 +150,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 sessions,
                 heartbeat,
                 waiting_calls,
-                is_checked: AtomicBool::new(false),
+                is_store_checked: AtomicBool::new(false),
             },
             closer,
         )
@@ -162,7 +162,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)
-            && !self.is_checked.swap(true, Ordering::Relaxed)
+            && !self.is_store_checked.swap(true, Ordering::Relaxed)
             && !has_params
         {
             warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their orphaned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
@@ -247,7 +247,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             ClientJsonRpcMessage::Request(request) => Some(&request.id),
             _ => None,
         };
-        if !self.is_checked.load(Ordering::Relaxed) {
+        if !self.is_store_checked.load(Ordering::Relaxed) {
             self.check_store(id);
         }
         let call = request.map(|request| {
@@ -257,7 +257,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let is_call = call.is_some();
         let enter = move || is_call.then(|| self.sessions.enter(id)).flatten();
         let guard = enter();
-        // Meanwhile this process may have stalled, or the session may have been relinquished: then it is about to be closed.
+        // Since the request was routed, this process may have stalled. Or the session was relinquished, and is about to be closed.
         let is_here = guard.is_some() || !is_call;
         let created = if is_here && self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);
@@ -404,7 +404,7 @@ impl TrackedStream {
     /// Replaces the plain id of an event with the tagged one. Records whether the event is the answer.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
-            self.is_answered |= call.is_answered(message);
+            self.is_answered |= call.is_answered_by(message);
         }
         if let Some(id) = &mut event.event_id {
             let mut tagged = String::with_capacity(id.len() + self.event_suffix.len());

@@ -42,29 +42,31 @@ pub(crate) fn describe() {
 }
 
 /// Records whether the directory is consistent.
-pub(crate) fn directory_consistent(is_consistent: bool) {
+pub(crate) fn set_directory_consistent(is_consistent: bool) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("mcp_cluster_directory_consistent").set(f64::from(u8::from(is_consistent)));
     #[cfg(not(feature = "metrics"))]
     let _ = is_consistent;
 }
 
-pub(crate) fn looked_up(outcome: &'static str) {
+/// Counts a look-up of an owner by its outcome.
+pub(crate) fn count_lookup(outcome: &'static str) {
     count("mcp_cluster_lookups_total", outcome);
 }
 
 /// Counts a relay by its outcome.
-pub(crate) fn relayed(outcome: &'static str) {
+pub(crate) fn count_relay(outcome: &'static str) {
     count("mcp_cluster_relays_total", outcome);
 }
 
 /// Counts a postponed cancel of an orphaned call.
-pub(crate) fn confirmation_postponed() {
+pub(crate) fn count_postponed_cancel() {
     #[cfg(feature = "metrics")]
     metrics::counter!("mcp_calls_postponed_total").increment(1);
 }
 
-pub(crate) fn claimed(outcome: &'static str) {
+/// Counts a claim by its outcome.
+pub(crate) fn count_claim(outcome: &'static str) {
     count("mcp_cluster_claims_total", outcome);
 }
 

@@ -1,4 +1,4 @@
-//! Confirms that an orphan may be cancelled: its client has not resumed on another instance.
+//! Decides whether an orphan may be cancelled. It may be once its client cannot have resumed on another instance.
 //!
 //! | the directory | the orphan |
 //! |---|---|
@@ -46,7 +46,7 @@ const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OrphanWait {
     grace: Duration,
-    /// Time since its last stream ended.
+    /// Time since the last stream of the call ended.
     lasted: Duration,
     /// Time within which a turned-away client may return.
     backoff: Duration,
@@ -63,16 +63,15 @@ impl OrphanWait {
         }
     }
 
-    /// Returns how much longer the call must wait because of the leases. `None` if it need not.
+    /// Returns how much longer the call must wait because of the leases. `None` if it need not wait.
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
-        let others = leases.all.iter().filter(|lease| lease.incarnation != me);
-        let heartbeats = others.filter_map(|lease| self.remaining_for(lease)).max();
-        let heartbeats = heartbeats.max(self.remaining_for_new_instances());
-        heartbeats.max(
-            leases
-                .turned_away
-                .and_then(|away| self.remaining_since(away)),
-        )
+        let others = leases
+            .entries
+            .iter()
+            .filter(|lease| lease.incarnation != me);
+        let remaining = others.filter_map(|lease| self.remaining_for(lease)).max();
+        let remaining = remaining.max(self.remaining_for_new_instances());
+        remaining.max(leases.turned_away.and_then(|ago| self.remaining_since(ago)))
     }
 
     /// Returns the remaining wait for a heartbeat of one instance, `None` if there is no wait.
@@ -92,19 +91,19 @@ impl OrphanWait {
     /// Returns the remaining wait for instances that have not acquired their first lease. They may have turned clients away.
     fn remaining_for_new_instances(self) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
-        let left = UNRECORDED_WINDOW.saturating_sub(since_grace);
-        (!left.is_zero()).then_some(left)
+        let remaining = UNRECORDED_WINDOW.saturating_sub(since_grace);
+        (!remaining.is_zero()).then_some(remaining)
     }
 
-    /// Returns the remaining wait because a client was turned away, `away` ago.
-    fn remaining_since(self, away: Duration) -> Option<Duration> {
+    /// Returns the remaining wait because a client was turned away this long `ago`.
+    fn remaining_since(self, ago: Duration) -> Option<Duration> {
         // Includes clients that were turned away before the call was detached, because the disconnect may have been detected late. The next
         // heartbeat may carry a later time.
         let backoff = self
             .backoff
             .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
-        let left = backoff.saturating_sub(away);
-        (!left.is_zero()).then_some(left)
+        let remaining = backoff.saturating_sub(ago);
+        (!remaining.is_zero()).then_some(remaining)
     }
 }
 
@@ -116,7 +115,7 @@ pub(crate) async fn confirm(
 ) -> Confirmation {
     let confirmation = decide(router, session, wait).await;
     if let Confirmation::Postpone(_) = confirmation {
-        metrics::confirmation_postponed();
+        metrics::count_postponed_cancel();
     }
     confirmation
 }
@@ -143,9 +142,11 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     let Some(look) = look.ok().filter(is_current) else {
         return Confirmation::Postpone(grace);
     };
-    let own = router.turned_away.age(Instant::now());
+    let own_turned_away = router.turned_away.age(Instant::now());
     let remaining = wait.remaining(&look.leases, me);
-    if let Some(remaining) = remaining.max(own.and_then(|away| wait.remaining_since(away))) {
+    if let Some(remaining) =
+        remaining.max(own_turned_away.and_then(|ago| wait.remaining_since(ago)))
+    {
         return Confirmation::Postpone(remaining);
     }
     match look.record {
@@ -155,7 +156,9 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
             Confirmation::SessionClosed
         }
         // The session is not one of the cluster's, so no other instance can have it.
-        None if !router.sessions.is_local(session) && router.heartbeat.proves(&look.leases) => {
+        None if !router.sessions.is_local(session)
+            && router.heartbeat.proves_absence(&look.leases) =>
+        {
             Confirmation::Cancel
         }
         Some(Record::Owned(_)) | None => {
@@ -184,7 +187,7 @@ mod tests {
         };
         let leases = Leases {
             run: BackendRunId::new("run"),
-            all: vec![lease(me, 5), lease(other, age)],
+            entries: vec![lease(me, 5), lease(other, age)],
             turned_away: turned_away.map(|ago| ago * SECOND),
         };
         let wait = OrphanWait {
@@ -240,8 +243,8 @@ mod tests {
     #[test]
     fn an_orphan_waits_for_a_turned_away_client_even_if_detached_later() {
         let longest = 40 * SECOND + HEARTBEAT_INTERVAL + UNRECORDED_WINDOW;
-        for away in [0, 23, 25] {
-            assert_eq!(remaining(1, Some(away)), Some(longest - away * SECOND));
+        for ago in [0, 23, 25] {
+            assert_eq!(remaining(1, Some(ago)), Some(longest - ago * SECOND));
         }
         assert_eq!(remaining(1, Some(44)), None, "the backoff is over");
     }

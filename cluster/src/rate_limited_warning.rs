@@ -20,7 +20,7 @@ pub(crate) struct RateLimitedWarning(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    logged: Option<Instant>,
+    last_logged: Option<Instant>,
     /// The warning was logged, and not cleared since.
     is_active: bool,
 }
@@ -29,16 +29,16 @@ struct State {
 
 impl RateLimitedWarning {
     /// Logs the warning, unless it was logged less than a minute ago.
-    pub(crate) fn warn(&self, what: &dyn Display) {
+    pub(crate) fn warn(&self, message: &dyn Display) {
         if self.is_due(Instant::now()) {
-            log(|| tracing::warn!(target: "mcp_cancel_cluster", "{what}"));
+            log(|| tracing::warn!(target: "mcp_cancel_cluster", "{message}"));
         }
     }
 
     /// Logs an error, with the same limit.
-    pub(crate) fn error(&self, what: &dyn Display) {
+    pub(crate) fn error(&self, message: &dyn Display) {
         if self.is_due(Instant::now()) {
-            log(|| tracing::error!(target: "mcp_cancel_cluster", "{what}"));
+            log(|| tracing::error!(target: "mcp_cancel_cluster", "{message}"));
         }
     }
 
@@ -50,10 +50,10 @@ impl RateLimitedWarning {
     fn is_due(&self, now: Instant) -> bool {
         let mut state = self.state();
         let is_due = state
-            .logged
-            .is_none_or(|logged| now.duration_since(logged) >= LOG_INTERVAL);
+            .last_logged
+            .is_none_or(|last_logged| now.duration_since(last_logged) >= LOG_INTERVAL);
         if is_due {
-            state.logged = Some(now);
+            state.last_logged = Some(now);
             state.is_active = true;
         }
         is_due
@@ -72,9 +72,9 @@ mod tests {
     fn a_warning_is_due_once_a_minute() {
         let warning = RateLimitedWarning::default();
         let start = Instant::now();
-        let due = |seconds| warning.is_due(start + Duration::from_secs(seconds));
+        let is_due_at = |seconds| warning.is_due(start + Duration::from_secs(seconds));
         assert_eq!(
-            [0, 1, 59, 60, 61, 300].map(due),
+            [0, 1, 59, 60, 61, 300].map(is_due_at),
             [true, false, false, true, false, true]
         );
     }
@@ -83,7 +83,7 @@ mod tests {
     fn a_warning_is_cleared_once() {
         let warning = RateLimitedWarning::default();
         assert!(!warning.clear());
-        warning.warn(&"it rains");
+        warning.warn(&"a warning");
         assert!(warning.clear());
         assert!(!warning.clear());
     }

@@ -20,8 +20,8 @@ pub(crate) enum Refusal {
     Inconsistent,
     /// The owner could not be reached, and may still be alive.
     OwnerUnreachable,
-    /// The session has moved to this or another instance during the request. The request can be sent again.
-    Again,
+    /// The session has moved to this or another instance during the request, or was not restored in time. The request can be sent again.
+    SessionMoved,
     /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
     Broken,
     /// The head of the request has more fields than a peer accepts.
@@ -68,10 +68,10 @@ fn json_response(status: StatusCode, message: &Value) -> Response<Body> {
 
 /// Returns the response to a request of a session that does not exist, identical to rmcp's.
 pub(crate) fn no_session() -> Response<Body> {
-    refused(StatusCode::NOT_FOUND, "Not Found: Session not found")
+    text_response(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }
 
-fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
+fn text_response(status: StatusCode, text: &'static str) -> Response<Body> {
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -86,7 +86,7 @@ impl Refusal {
     pub(crate) fn is_temporary(self) -> bool {
         matches!(
             self,
-            Self::Inconsistent | Self::OwnerUnreachable | Self::Again
+            Self::Inconsistent | Self::OwnerUnreachable | Self::SessionMoved
         )
     }
 }
@@ -103,7 +103,7 @@ impl From<Refusal> for Response<Body> {
                 UNAVAILABLE,
                 "the server of this session currently cannot be reached\n",
             ),
-            Refusal::Again => (UNAVAILABLE, "this session has just moved\n"),
+            Refusal::SessionMoved => (UNAVAILABLE, "this session has just moved\n"),
             Refusal::Broken => (
                 StatusCode::BAD_GATEWAY,
                 "the server of this session closed its connection\n",
@@ -115,7 +115,7 @@ impl From<Refusal> for Response<Body> {
             Refusal::Incomplete => (StatusCode::BAD_REQUEST, "the request is incomplete\n"),
             Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
         };
-        let mut response = refused(status, text);
+        let mut response = text_response(status, text);
         if refusal.is_temporary() {
             response
                 .headers_mut()

@@ -1,4 +1,4 @@
-//! Closes sessions that were relinquished and are still open here. [`RelinquishedTo`] lists why.
+//! Closes sessions that were relinquished and are still open here. [`RelinquishedTo`] lists the reasons.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -37,7 +37,7 @@ impl SessionClosers {
 
     /// Returns `true` if one of the managers has a session.
     pub(crate) async fn has_session(&self, session: &str) -> bool {
-        for closer in self.all().iter().filter_map(Weak::upgrade) {
+        for closer in self.closers().iter().filter_map(Weak::upgrade) {
             if closer.has(session).await {
                 return true;
             }
@@ -54,7 +54,7 @@ impl SessionClosers {
         let relinquished = stream::poll_fn(|cx| relinquished.poll_recv(cx));
         let closes = relinquished.for_each_concurrent(MAX_CLOSES, async |relinquished| {
             log_reason(&relinquished);
-            for closer in self.all().iter().filter_map(Weak::upgrade) {
+            for closer in self.closers().iter().filter_map(Weak::upgrade) {
                 close(closer, &relinquished).await;
             }
             sessions.relinquished.on_closed(&relinquished);
@@ -62,7 +62,7 @@ impl SessionClosers {
         closes.await;
     }
 
-    fn all(&self) -> Vec<Weak<dyn CloseSession>> {
+    fn closers(&self) -> Vec<Weak<dyn CloseSession>> {
         lock(&self.0).clone()
     }
 }
@@ -115,7 +115,7 @@ mod tests {
     use crate::ids::{Incarnation, SessionHash};
 
     /// Closes sessions, except those whose id names a fault: a hang, a panic, or a panic on drop.
-    struct Troubled;
+    struct FaultyCloser;
 
     struct PanicsOnDrop;
 
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl CloseSession for Troubled {
+    impl CloseSession for FaultyCloser {
         async fn has(&self, _: &str) -> bool {
             true
         }
@@ -147,8 +147,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_that_is_never_closed_delays_others_for_a_limited_time() {
         let session_closers = SessionClosers::default();
-        let troubled: Arc<dyn CloseSession> = Arc::new(Troubled);
-        session_closers.add(Arc::downgrade(&troubled));
+        let closer: Arc<dyn CloseSession> = Arc::new(FaultyCloser);
+        session_closers.add(Arc::downgrade(&closer));
         let (sessions, relinquished) = Sessions::new(Incarnation::random());
         let ids = ["hangs", "hangs too", "panics", "panics on drop", "other"];
         for id in ids {
@@ -158,7 +158,7 @@ mod tests {
                 to: RelinquishedTo::NoClient,
             });
         }
-        let ended = async {
+        let all_closed = async {
             for id in ids {
                 sessions
                     .relinquished
@@ -168,7 +168,7 @@ mod tests {
         };
         tokio::select! {
             () = session_closers.run(relinquished, sessions.clone()) => unreachable!(),
-            ended = timeout(CLOSE_TIMEOUT + Duration::from_secs(1), ended) => ended.unwrap(),
+            result = timeout(CLOSE_TIMEOUT + Duration::from_secs(1), all_closed) => result.unwrap(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The shutdown of an instance: transfers its sessions one by one, as their calls end.
+//! The shutdown of an instance, which transfers its sessions one by one as their calls end.
 //!
 //! | stage | a peer's new call | everything else |
 //! |---|---|---|
@@ -104,7 +104,7 @@ impl Shutdown {
     }
 
     /// Adds the calls of a layer. A session with such calls in flight is not relinquished.
-    pub(crate) fn watch(&self, calls: Calls) {
+    pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
@@ -118,7 +118,7 @@ impl Shutdown {
     }
 
     /// Subscribes to the stage.
-    pub(crate) fn follow(&self) -> watch::Receiver<ShutdownStage> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<ShutdownStage> {
         self.stage.subscribe()
     }
 
@@ -127,7 +127,7 @@ impl Shutdown {
         if self.has_begun.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
         {
-            gate.changed();
+            gate.notify_changed();
         }
     }
 
@@ -209,9 +209,9 @@ impl Shutdown {
 
     fn advance(&self, stage: ShutdownStage) {
         self.stage.send_if_modified(|current| {
-            let advances = *current < stage;
+            let is_advance = *current < stage;
             *current = stage.max(*current);
-            advances
+            is_advance
         });
     }
 
@@ -242,7 +242,7 @@ impl ShutdownGuard<'_> {
     ///
     /// When it returns before `until`, all gates are closed and all answers are in the directory.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
-        let all = async {
+        let transfer = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
             loop {
                 self.close_idle_gates().await;
@@ -255,8 +255,8 @@ impl ShutdownGuard<'_> {
         };
         match until {
             // Calls that run longer are cancelled.
-            Some(until) => drop(timeout_at(until, all).await),
-            None => all.await,
+            Some(until) => drop(timeout_at(until, transfer).await),
+            None => transfer.await,
         }
     }
 
@@ -285,12 +285,12 @@ impl ShutdownGuard<'_> {
         let mut cancelled = 0;
         let calls = lock(&self.0.calls).clone();
         for calls in calls {
-            let left = until.map_or(Duration::MAX, |until| until - Instant::now());
-            cancelled += calls.drain(left).await.cancelled;
+            let remaining = until.map_or(Duration::MAX, |until| until - Instant::now());
+            cancelled += calls.drain(remaining).await.cancelled;
         }
         // Flushes the answers of calls that have ended since. Those of calls cancelled at the limit are written after the limit.
-        let at_least = Instant::now() + FLUSH_TIMEOUT;
-        let until = until.map(|until| until.max(at_least));
+        let min_until = Instant::now() + FLUSH_TIMEOUT;
+        let until = until.map(|until| until.max(min_until));
         self.0.answers.flush(until).await;
         let deleted = self.0.sessions.until_all_removed();
         match until {

@@ -17,7 +17,7 @@ pub(crate) struct TtlCache<V> {
     entries: HashMap<SessionHash, CacheEntry<V>>,
     /// Insertion order, oldest first. May contain numbers of removed or replaced entries.
     order: VecDeque<(u64, SessionHash)>,
-    next: u64,
+    next_number: u64,
 }
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl<V> TtlCache<V> {
             ttl,
             entries: HashMap::new(),
             order: VecDeque::new(),
-            next: 0,
+            next_number: 0,
         }
     }
 
@@ -46,8 +46,8 @@ impl<V> TtlCache<V> {
     }
 
     pub(crate) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
-        let number = self.next;
-        self.next += 1;
+        let number = self.next_number;
+        self.next_number += 1;
         let expires = now + self.ttl;
         self.entries.insert(
             session,
@@ -116,23 +116,23 @@ mod tests {
             let mut cache = TtlCache::new(CAPACITY, Duration::from_secs(TTL));
             let mut inserted: Vec<(u8, usize, u64)> = Vec::new();
             let mut time = 0;
-            for (at, (what, key, passed)) in steps.into_iter().enumerate() {
-                time += passed;
+            for (index, (action, key, elapsed)) in steps.into_iter().enumerate() {
+                time += elapsed;
                 let now = start + Duration::from_secs(time);
                 inserted.retain(|(_, _, since)| since + TTL > time);
-                if what == 0 {
+                if action == 0 {
                     cache.remove(session(key));
                     inserted.retain(|(entry, _, _)| *entry != key);
                 } else {
-                    cache.insert(session(key), at, now);
+                    cache.insert(session(key), index, now);
                     inserted.retain(|(entry, _, _)| *entry != key);
-                    inserted.push((key, at, time));
+                    inserted.push((key, index, time));
                     if inserted.len() > CAPACITY {
                         inserted.remove(0);
                     }
                 }
                 for key in 0..8 {
-                    let expected = inserted.iter().find(|(entry, _, _)| *entry == key).map(|(_, at, _)| at);
+                    let expected = inserted.iter().find(|(entry, _, _)| *entry == key).map(|(_, index, _)| index);
                     prop_assert_eq!(cache.get(session(key), now), expected);
                 }
                 prop_assert!(cache.len() <= CAPACITY && cache.order.len() <= 2 * CAPACITY);

@@ -15,13 +15,13 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
     let client = Client::connect(addr).await?;
     let _report = call(&client, json!(1), "report").await?;
     let _upload = call(&client, json!(2), "upload").await?;
-    let other = Client::connect(addr).await?;
+    let second_client = Client::connect(addr).await?;
     // Markup in place of an id and a name. Any client may send it.
     let script = "<script>alert(1)</script>";
-    let _odd = call(&other, json!("\"><b>7"), script).await?;
+    let _markup = call(&second_client, json!("\"><b>7"), script).await?;
     loop {
         // Disconnects and does not resume. The call waits 20 s for a resume.
-        call(&other, json!(8), "deploy").await?.hang_up();
+        call(&second_client, json!(8), "deploy").await?.hang_up();
         sleep(Duration::from_secs(60)).await;
     }
 }

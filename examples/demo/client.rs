@@ -10,7 +10,7 @@ use crate::{
     server::Mode,
 };
 
-/// The JSON-RPC id of every call. The server must tell the calls apart.
+/// The JSON-RPC id of every call. The server must distinguish the calls.
 pub(crate) const CALL_ID: u32 = 7;
 
 pub(crate) struct Client(raw::Client);

@@ -106,7 +106,7 @@ const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The scenarios run concurrently, but no two clients disconnect at the same time.
+/// Delay between the starts of two scenarios. Chosen so that no two clients disconnect at the same time.
 const STAGGER: Duration = Duration::from_millis(75);
 
 #[tokio::main]

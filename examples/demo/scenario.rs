@@ -1,4 +1,4 @@
-//! A server and its clients: their actions, and the actual and expected results of their calls.
+//! A server and its clients: what they do, and the actual and expected results of calls.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 

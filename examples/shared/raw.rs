@@ -76,8 +76,8 @@ impl Connection {
     pub(crate) async fn until(&mut self, text: &str) -> io::Result<&str> {
         while !self.received.contains(text) {
             if self.read().await? == 0 {
-                let all = &self.received;
-                let error = format!("expected {text:?}, received {all:?}");
+                let received = &self.received;
+                let error = format!("expected {text:?}, received {received:?}");
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
             }
         }

@@ -25,7 +25,7 @@ const WORK: [u64; 4] = [1, 1, 600, 600];
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// The result of the demo.
-struct Seen {
+struct DemoResult {
     report: DrainReport,
     took: Duration,
     answers: Vec<Answer>,
@@ -76,18 +76,19 @@ pub(super) async fn run() -> Result<ExitCode> {
     let limit = CALLS_TIMEOUT + CONNECTIONS_TIMEOUT + MARGIN;
     let (report, clients) = timeout(2 * limit, together).await?;
     let (begun, answers, closed_streams) = clients?;
-    let seen = Seen {
+    let result = DemoResult {
         report: report?,
         took: begun.elapsed(),
         answers,
         closed_streams,
     };
-    Ok(seen.judge(limit))
+    Ok(result.judge(limit))
 }
 
-// === impl Seen ===
+// === impl DemoResult ===
 
-impl Seen {
+impl DemoResult {
+    /// Prints the result. Returns success if it is as expected.
     fn judge(&self, limit: Duration) -> ExitCode {
         let Self {
             report,

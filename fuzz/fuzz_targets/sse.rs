@@ -34,7 +34,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The largest `retry` that the crate uses.
 const MAX_RETRY_MS: u64 = (1 << 31) - 1;
 
-const MARK: &[u8] = b"\xef\xbb\xbf";
+const BOM: &[u8] = b"\xef\xbb\xbf";
 
 const PROBE: &[u8] = b":\n\n";
 
@@ -94,21 +94,21 @@ fn read(frames: &[Bytes]) {
         .any(|digits| digits.len() > 19);
 
     let (events, failed) = by_sse_stream(frames);
-    let read_by_layer = events.iter().map(|event| {
+    let read_by_parser = events.iter().map(|event| {
         let data = event.data.as_deref().unwrap_or_default();
         let retry = event.retry.filter(|_| !beyond);
         (event.id.clone().map(String::into_bytes), retry, data)
     });
-    compare(read_by_layer, failed, seen.clone());
+    compare(read_by_parser, failed, seen.clone());
 
     // `sseer` follows the standard: an event needs data, and an id applies to all later events.
     let (events, failed) = by_sseer(frames);
-    let read_by_layer = events.iter().map(|event| {
+    let read_by_parser = events.iter().map(|event| {
         let retry = event.retry.filter(|_| !beyond);
         let retry = retry.map(|retry| retry.as_millis() as u64);
         (Some(event.id.as_bytes().to_vec()), retry, &*event.data)
     });
-    let read_by_layer = read_by_layer.filter(|(_, _, data)| !is_nothing(data).unwrap_or(false));
+    let read_by_parser = read_by_parser.filter(|(_, _, data)| !is_nothing(data).unwrap_or(false));
     let mut last_id = Vec::new();
     let mut lasting = Vec::new();
     for mut event in seen {
@@ -118,12 +118,12 @@ fn read(frames: &[Bytes]) {
             lasting.push(event);
         }
     }
-    compare(read_by_layer, failed, lasting);
+    compare(read_by_parser, failed, lasting);
 }
 
 /// Checks that both have the same events, up to the point where the parser failed.
 fn compare<'a>(
-    read_by_layer: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
+    read_by_parser: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
     failed: bool,
     seen: Vec<Seen>,
 ) {
@@ -131,7 +131,7 @@ fn compare<'a>(
     let mut seen = seen
         .into_iter()
         .filter(|event| event.id.is_some() || event.answers != Ok(None));
-    for (id, retry, data) in read_by_layer {
+    for (id, retry, data) in read_by_parser {
         match is_nothing(data) {
             Some(true) if id.is_none() => continue,
             // An escape decides whether the layer counts this as an event.
@@ -142,8 +142,8 @@ fn compare<'a>(
             panic!("{data:?} with id {id:?} was not seen");
         };
         assert_eq!(event.id, id);
-        if let (Some(read_by_layer), Some(seen)) = (retry, event.retry_ms) {
-            assert_eq!(seen, read_by_layer.min(MAX_RETRY_MS));
+        if let (Some(retry), Some(seen)) = (retry, event.retry_ms) {
+            assert_eq!(seen, retry.min(MAX_RETRY_MS));
         }
         match (verdict(data), &event.answers) {
             (Verdict::Clear(id) | Verdict::Perhaps(id), Ok(answers)) => assert_eq!(*answers, id),
@@ -168,7 +168,7 @@ fn verdict(data: &str) -> Verdict<Option<RequestId>> {
     Json::parse(data.as_bytes()).map_or(Verdict::Doubtful, |data| judge::answer(&data))
 }
 
-/// Returns whether the data is no answer. Returns `None` if an escape makes it ambiguous.
+/// Returns `true` if the data answers nothing. Returns `None` if an escape makes it ambiguous.
 fn is_nothing(data: &str) -> Option<bool> {
     match verdict(data) {
         Verdict::Clear(None) => (!data.contains('\\')).then_some(true),
@@ -189,11 +189,11 @@ fn probed(text: &[u8], script: &Script, head: Head) {
             return;
         };
         let (events, failed) = by_sse_stream(&received);
-        let read_by_layer = events
+        let sent_by_layer = events
             .first()
             .and_then(|event| Json::parse(event.data.as_deref()?.as_bytes()));
         assert!(!failed && events.len() == 1, "{received:?}");
-        assert_eq!(read_by_layer, Some(answer), "{received:?}");
+        assert_eq!(sent_by_layer, Some(answer), "{received:?}");
         return;
     }
     let inner: Vec<Bytes> = script
@@ -222,8 +222,8 @@ fn probed(text: &[u8], script: &Script, head: Head) {
         .collect();
     let text = match probed_first {
         // After a probe, a byte order mark would become part of the first line.
-        true if MARK.starts_with(text) => &[],
-        true => text.strip_prefix(MARK).unwrap_or(text),
+        true if BOM.starts_with(text) => &[],
+        true => text.strip_prefix(BOM).unwrap_or(text),
         false => text,
     };
     assert_eq!(passed, text, "{received:?}");

@@ -44,14 +44,14 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn cut<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Line> {
     let mut lines = Lines::new(LONGEST);
-    let mut all = Vec::new();
+    let mut read = Vec::new();
     for piece in pieces {
         lines.buffer().extend_from_slice(piece);
-        all.extend(iter::from_fn(|| lines.next_line()));
+        read.extend(iter::from_fn(|| lines.next_line()));
         assert!(lines.buffer().len() <= LONGEST, "it keeps more than a line");
     }
-    all.extend(lines.last_line());
-    all
+    read.extend(lines.last_line());
+    read
 }
 
 fn compare(text: &[u8], lines: &[Line]) {
@@ -91,14 +91,18 @@ fn route(calls: &[&str], lines: &[Line]) {
                 assert!(open.remove(&stream), "it is answered twice");
                 assert_eq!(message.kind, Kind::Response);
                 let (answered, call) = (message.id.zip(calls.get(stream))).expect("ids");
-                assert!(answers(answered, call, calls), "it is another's");
+                assert!(
+                    answers(answered, call, calls),
+                    "it is the answer to another call"
+                );
             }
             Route::Call(stream) => {
-                assert!(open.contains(&stream), "it is over");
+                assert!(open.contains(&stream), "the call has ended");
                 let token = message.params().progress_token.and_then(IdKey::of);
-                let is_its = message.method.as_deref() == Some("notifications/progress")
+                let is_progress_of_call = message.method.as_deref()
+                    == Some("notifications/progress")
                     && token == id_of(stream);
-                assert!(is_its || open.len() == 1, "it is a guess");
+                assert!(is_progress_of_call || open.len() == 1, "it is a guess");
             }
             Route::Standalone => assert_ne!(message.kind, Kind::Response),
             Route::Dropped => {}

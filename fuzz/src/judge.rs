@@ -45,21 +45,21 @@ pub fn is_array(body: &[u8]) -> bool {
     first == Some(&b'[')
 }
 
-/// The message of a request body.
+/// Returns the message of a request body.
 pub fn message(body: &Json) -> Verdict<Read> {
     verdict(body, read)
 }
 
-/// The id that the data of an event answers.
+/// Returns the id that the data of an event answers.
 pub fn answer(data: &Json) -> Verdict<Option<RequestId>> {
     verdict(data, answered)
 }
 
-fn verdict<T>(body: &Json, one: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdict<T> {
+fn verdict<T>(body: &Json, read: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdict<T> {
     let mut by_float = false;
-    match one(body, &mut by_float) {
-        Some(read) if by_float => Verdict::Perhaps(read),
-        Some(read) => Verdict::Clear(read),
+    match read(body, &mut by_float) {
+        Some(value) if by_float => Verdict::Perhaps(value),
+        Some(value) => Verdict::Clear(value),
         None => Verdict::Doubtful,
     }
 }

@@ -175,7 +175,7 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
         .route("/", get(async move || Html(index(is_local, has_sessions))))
         .route("/healthz", get(async || "ok\n"))
         .route("/metrics", get(metrics))
-        .route("/readyz", get(ready).with_state(state.clone()));
+        .route("/readyz", get(readyz).with_state(state.clone()));
     let page = Page::from(state.calls);
     let pages = calls_page::routes(page.clone()).merge(sessions);
     match (is_local, state.options.admin_token) {
@@ -210,7 +210,7 @@ fn index(is_local: bool, has_sessions: bool) -> String {
     )
 }
 
-async fn ready(State(state): State<AdminState>) -> (StatusCode, &'static str) {
+async fn readyz(State(state): State<AdminState>) -> (StatusCode, &'static str) {
     if !state.readiness.is_ready() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
     }
@@ -283,7 +283,7 @@ fn metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
     format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
 }
 
-/// Returns the metrics recorder of this process, which is installed once.
+/// Returns the metrics recorder of this process. The first call installs it.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
     let mut installed = lock(&RECORDER);

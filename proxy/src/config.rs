@@ -267,10 +267,10 @@ impl Config {
 
     /// Returns the graces that are times, each with its tool unless it is the default.
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
-        let own = self.tool_grace.iter();
-        let own = own.map(|(tool, grace)| (Some(&**tool), *grace));
-        let all = iter::once((None, self.grace)).chain(own);
-        all.filter_map(|(tool, grace)| match grace {
+        let tool_graces = self.tool_grace.iter();
+        let tool_graces = tool_graces.map(|(tool, grace)| (Some(&**tool), *grace));
+        let graces = iter::once((None, self.grace)).chain(tool_graces);
+        graces.filter_map(|(tool, grace)| match grace {
             Grace::After(grace) | Grace::AutoAfter(grace) => Some((tool, grace)),
             _ => None,
         })
@@ -280,9 +280,9 @@ impl Config {
         let graces = self.timed_graces();
         let short = graces.filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
         let texts = short.map(|(tool, grace)| {
-            let of = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
+            let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
-                "the grace{of} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
+                "the grace{scope} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
         texts.collect()
@@ -301,6 +301,7 @@ impl Config {
         }
     }
 
+    /// Checks for options that conflict, and for options that lack one that they need.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
         let conflict = |message: &str| Err(ConfigError::Conflict(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
@@ -375,7 +376,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Adds the entries of another source to the arguments, unless these set the same options.
+/// Adds the entries of another source to the arguments, for options that the arguments do not set.
 fn with_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
@@ -387,11 +388,11 @@ fn with_defaults(
     let (commands, options): (Vec<&entry::Entry>, Vec<_>) =
         unset.partition(|entry| entry.is_command());
     let mut args = args.into_iter();
-    let mut all: Vec<OsString> = args.next().into_iter().collect();
-    all.extend(options.into_iter().flat_map(entry::Entry::args));
-    all.extend(args);
-    all.extend(commands.into_iter().flat_map(entry::Entry::args));
-    Ok(all)
+    let mut merged: Vec<OsString> = args.next().into_iter().collect();
+    merged.extend(options.into_iter().flat_map(entry::Entry::args));
+    merged.extend(args);
+    merged.extend(commands.into_iter().flat_map(entry::Entry::args));
+    Ok(merged)
 }
 
 /// Returns `true` if an argument sets the option, or another option that takes its place.
@@ -413,7 +414,7 @@ fn is_off(matches: &ArgMatches, option: &str) -> bool {
     matches!(value, Ok(Some(false)))
 }
 
-/// Returns the options without the environment.
+/// Returns the command without its environment variables.
 fn bare_command() -> Command {
     Config::command().mut_args(|arg| arg.env(None))
 }

@@ -1,8 +1,8 @@
 //! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
 //!
-//! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get the
-//! headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well. With the origin
-//! `*`, which a server may send, browsers use no credentials. With the page's own origin, they would.
+//! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get
+//! CORS headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well. Beside the
+//! origin `*`, which a server may send, it has no effect in a browser. Beside the page's own origin, it would.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
@@ -27,10 +27,11 @@ const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
 
 /// The response headers that pages may read, in addition to the CORS-safelisted ones.
-const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
+const EXPOSED_HEADERS: [HeaderName; 3] =
+    [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
 
 /// The CORS headers of responses, except for those to preflight requests.
-const OF_RESPONSES: [HeaderName; 3] = [
+const RESPONSE_HEADERS: [HeaderName; 3] = [
     header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
     header::ACCESS_CONTROL_ALLOW_ORIGIN,
     header::ACCESS_CONTROL_EXPOSE_HEADERS,
@@ -55,7 +56,7 @@ pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
         .allow_origin(AllowOrigin::predicate(is_allowed))
         .allow_methods(METHODS)
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(EXPOSED)
+        .expose_headers(EXPOSED_HEADERS)
         .max_age(MAX_AGE);
     Some(layer)
 }
@@ -73,7 +74,7 @@ impl<S: HttpService> Service<Request<Body>> for WithoutCors<S> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         self.0.call(request).map_ok(|mut response| {
-            for name in &OF_RESPONSES {
+            for name in &RESPONSE_HEADERS {
                 response.headers_mut().remove(name);
             }
             response

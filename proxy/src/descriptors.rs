@@ -10,7 +10,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// These are for listeners, runtime, standard streams, and a process that is being started.
 const RESERVED: usize = 48;
 
-/// Descriptors of a session's process: its three pipes, and further ones while it starts.
+/// Number of descriptors for each session: 4.
+///
+/// Its process has three pipes, and needs more descriptors only while it starts.
 const PER_SESSION: usize = 4;
 
 /// Number of client connections for which the limit is raised: 4,096.
@@ -35,21 +37,23 @@ impl Descriptors {
         let is_upstream = sessions.is_none();
         let sessions = sessions.unwrap_or(0);
         // Assumes one upstream connection for each client connection.
-        let of_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
+        let for_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
         let wanted = sessions.saturating_mul(PER_SESSION);
-        let wanted = wanted.saturating_add(RESERVED + of_connections);
+        let wanted = wanted.saturating_add(RESERVED + for_connections);
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        let number = |limit: Option<u64>| {
+        // `None` means unlimited.
+        let to_usize = |limit: Option<u64>| {
             limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX))
         };
-        let raised = wanted.min(number(maximum)).max(number(current));
-        let raises = Rlimit {
+        let raised = wanted.min(to_usize(maximum)).max(to_usize(current));
+        let new_limits = Rlimit {
             current: raised.try_into().ok(),
             maximum,
         };
-        let is_raised = raised > number(current) && setrlimit(Resource::Nofile, raises).is_ok();
+        let is_raised =
+            raised > to_usize(current) && setrlimit(Resource::Nofile, new_limits).is_ok();
         Self {
-            limit: if is_raised { raised } else { number(current) },
+            limit: if is_raised { raised } else { to_usize(current) },
             sessions,
             is_upstream,
         }

@@ -1,12 +1,12 @@
 //! The shutdown of the program, in bounded time whatever its clients and servers do.
 //!
 //! 1. `/readyz` returns 503. Clients may still resume to get their answers.
-//! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events. It also waits
-//!    for clients that are away and have an answer, while they may still resume within their reconnect delay, and for the calls
-//!    of `keep_running`. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
-//! 3. No connection is accepted any more, and open ones are closed. They may stay open for the rest of `--drain` while any of
-//!    them has a response that has begun, or a request in flight that is not a GET. At the same time the processes of sessions
-//!    are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
+//! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events, and for the calls
+//!    of `keep_running`. It waits for a client that is away and has an answer, while the client may still resume within its
+//!    reconnect delay. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
+//! 3. No connection is accepted any more, and open ones are closed. They may stay open for the rest of `--drain` while one of them
+//!    has an answer in flight. A GET counts from its response on, any other request from its head on. At the same time the
+//!    processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin the shutdown. A second signal stops the program at once, and the runtime kills the
 //! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
@@ -37,7 +37,7 @@ pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 /// Minimum time for the processes of sessions to end after the drain: 1.5 s.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// Time for connections to close after the last call: 500 ms. They are closed with the process anyway.
+/// Time for connections to close gracefully: 500 ms. The proxy then drops those that are not answering.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time after the first signal in which another one counts as the same: 500 ms.
@@ -45,7 +45,7 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Chosen because a process manager signals a whole group, in which a wrapper such as npm forwards the signal once more.
 const REPEAT_WINDOW: Duration = Duration::from_millis(500);
 
-/// Interval of the checks whether clients have read their answers: 20 ms.
+/// Interval at which the shutdown checks whether clients have read their answers: 20 ms.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The signals that the program handles.
@@ -97,23 +97,23 @@ impl Signals {
         if !ignores_hangups() {
             signals.push(("SIGHUP", SignalEffect::Hangup, SignalKind::hangup()));
         }
-        let listened = signals.into_iter().map(|(name, effect, kind)| {
+        let streams = signals.into_iter().map(|(name, effect, kind)| {
             Ok(SignalStream {
                 name,
                 effect,
                 signal: signal(kind)?,
             })
         });
-        Ok(Self(listened.collect::<io::Result<_>>()?))
+        Ok(Self(streams.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal whose effect `counts` accepts, and logs the others.
+    /// Waits for the next signal whose effect `counts` accepts, and logs the others as ignored.
     async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
-            for listened in &mut self.0 {
-                while let Poll::Ready(Some(())) = listened.signal.poll_recv(cx) {
-                    let name = listened.name;
-                    if counts(listened.effect) {
+            for stream in &mut self.0 {
+                while let Poll::Ready(Some(())) = stream.signal.poll_recv(cx) {
+                    let name = stream.name;
+                    if counts(stream.effect) {
                         return Poll::Ready(name);
                     }
                     info!(signal = name, "signal ignored");

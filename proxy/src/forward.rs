@@ -6,7 +6,7 @@
 //!    those of `public_url`. `Host` is the server's own, because the server may check it. Event streams are requested without a
 //!    content coding, because the proxy must parse them to find the answer to a call.
 //! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
-//! 4. A redirect of the endpoint leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
+//! 4. A redirect of the endpoint is rewritten to point back at the proxy, or is answered with 502. So no client bypasses the proxy.
 //! 5. If a response is dropped before its end, its connection to the server is closed.
 
 use std::{
@@ -202,13 +202,15 @@ impl Upstream {
         for (name, value) in &self.headers {
             parts.headers.append(name, value.clone());
         }
-        let public = connection.as_ref().and_then(|of| of.0.public.as_ref());
+        let public = connection
+            .as_ref()
+            .and_then(|connection| connection.0.public.as_ref());
         match self.client.request(Request::from_parts(parts, body)).await {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
                 head.version = Version::default();
-                match self.redirected(&uri, public, &mut head) {
+                match self.rewrite_redirect(&uri, public, &mut head) {
                     Redirected::Unchanged => Response::from_parts(head, Body::new(body)),
                     Redirected::ToProxy => Response::from_parts(head, Body::empty()),
                     Redirected::External => self.refuse_external_redirect(returned).await,
@@ -218,8 +220,8 @@ impl Upstream {
         }
     }
 
-    /// Makes the `Location` of a redirect lead to the proxy.
-    fn redirected(
+    /// Rewrites the `Location` of a redirect to point back at the proxy.
+    fn rewrite_redirect(
         &self,
         requested: &Uri,
         public: Option<&Origin>,
@@ -239,8 +241,9 @@ impl Upstream {
         let Some(location) = self.location(&at_origin) else {
             return Redirected::External;
         };
-        let before = head.headers.insert(header::LOCATION, location);
-        if self.endpoint.query().is_none() && before.as_ref() == head.headers.get(header::LOCATION)
+        let original = head.headers.insert(header::LOCATION, location);
+        if self.endpoint.query().is_none()
+            && original.as_ref() == head.headers.get(header::LOCATION)
         {
             return Redirected::Unchanged;
         }
@@ -264,15 +267,15 @@ impl Upstream {
     fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
         let path = self.forwarded_path(at_origin.path())?;
         let query = match (self.endpoint.query(), at_origin.query()) {
-            (Some(own), Some(query)) => redirect::without(query, own),
+            (Some(configured), Some(query)) => redirect::without(query, configured),
             (_, query) => query.map(str::to_owned),
         };
         let text = match query {
             Some(query) => format!("{path}?{query}"),
             None => path.to_owned(),
         };
-        let own = self.endpoint.query();
-        if own.is_some_and(|own| redirect::contains_value_of(&text, own)) {
+        let configured = self.endpoint.query();
+        if configured.is_some_and(|configured| redirect::contains_value_of(&text, configured)) {
             return None;
         }
         text.parse().ok()
@@ -314,10 +317,10 @@ impl Upstream {
         let path = self.forwarded_path(requested.path())?;
         // A server may redirect between the paths with and without the final slash.
         let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
-        let own = self.endpoint.query().filter(|_| is_endpoint);
-        let query = match (own, requested.query()) {
-            (Some(own), Some(requested)) => format!("?{own}&{requested}"),
-            (Some(one), None) | (None, Some(one)) => format!("?{one}"),
+        let configured = self.endpoint.query().filter(|_| is_endpoint);
+        let query = match (configured, requested.query()) {
+            (Some(configured), Some(requested)) => format!("?{configured}&{requested}"),
+            (Some(query), None) | (None, Some(query)) => format!("?{query}"),
             (None, None) => String::new(),
         };
         Uri::builder()
@@ -334,8 +337,8 @@ impl Upstream {
             return None;
         }
         // Servers resolve `..` differently, so such a path might lead out of the endpoint.
-        let has_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
-        (!has_parent_segment).then_some(path)
+        let may_have_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
+        (!may_have_parent_segment).then_some(path)
     }
 
     /// Returns `true` if a path is the endpoint or below it, and is not metadata of the origin.

@@ -4,8 +4,8 @@
 //!    HTTP/1 is refused, so a request cannot choose its server.
 //! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
 //!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
-//! 3. A head is limited to 64 KiB and 10 s, and a client's body to 4 MiB. A body must make progress. The number of connections and the
-//!    size of all bodies together are limited as well ([`FrontendLimits`]).
+//! 3. A head is limited to 64 KiB and 10 s, and a client's body to 4 MiB. A body must make progress. The number of connections
+//!    and the size of all bodies together are limited as well ([`FrontendLimits`]).
 //! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected even while hyper
 //!    does not read.
 //! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
@@ -149,7 +149,7 @@ impl Frontend {
         })
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address of the listener.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -162,7 +162,8 @@ impl Frontend {
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
-        let started = Arc::new(());
+        // Each response that counts as an answer holds a clone.
+        let answering = Arc::new(());
         let mut stop = std::pin::pin!(stop);
         let shared = Arc::new(Shared {
             filter: self.filter,
@@ -193,7 +194,7 @@ impl Frontend {
                         stream,
                         shared.clone(),
                         service.clone(),
-                        Arc::downgrade(&started),
+                        Arc::downgrade(&answering),
                         closed.clone(),
                     );
                     connections.spawn(async move {
@@ -212,7 +213,7 @@ impl Frontend {
             if timeout(CLOSE_TIMEOUT, all_ended).await.is_ok() {
                 return;
             }
-            let is_answering = Arc::strong_count(&started) > 1;
+            let is_answering = Arc::strong_count(&answering) > 1;
             if !is_answering || stopped.elapsed() >= closing {
                 debug!(
                     connections = connections.len(),
@@ -249,7 +250,7 @@ async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
     service: impl HttpService,
-    started: Weak<()>,
+    answering: Weak<()>,
     mut closed: watch::Receiver<()>,
 ) {
     // Nagle's algorithm would delay small events.
@@ -257,19 +258,22 @@ async fn connection(
     let peer = stream.peer();
     let in_flight = InFlight::default();
     let requests = in_flight.clone();
-    let full = shared.clone();
+    let listener_state = shared.clone();
     let lifetime = shared.limits.lifetime.unwrap_or(UNLIMITED);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
-        let (shared, mut service, started) = (shared.clone(), service.clone(), started.clone());
+        let (shared, mut service, answering) = (shared.clone(), service.clone(), answering.clone());
         // A GET counts only from its response head on: some servers send the head of a stream with its first event.
-        let early = started
+        let counted_early = answering
             .upgrade()
             .filter(|_| request.method() != Method::GET);
         async move {
             let answer = answer(&shared, &mut service, request).await?;
-            let guard = (in_flight_request, early.or_else(|| started.upgrade()));
+            let guard = (
+                in_flight_request,
+                counted_early.or_else(|| answering.upgrade()),
+            );
             Ok::<_, Infallible>(answer.map(|body| with_guard(body, guard)))
         }
     });
@@ -288,7 +292,7 @@ async fn connection(
     // hyper's own timeout begins only once hyper has detected the HTTP version.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
-    let mut expired = std::pin::pin!(sleep(lifetime));
+    let mut lifetime_end = std::pin::pin!(sleep(lifetime));
     let mut started_before = 0;
     let (mut is_idle, mut is_open) = (true, true);
     loop {
@@ -305,8 +309,8 @@ async fn connection(
                     started_before = in_flight.started();
                     idle_until = now + HTTP2_IDLE_TIMEOUT;
                 }
-                is_idle = in_flight.is_none();
-                if is_idle && (now >= idle_until || full.is_full()) {
+                is_idle = in_flight.is_empty();
+                if is_idle && (now >= idle_until || listener_state.is_full()) {
                     if !is_open {
                         return;
                     }
@@ -316,7 +320,7 @@ async fn connection(
                 }
                 check.as_mut().reset(now + HEAD_TIMEOUT_IF_FULL);
             }
-            () = in_flight.ended(), if !is_idle => {
+            () = in_flight.wait_until_empty(), if !is_idle => {
                 let now = Instant::now();
                 is_idle = true;
                 idle_until = now + HTTP2_IDLE_TIMEOUT;
@@ -326,13 +330,13 @@ async fn connection(
                 is_open = false;
                 connection.as_mut().graceful_shutdown();
             }
-            () = &mut expired => {
+            () = &mut lifetime_end => {
                 if !is_open {
                     return;
                 }
                 is_open = false;
                 connection.as_mut().graceful_shutdown();
-                expired.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
+                lifetime_end.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
             }
         }
     }
@@ -413,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_ends_no_client_that_may_leave_a_stream_unread_for_ever() {
+    fn the_kernel_closes_no_connection_whose_client_may_leave_a_stream_unread_forever() {
         assert_eq!(
             dead_peer(None),
             DeadPeer::new().user_timeout(Duration::ZERO)

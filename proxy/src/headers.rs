@@ -45,8 +45,9 @@ pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a 
     value.filter(|value| !value.is_empty())
 }
 
-/// Returns `true` if a client accepts this media type. Of the ranges that match it, the most specific one counts (RFC 9110,
-/// section 12.5.1).
+/// Returns `true` if a client accepts this media type.
+///
+/// Of the ranges that match it, the most specific one counts (RFC 9110, section 12.5.1).
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
     let ranges = headers
@@ -54,13 +55,13 @@ pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let matching = ranges.filter_map(|range| {
-        let its = essence(range);
-        let its_family = its.strip_suffix(b"/*").unwrap_or_default();
-        let specificity = if its.eq_ignore_ascii_case(wanted.as_bytes()) {
+        let media_range = essence(range);
+        let range_family = media_range.strip_suffix(b"/*").unwrap_or_default();
+        let specificity = if media_range.eq_ignore_ascii_case(wanted.as_bytes()) {
             2
-        } else if its_family.eq_ignore_ascii_case(family.as_bytes()) {
+        } else if range_family.eq_ignore_ascii_case(family.as_bytes()) {
             1
-        } else if its == b"*/*" {
+        } else if media_range == b"*/*" {
             0
         } else {
             return None;
@@ -70,7 +71,9 @@ pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     matching.max().is_some_and(|(_, is_accepted)| is_accepted)
 }
 
-/// Returns `true` if a range has the weight zero, which means "not acceptable" (RFC 9110, section 12.4.2).
+/// Returns `true` if a range has the weight zero, which means "not acceptable".
+///
+/// See RFC 9110, section 12.4.2.
 fn has_zero_weight(range: &[u8]) -> bool {
     let mut parameters = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     parameters.any(|parameter| {
@@ -110,7 +113,7 @@ pub fn has_sessions(revision: &str) -> bool {
         && revision
             .bytes()
             .zip(FIRST_WITHOUT_SESSIONS.bytes())
-            .all(|(byte, like)| match like {
+            .all(|(byte, model)| match model {
                 b'-' => byte == b'-',
                 _ => byte.is_ascii_digit(),
             });
@@ -161,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_body_is_json_if_its_media_type_is() {
-        for (value, json) in [
+        for (value, is_json) in [
             ("application/json", true),
             ("Application/JSON; charset=utf-8", true),
             ("text/plain", false),
@@ -169,7 +172,7 @@ mod tests {
         ] {
             assert_eq!(
                 is_of_type(&headers(&[("content-type", value)]), JSON),
-                json,
+                is_json,
                 "{value}"
             );
         }
@@ -208,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_revision_has_sessions_if_it_is_an_older_date() {
-        for (revision, has) in [
+        for (revision, expected) in [
             ("2025-11-25", true),
             ("2024-11-05", true),
             ("2026-07-28", false),
@@ -217,7 +220,7 @@ mod tests {
             ("2025/11/25", false),
             ("", false),
         ] {
-            assert_eq!(has_sessions(revision), has, "{revision}");
+            assert_eq!(has_sessions(revision), expected, "{revision}");
         }
     }
 }

@@ -101,8 +101,8 @@ where
 /// Returns an equivalent body if the body is longer than `max` bytes, or cannot be read to its end.
 pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
-    let (mut length, mut plain) = (0, true);
-    while plain && length <= max {
+    let (mut length, mut is_data) = (0, true);
+    while is_data && length <= max {
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };
@@ -111,14 +111,15 @@ pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body
             continue;
         }
         let data = frame.as_ref().ok().and_then(|frame| frame.data_ref());
-        (length, plain) = (length + data.map_or(0, Bytes::len), data.is_some());
+        (length, is_data) = (length + data.map_or(0, Bytes::len), data.is_some());
         frames.push(frame);
     }
     let rest = stream::unfold(body, async |mut body| Some((body.frame().await?, body)));
-    let all = stream::iter(frames).chain(rest);
-    Err(Body::new(StreamBody::new(all)))
+    let whole = stream::iter(frames).chain(rest);
+    Err(Body::new(StreamBody::new(whole)))
 }
 
+/// Joins data frames whose total length is `length`, without a copy if there is only one.
 fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes {
     let mut pieces = frames
         .into_iter()

@@ -41,7 +41,7 @@ use crate::{
     refusal,
 };
 
-/// The grace of each tool's calls.
+/// The configured grace of each tool's calls. Clones share the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Graces(Arc<Config>);
 
@@ -67,7 +67,7 @@ struct BackgroundCall {
     answering: ResponseFuture,
     /// The call timeout. The layer does not observe the end of a call whose client disconnected before the head.
     call_timeout: Option<Duration>,
-    head: oneshot::Sender<Response<Body>>,
+    to_client: oneshot::Sender<Response<Body>>,
     _counted: CountedCall,
 }
 
@@ -79,9 +79,9 @@ impl Graces {
     }
 
     pub(crate) fn of(&self, tool: Option<&str>) -> Grace {
-        let mut named = self.0.tool_grace.iter().rev();
-        let own = named.find(|(name, _)| Some(name.as_str()) == tool);
-        own.map_or(self.0.grace, |(_, grace)| *grace)
+        let mut tool_graces = self.0.tool_grace.iter().rev();
+        let tool_grace = tool_graces.find(|(name, _)| Some(name.as_str()) == tool);
+        tool_grace.map_or(self.0.grace, |(_, grace)| *grace)
     }
 
     pub(crate) fn is_exempt(&self, tool: Option<&str>) -> bool {
@@ -97,7 +97,7 @@ impl Graces {
     fn may_contain_kept_call(&self, body: &[u8]) -> bool {
         let messages = batch(body).unwrap_or_else(|| vec![body]);
         messages.into_iter().any(|message| {
-            // Another parser may read the message.
+            // The server's parser may accept a message that this one rejects.
             Message::read(message).is_none_or(|message| self.may_be_kept_call(&message))
         })
     }
@@ -115,12 +115,12 @@ impl Graces {
         answering: ResponseFuture,
         counted: CountedCall,
     ) -> Response<Body> {
-        let (head, response) = oneshot::channel();
+        let (to_client, response) = oneshot::channel();
         let detached = BackgroundCall {
             token,
             answering,
             call_timeout: self.0.call_timeout,
-            head,
+            to_client,
             _counted: counted,
         };
         tokio::spawn(detached.read().in_current_span());
@@ -229,11 +229,11 @@ impl Drop for CountedCall {
 impl BackgroundCall {
     async fn read(self) {
         let token = self.token.clone();
-        let ended_by = OptionFuture::from(self.call_timeout.map(sleep));
+        let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));
         tokio::select! {
             () = self.read_whole() => {}
-            () = cancelled(token) => {}
-            Some(()) = ended_by => {}
+            () = cancelled_without_disconnect(token) => {}
+            Some(()) = call_timeout => {}
         }
     }
 
@@ -249,7 +249,7 @@ impl BackgroundCall {
         });
         let response = Response::from_parts(head, Body::new(StreamBody::new(received)));
         // Fails if the client has disconnected.
-        drop(self.head.send(response));
+        drop(self.to_client.send(response));
         while let Some(frame) = body.frame().await {
             let is_last = frame.is_err();
             drop(frames.send(frame).await);
@@ -264,10 +264,10 @@ impl BackgroundCall {
     }
 }
 
-/// Waits until a call is cancelled for another reason than a disconnect.
+/// Waits until a call is cancelled for a reason other than a disconnect.
 ///
-/// The token of a request that is no call for the layer fires at a disconnect, whatever the grace.
-async fn cancelled(token: CallToken) {
+/// The token of a request that the layer cannot read as a call fires at a disconnect, whatever the grace.
+async fn cancelled_without_disconnect(token: CallToken) {
     token.cancelled().await;
     if token.reason() == Some(CancelReason::ClientDisconnected) {
         pending().await

@@ -128,7 +128,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
         Either::Right(Box::pin(async move {
             let response = answering.await?;
             let request = mem::take(&mut *lock(&copied));
-            if !request.is_for_tools() {
+            if !request.is_tools_list() {
                 return Ok(response);
             }
             let copied = Copied::default();
@@ -193,7 +193,8 @@ impl Copied {
         }
     }
 
-    fn is_for_tools(&self) -> bool {
+    /// Returns `true` if this is a request for a list of tools.
+    fn is_tools_list(&self) -> bool {
         let message = Message::read(&self.bytes);
         message.is_some_and(|message| message.method.as_deref() == Some("tools/list"))
     }
@@ -216,7 +217,7 @@ impl Page {
         }
     }
 
-    /// Reads the list of tools, if there is one.
+    /// Reads the list of tools, if the copy has one: as a JSON body, or as the data of an event.
     fn read(&self) {
         let text = &self.copied.bytes;
         let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));

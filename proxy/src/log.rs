@@ -58,8 +58,8 @@ const SERVER_TARGET: &str = "mcp_server";
 
 /// The text format. Lines of a command show their target.
 struct Lines {
-    own: Format,
-    of_server: Format,
+    proxy: Format,
+    server: Format,
 }
 
 /// The log of this process.
@@ -133,8 +133,8 @@ where
         LogFormat::Text => layer
             .with_ansi(io::stderr().is_terminal())
             .event_format(Lines {
-                own: Format::default().with_target(false),
-                of_server: Format::default(),
+                proxy: Format::default().with_target(false),
+                server: Format::default(),
             })
             .boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
@@ -183,9 +183,9 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
         ($call:ident, $($rest:tt)+) => {
             info!(
                 call = %$call.id(),
-                jsonrpc.request.id = text(&$call.request_id().to_string()),
-                mcp.method.name = text($call.method()),
-                gen_ai.tool.name = $call.tool().map(text),
+                jsonrpc.request.id = sanitized_name(&$call.request_id().to_string()),
+                mcp.method.name = sanitized_name($call.method()),
+                gen_ai.tool.name = $call.tool().map(sanitized_name),
                 mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.display(id)).as_deref(),
                 $($rest)+
             )
@@ -260,6 +260,8 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
 }
 
 /// Describes a request that the layer cannot read, but a server may read as a call.
+///
+/// Returns `None` for any other request.
 fn describe_unparsed(why: ParseFailure) -> Option<&'static str> {
     Some(match why {
         ParseFailure::BadId => "a request id is neither a string nor a 64-bit integer",
@@ -274,7 +276,7 @@ fn describe_unparsed(why: ParseFailure) -> Option<&'static str> {
     })
 }
 
-fn text(text: &str) -> String {
+fn sanitized_name(text: &str) -> String {
     sanitize(text.as_bytes(), MAX_NAME)
 }
 
@@ -292,9 +294,9 @@ where
         event: &tracing::Event<'_>,
     ) -> fmt::Result {
         if event.metadata().target() == SERVER_TARGET {
-            self.of_server.format_event(context, writer, event)
+            self.server.format_event(context, writer, event)
         } else {
-            self.own.format_event(context, writer, event)
+            self.proxy.format_event(context, writer, event)
         }
     }
 }

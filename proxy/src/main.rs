@@ -48,12 +48,12 @@ async fn run() -> ExitCode {
     if let Some(code) = demo::run_if_requested(args.iter().skip(1).cloned()).await {
         return code;
     }
-    if let Some(ended) = subcommand::run_if_requested(&args).await {
-        return ended.unwrap_or_else(refuse);
+    if let Some(result) = subcommand::run_if_requested(&args).await {
+        return result.unwrap_or_else(report);
     }
     let config = match Config::read(args) {
         Ok(config) => config,
-        Err(error) => return refuse(error),
+        Err(error) => return report(error),
     };
     let log = match log::init(config.log_format) {
         Ok(log) => log,
@@ -85,7 +85,9 @@ async fn run() -> ExitCode {
 }
 
 /// Reports an error of the configuration, or prints the help or the version.
-fn refuse(error: ConfigError) -> ExitCode {
+///
+/// Exits at once for an error of the command line, the help and the version.
+fn report(error: ConfigError) -> ExitCode {
     if let ConfigError::Options(error) = error {
         error.exit();
     }

@@ -221,10 +221,10 @@ impl<'a> Message<'a> {
     ///
     /// Returns `None` if the message has no `requestId`, or has `id` already.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
-        let own = self.params().request_id.filter(|own| *own != id)?;
+        let former = self.params().request_id.filter(|former| *former != id)?;
         // The id is borrowed from the text.
-        let start = (own.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
-        let (before, after) = (text.get(..start)?, text.get(start + own.len()..)?);
+        let start = (former.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+        let (before, after) = (text.get(..start)?, text.get(start + former.len()..)?);
         Some([before, id.as_bytes(), after].concat().into())
     }
 
@@ -328,7 +328,7 @@ impl IdKey {
         }))
     }
 
-    /// Returns `true` if they are equal, or one is the [counterpart](Self::counterpart) of the other.
+    /// Returns `true` if both are equal, or one is the other's [counterpart](Self::counterpart).
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_and_log_lines_may_be_dropped_and_nothing_else() {
+    fn only_progress_and_log_messages_may_be_dropped() {
         for (method, droppable) in [
             ("notifications/progress", true),
             ("notifications/message", true),

@@ -16,8 +16,8 @@ pub(crate) struct Origin {
 
 /// What the server receives about a client's connection, as an extension of its requests.
 ///
-/// Clones share it. Only `forward` adds the headers to the request. If the event store had them, it would take the address of a
-/// client for a credential. A client that changes its network would then have other credentials.
+/// Clones share the connection. Only `forward` adds the headers to the request. If the event store had them, it would take the
+/// address of a client for a credential. A client that changes its network would then have other credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 
@@ -33,7 +33,9 @@ pub(crate) struct Connection {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns `None` for another scheme, and for an authority with a user.
+    /// Returns an origin. Returns `None` if its scheme is neither http nor https.
+    ///
+    /// Also returns `None` for an authority without a host, or with a user.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
         let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
         let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();
@@ -54,7 +56,7 @@ impl Origin {
     }
 
     /// Returns `true` if both name the same scheme, host and port.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.scheme == other.scheme
             && self.port() == other.port()
             && self
@@ -65,18 +67,19 @@ impl Origin {
 
     /// Returns `true` if this origin names a server whose clients use `public`.
     ///
-    /// A server that knows the scheme of its clients may name itself with that scheme and its own port, or with no port if it has
-    /// none.
+    /// A server that knows the scheme of its clients may name itself with that scheme, in place of its own.
     pub(crate) fn names(&self, server: &Self, public: Option<&Self>) -> bool {
         let with_scheme_of = |public: &Self| Self {
             scheme: public.scheme.clone(),
             authority: server.authority.clone(),
         };
-        self.is(server)
-            || public.is_some_and(|public| self.is(public) || self.is(&with_scheme_of(public)))
+        self.is_same_as(server)
+            || public.is_some_and(|public| {
+                self.is_same_as(public) || self.is_same_as(&with_scheme_of(public))
+            })
     }
 
-    /// Returns a URL at this origin, with what follows the origin in `url`. Returns `None` if `url` does not name `server`.
+    /// Returns `url` with this origin in place of the server's. Returns `None` if `url` does not name the server.
     pub(crate) fn instead_of(&self, server: &Self, url: &str) -> Option<String> {
         let parsed: Uri = url.parse().ok()?;
         let origin = Self::of(&parsed)?;

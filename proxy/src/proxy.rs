@@ -121,13 +121,13 @@ impl Proxy {
                 };
                 let filter =
                     RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
-                let bound = Admin::bind(address, filter, state).await;
-                let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
+                let admin = Admin::bind(address, filter, state).await;
+                let admin = admin.map_err(|error| StartError::listen("--admin", address, error))?;
                 // `Metrics::new` registers its metrics with the recorder that `Admin::bind` has installed.
                 let names = ToolNames::new();
                 layer = layer.observe(Metrics::new().tool_names(names.clone()));
                 tools = Some(names);
-                Some(bound)
+                Some(admin)
             }
             None => None,
         };
@@ -142,9 +142,9 @@ impl Proxy {
             ended,
         };
         proxy.log_startup().await?;
-        if let Some(fit) = descriptors.fewer_sessions() {
+        if let Some(sessions) = descriptors.fewer_sessions() {
             warn!(
-                "the limit of {1} descriptors (ulimit -n) is enough for about {fit} sessions, fewer than --max-sessions {0}",
+                "the limit of {1} descriptors (ulimit -n) is enough for about {sessions} sessions, fewer than --max-sessions {0}",
                 proxy.config.max_sessions,
                 descriptors.limit()
             );
@@ -169,14 +169,14 @@ impl Proxy {
 
     /// Logs the address, the server, and what a disconnect does.
     async fn log_startup(&self) -> io::Result<()> {
-        let at = self.local_addr()?;
+        let address = self.local_addr()?;
         let connected = self.server.connect(CONNECT_TIMEOUT).await;
         info!(
-            "listening on http://{at}{} (--listen) in front of {}{}; {}{}; {}",
+            "listening on http://{address}{} (--listen) in front of {}{}; {}{}; {}",
             self.server.path(),
             self.server,
             describe_connection(&self.server, connected),
-            effect(self.config.grace, self.config.upstream.is_some()),
+            describe_disconnect(self.config.grace, self.config.upstream.is_some()),
             describe_tool_exceptions(&self.config),
             if self.server.is_resumable() {
                 "events are kept for clients that resume (--buffer)"
@@ -224,21 +224,21 @@ impl Proxy {
             stop.await;
             let (begun, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
-            let left = || self.config.drain.saturating_sub(begun.elapsed());
+            let remaining_drain = || self.config.drain.saturating_sub(begun.elapsed());
             // A call ends with its answer. So a drain alone could find no call, and close the stream while its client still
             // reads the answer.
             let answers_read = wait_until_answers_read(&self.server, &background_calls);
-            let _in_time = timeout(left(), answers_read).await;
-            let cancelled = calls.drain(left()).await.cancelled;
+            let _in_time = timeout(remaining_drain(), answers_read).await;
+            let cancelled = calls.drain(remaining_drain()).await.cancelled;
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
             // The frontend then closes its connections, and lets clients read their answers in the time that is left.
-            let _sent = begin_close.send(left());
-            let left = SHUTDOWN_TIMEOUT
+            let _sent = begin_close.send(remaining_drain());
+            let process_timeout = SHUTDOWN_TIMEOUT
                 .saturating_sub(begun.elapsed())
                 .max(MIN_PROCESS_TIMEOUT);
-            self.server.shutdown(left).await;
+            self.server.shutdown(process_timeout).await;
         };
         let closing = async {
             // `begin_close` always sends before it is dropped.
@@ -265,7 +265,7 @@ impl Proxy {
     }
 }
 
-/// Waits until [`Server::is_in_progress`] returns `false`, and no call is read in the background.
+/// Waits until clients have read their answers, and no call is read in the background.
 async fn wait_until_answers_read(server: &Server, background_calls: &BackgroundCalls) {
     // Polled, because nothing signals that a client has read an answer.
     while server.is_in_progress() || !background_calls.is_empty() {
@@ -311,7 +311,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Returns `true` if JavaScript reads the same number from other ids.
+/// Returns `true` if JavaScript reads another id as the same number.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
@@ -327,7 +327,7 @@ fn describe_connection(server: &Server, connected: io::Result<()>) -> String {
 }
 
 /// Describes what a disconnect does.
-fn effect(grace: Grace, is_upstream: bool) -> String {
+fn describe_disconnect(grace: Grace, is_upstream: bool) -> String {
     let after = |grace| {
         format!(
             "a disconnect cancels its call at once, or after {grace:?} if its client can resume it (--grace)"
@@ -350,7 +350,7 @@ fn effect(grace: Grace, is_upstream: bool) -> String {
     }
 }
 
-/// Names the tools to which [`effect`] does not apply.
+/// Names the tools to which [`describe_disconnect`] does not apply.
 fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {

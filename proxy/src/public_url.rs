@@ -1,12 +1,12 @@
 //! The URL by which clients reach the proxy (`--public-url`), and what reverse proxies in front add to requests.
 //!
-//! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. Those of a client are removed, unless its
-//!    address is in `--trust-forwarded`.
+//! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. The proxy removes those
+//!    of a client, unless the client's address is in `--trust-forwarded`.
 //! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address. If their
 //!    host is neither one of `--allow-host` nor a name of this machine, `Host` is used instead.
-//! 3. In responses, the public origin takes the place of the upstream's: in `resource_metadata` of `WWW-Authenticate`, and in
-//!    `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Nothing else is rewritten, and
-//!    no other origin is.
+//! 3. In responses, the public origin takes the place of the upstream's. That is so in `resource_metadata` of `WWW-Authenticate`,
+//!    and in `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Everything else
+//!    passes unchanged, and so do URLs at other origins.
 
 use std::{
     convert::Infallible,
@@ -55,6 +55,7 @@ pub(crate) struct PublicUrl<S> {
 struct Rules {
     upstream: Origin,
     forwarded: Forwarded,
+    /// A warning about metadata was logged.
     has_warned: AtomicBool,
 }
 
@@ -134,7 +135,7 @@ impl Rules {
         let Some(rewritten) = metadata::rewritten(&body, &self.upstream, public) else {
             return Response::from_parts(head, Body::from(body));
         };
-        for name in metadata::OF_THE_BYTES {
+        for name in metadata::BODY_HEADERS {
             head.headers.remove(name);
         }
         head.headers
@@ -159,8 +160,9 @@ impl fmt::Debug for Rules {
     }
 }
 
+/// Returns `true` for a request for the metadata of a protected resource.
 fn is_metadata(request: &Request<Body>) -> bool {
     let rest = request.uri().path().strip_prefix(METADATA);
-    let is_it = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    is_it && request.method() == Method::GET
+    let is_metadata_path = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    is_metadata_path && request.method() == Method::GET
 }

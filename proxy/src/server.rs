@@ -46,7 +46,9 @@ pub struct Stats {
     pub buffer_bytes: usize,
     /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// Number of notifications of missing events that clients got, on streams that were removed.
+    /// Number of times that a client was notified of missing events.
+    ///
+    /// Counted when its stream is removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,
@@ -148,23 +150,25 @@ impl Server {
 
     /// Returns the current statistics. Returns `None` for an upstream whose events are not kept.
     pub fn stats(&self) -> Option<Stats> {
-        let (kept, run) = match self {
+        let (store, stdio) = match self {
             Self::Forward(_) => return None,
             Self::Resumable(resumable) => (resumable.event_store().stats(), None),
             Self::Stdio(stdio) => (stdio.event_store().stats(), Some(stdio.stats())),
         };
         Some(Stats {
             // Sessions of the event store outlive their process.
-            sessions: run.map_or(kept.sessions, |run| run.sessions),
-            children: run.map_or(0, |run| run.children),
-            buffer_bytes: kept.buffer_bytes,
-            resumes: kept.resumes,
-            gaps: kept.gaps,
-            kills: run.map_or(0, |run| run.kills),
+            sessions: stdio.map_or(store.sessions, |stdio| stdio.sessions),
+            children: stdio.map_or(0, |stdio| stdio.children),
+            buffer_bytes: store.buffer_bytes,
+            resumes: store.resumes,
+            gaps: store.gaps,
+            kills: stdio.map_or(0, |stdio| stdio.kills),
         })
     }
 
-    /// Returns `true` if the shutdown should wait for a client of the [event store](EventStore::is_in_progress).
+    /// Returns `true` if the shutdown should wait for a client.
+    ///
+    /// See [`EventStore::is_in_progress`].
     pub fn is_in_progress(&self) -> bool {
         match self {
             Self::Forward(_) => false,

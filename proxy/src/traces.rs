@@ -1,7 +1,7 @@
 //! Traces for OpenTelemetry, over OTLP (feature `otel`).
 //!
 //! 1. Without `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` there are no traces, and `traceparent` passes
-//!    as it is. The same holds with one of `OFF`.
+//!    as it is. The same is true if one of the variables in `OFF` has its value.
 //! 2. Each POST is a span, whose parent is that of its `traceparent`. The server gets the span as the parent of its own.
 //! 3. The span of a call has the names of method and tool, and lasts until the call has ended, even without a client. It has the
 //!    outcome, and the layer's log lines are its events. No header, no parameter and no path is shown.
@@ -85,7 +85,7 @@ pub(crate) struct Traces(SdkTracerProvider);
 #[derive(Debug, Clone)]
 pub(crate) struct Traced<S>(pub(crate) S);
 
-/// A service that reads the body of a request in the request's span, on whatever task.
+/// A service that reads the body of a request in the request's span, on any task.
 #[derive(Debug, Clone)]
 pub(crate) struct TracedBodies<S>(pub(crate) S);
 
@@ -140,8 +140,8 @@ impl Traces {
             .with_target(false)
             .with_threads(false)
             .with_tracked_inactivity(false)
-            .with_filter(filter_fn(|of| {
-                of.target() == TARGET || is_line_of_layer(of)
+            .with_filter(filter_fn(|metadata| {
+                metadata.target() == TARGET || is_layer_line(metadata)
             }))
     }
 
@@ -153,8 +153,9 @@ impl Traces {
     }
 }
 
-fn is_line_of_layer(of: &Metadata<'_>) -> bool {
-    of.target() == LAYER && of.is_event() && *of.level() <= Level::DEBUG
+/// Returns `true` for a log line of the layer, which becomes an event of the span.
+fn is_layer_line(metadata: &Metadata<'_>) -> bool {
+    metadata.target() == LAYER && metadata.is_event() && *metadata.level() <= Level::DEBUG
 }
 
 // === impl Traced ===
@@ -199,22 +200,25 @@ impl<S: HttpService> Service<Request<Body>> for Traced<S> {
 
 /// Adds what is known of a call to its span, in which the layer reports its events.
 pub(crate) fn observe(event: &Event<'_>) {
-    let text = |text: &str| sanitize(text.as_bytes(), MAX_NAME);
+    let sanitized = |text: &str| sanitize(text.as_bytes(), MAX_NAME);
     match event {
         Event::Started { call, .. } => {
             let span = Span::current();
-            let method = text(call.method());
-            let name = match call.tool().map(text) {
+            let method = sanitized(call.method());
+            let name = match call.tool().map(sanitized) {
                 Some(tool) => {
                     span.record("gen_ai.tool.name", &*tool);
                     format!("{method} {tool}")
                 }
                 None => method.clone(),
             };
-            // Its name cannot be recorded once it has begun.
+            // `tracing` cannot rename a span that has begun, so the OpenTelemetry span is renamed.
             span.context().span().update_name(name);
             span.record("mcp.method.name", method);
-            span.record("jsonrpc.request.id", text(&call.request_id().to_string()));
+            span.record(
+                "jsonrpc.request.id",
+                sanitized(&call.request_id().to_string()),
+            );
         }
         Event::Ended { outcome, .. } => {
             let span = Span::current();

@@ -17,7 +17,7 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel detect a dead peer even if no packet reports that the peer has ended.
+/// Makes the kernel detect a dead peer from which neither a FIN nor an RST arrives.
 ///
 /// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
 ///
@@ -100,8 +100,8 @@ pub struct DeadPeer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
     requested: DeadPeer,
-    probes: bool,
-    user_timeout: bool,
+    has_probes: bool,
+    has_user_timeout: bool,
 }
 
 // === impl DeadPeer ===
@@ -109,7 +109,8 @@ pub struct Applied {
 impl DeadPeer {
     /// Returns the default options. [`DeadPeer`] has an example.
     ///
-    /// They probe after 30 s of silence, every 10 s, six times, and give up on unacknowledged data after 90 s.
+    /// With these, the kernel probes after 30 s of silence, then every 10 s, and gives up after six unanswered probes. It also gives
+    /// up when sent data stays unacknowledged for 90 s.
     pub fn new() -> Self {
         Self {
             idle: Duration::from_secs(30),
@@ -168,8 +169,8 @@ impl DeadPeer {
         let mut keep_alive = TcpKeepalive::new().with_time(self.idle);
         let mut applied = Applied {
             requested: *self,
-            probes: false,
-            user_timeout: self.user_timeout.is_zero(),
+            has_probes: false,
+            has_user_timeout: self.user_timeout.is_zero(),
         };
         #[cfg(any(
             target_vendor = "apple",
@@ -183,7 +184,7 @@ impl DeadPeer {
         {
             keep_alive = keep_alive.with_interval(self.interval);
             keep_alive = keep_alive.with_retries(self.probes);
-            applied.probes = true;
+            applied.has_probes = true;
         }
         socket.set_tcp_keepalive(&keep_alive)?;
         // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, which socket2 lacks.
@@ -196,7 +197,7 @@ impl DeadPeer {
             let limit = (!self.user_timeout.is_zero()).then_some(limit);
             socket.set_tcp_user_timeout(limit)?;
             applied.requested.user_timeout = limit.unwrap_or_default();
-            applied.user_timeout = true;
+            applied.has_user_timeout = true;
         }
         Ok(applied)
     }
@@ -219,7 +220,7 @@ fn whole_seconds(time: Duration) -> Duration {
 impl Applied {
     /// Returns `true` if all requested options are set.
     pub fn is_complete(&self) -> bool {
-        self.probes && self.user_timeout
+        self.has_probes && self.has_user_timeout
     }
 }
 
@@ -227,7 +228,7 @@ impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let requested = &self.requested;
         write!(f, "keep-alive after {:?}, ", requested.idle)?;
-        if self.probes {
+        if self.has_probes {
             write!(
                 f,
                 "every {:?}, {} probes; ",
@@ -236,7 +237,7 @@ impl fmt::Display for Applied {
         } else {
             f.write_str("interval and number of probes as this platform has them; ")?;
         }
-        if !self.user_timeout {
+        if !self.has_user_timeout {
             return f.write_str(
                 "no user timeout: this platform has no TCP_USER_TIMEOUT, so a dead peer may go unnoticed for \
                  minutes while sent data is unacknowledged",
@@ -273,19 +274,19 @@ mod tests {
             Duration::from_millis(1),
             Duration::MAX,
         ];
-        let set: [fn(DeadPeer, Duration) -> DeadPeer; 4] = [
+        let setters: [fn(DeadPeer, Duration) -> DeadPeer; 4] = [
             DeadPeer::idle,
             DeadPeer::interval,
             DeadPeer::user_timeout,
             |options, number| options.probes(number.as_nanos().try_into().unwrap_or(u32::MAX)),
         ];
-        for first in set {
-            for second in set {
-                for (one, two) in durations
+        for first in setters {
+            for second in setters {
+                for (first_value, second_value) in durations
                     .into_iter()
                     .flat_map(|a| durations.map(|b| (a, b)))
                 {
-                    let options = second(first(DeadPeer::new(), one), two);
+                    let options = second(first(DeadPeer::new(), first_value), second_value);
                     match options.apply(&listener()) {
                         Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
                         // The kernel refuses numbers out of its range.
@@ -322,7 +323,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn an_accepted_socket_takes_the_options_alone() {
+    fn the_options_can_be_set_on_a_single_accepted_socket() {
         let (accepted, _client) = accepted_by(&listener());
         DeadPeer::new().apply(&accepted).expect("apply");
         let socket = SockRef::from(&accepted);
@@ -363,19 +364,19 @@ mod tests {
         let requested = DeadPeer::new();
         let everything = Applied {
             requested,
-            probes: true,
-            user_timeout: true,
+            has_probes: true,
+            has_user_timeout: true,
         };
         let line = "keep-alive after 30s, every 10s, 6 probes; user timeout 90s";
         assert_eq!(everything.to_string(), line);
 
-        let without = Applied {
-            user_timeout: false,
+        let without_user_timeout = Applied {
+            has_user_timeout: false,
             ..everything
         };
-        assert!(!without.is_complete());
+        assert!(!without_user_timeout.is_complete());
         assert!(
-            without
+            without_user_timeout
                 .to_string()
                 .contains("this platform has no TCP_USER_TIMEOUT")
         );
@@ -383,7 +384,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_applied_options_are_those_of_the_kernel() {
+    fn the_log_line_has_the_user_timeout_that_the_kernel_uses() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         for requested in [Duration::from_micros(1), Duration::MAX] {
             let requested = DeadPeer::new().user_timeout(requested);

@@ -7,13 +7,13 @@
 //! 2. hyper does not read, because its buffer has bytes of the next request, or because the handler does not read the request
 //!    body. Then hyper detects neither FIN nor RST. [`Peer::closed`] asks the kernel instead, through the registration that
 //!    tokio already has for the socket. [`WatchedListener`] has an example. [`Peer::closed`] works on Linux and Android only. On
-//!    other systems it never returns.
+//!    other systems it never completes.
 //!
 //! Contract:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and
 //!    releases it in the first poll after the [`WatchedStream`] is dropped.
-//! 2. [`Peer::closed`] returns because of the peer or the network, never because of this side.
-//! 3. No byte is read from the socket, and no timer polls it. No task is woken before the peer closes the connection.
+//! 2. [`Peer::closed`] completes because of the peer or the network, never because of this side.
+//! 3. No byte is read from the socket, and no timer polls it. No task is woken before the connection is closed.
 //!
 //! # Features
 //!

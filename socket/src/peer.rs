@@ -130,7 +130,7 @@ impl Peer {
 
     /// Waits until the peer has closed the connection, as far as the kernel knows.
     ///
-    /// The kernel learns this from a FIN or an RST from the peer, or gives up after its own retries (see
+    /// That is when the kernel receives a FIN or an RST from the peer, or gives up after its own retries (see
     /// [`DeadPeer`](super::DeadPeer)).
     ///
     /// This needs no read or write, and works even while bytes from the peer are unread.
@@ -139,7 +139,7 @@ impl Peer {
     /// - If this side closes the connection first, the future releases the socket and never completes.
     /// - A peer that shuts down only its sending side, and still reads, counts as disconnected, as it does for hyper. Do not
     ///   await this on a server that sets hyper's `half_close`.
-    /// - It works on Linux and Android. Elsewhere it never completes.
+    /// - The future completes only on Linux and Android.
     ///
     /// # Cancel safety
     ///
@@ -153,7 +153,7 @@ impl Peer {
         future::pending().await
     }
 
-    /// Returns `true` if [`closed`](Self::closed) would return at once. `false` if this side has closed the connection.
+    /// Returns `true` if [`closed`](Self::closed) would complete at once. `false` if this side has closed the connection.
     pub fn is_closed(&self) -> bool {
         self.shared
             .upgrade()
@@ -199,7 +199,7 @@ impl SharedStream {
         }
     }
 
-    /// Returns `true` if the peer has closed the read side. Does not wait for that.
+    /// Returns `true` if our read side is closed, and the peer caused that. Does not wait for that.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_found_in_either_form_and_itself_first() {
+    fn a_peer_in_the_extensions_takes_precedence_over_connect_info() {
         let mut extensions = Extensions::new();
         assert!(Peer::of(&extensions).is_none());
 

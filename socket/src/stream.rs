@@ -169,7 +169,7 @@ fn poll_transfer(
         })?;
         match transfer(stream, interest, wanted, &mut io) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            moved => return Poll::Ready(moved),
+            result => return Poll::Ready(result),
         }
     }
 }
@@ -190,8 +190,8 @@ fn transfer(
     let result = stream.try_io(interest, || {
         moved = io()?;
         // Zero bytes are the end of the stream, which stays ready.
-        let drained = IS_EDGE_TRIGGERED && 0 < moved && moved < wanted;
-        if drained {
+        let is_short = 0 < moved && moved < wanted;
+        if IS_EDGE_TRIGGERED && is_short {
             Err(io::ErrorKind::WouldBlock.into())
         } else {
             Ok(())

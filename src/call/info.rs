@@ -135,6 +135,7 @@ impl CallInfo {
     /// Merges the parts that only the typed message of the call has.
     pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
+        // Even without such parts, `is_task` must find that a session manager has bound the call.
         if self.is_task || typed.is_some() {
             // A call is bound once.
             let _first = self.typed.set(typed.unwrap_or_default());
@@ -181,11 +182,11 @@ impl CallInfo {
 
     /// Returns when the call times out. `None` if it has no timeout.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let may_last = self
+        let timeout = self
             .policy()
             .call_timeout
             .filter(|_| !self.is_unbounded())?;
-        self.started_at.checked_add(may_last)
+        self.started_at.checked_add(timeout)
     }
 
     /// Returns `true` if only the client determines how long the call lasts.

@@ -160,9 +160,9 @@ impl Scope {
     /// The scope is the path that the client requested, together with the part of it that axum's nests left.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();
-        match asked_path(extensions).filter(|asked| *asked != path) {
+        match requested_path(extensions).filter(|requested| *requested != path) {
             // The space is unambiguous, because no path has one.
-            Some(asked) => Self::Path(format!("{asked} {path}").into()),
+            Some(requested) => Self::Path(format!("{requested} {path}").into()),
             None => Self::Path(path.into()),
         }
     }
@@ -180,13 +180,13 @@ impl Scope {
 ///
 /// With this path, each nest has a scope of its own.
 #[cfg(feature = "axum")]
-fn asked_path(extensions: &Extensions) -> Option<&str> {
+fn requested_path(extensions: &Extensions) -> Option<&str> {
     let uri = extensions.get::<axum::extract::OriginalUri>()?;
     Some(uri.path())
 }
 
 /// Returns `None`, because without the feature `axum` the type of its extension is unknown.
 #[cfg(not(feature = "axum"))]
-fn asked_path(_: &Extensions) -> Option<&str> {
+fn requested_path(_: &Extensions) -> Option<&str> {
     None
 }

@@ -58,7 +58,7 @@ pub enum ParseFailure {
     EscapedKey,
     /// `method` is not a string, or the `params` of a request are not an object.
     WrongType,
-    /// The `id` of a request is neither a string nor, beyond doubt, an integer that fits an `i64`.
+    /// The `id` of a request is neither a string nor certainly an integer that fits an `i64`.
     BadId,
     /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
     NotAMessage,

@@ -9,8 +9,8 @@
 //!    that rmcp has, or unknown. A string and a number are never equal.
 //! 2. **Shapes are rmcp's.** A message with `method` and `id` is a request, and one with `method` alone a notification. A message
 //!    without `method` that has either `result` or `error` is a response. Each must have `"jsonrpc": "2.0"`.
-//! 3. **Unambiguous only.** The body is unknown if a key of the envelope is duplicated, or a key in the message or its `params` is
-//!    escaped. Two parsers may disagree about such a body.
+//! 3. **Unambiguous only.** The body is unknown if a key of the envelope is duplicated. It is also unknown if a key in the message
+//!    or its `params` is escaped. Two parsers may disagree about such a body.
 //! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch of MCP 2025-03-26, is unknown, whatever it
 //!    contains.
 //! 5. **The inner service decides.** In skipped values, wrong escapes, control characters, invalid UTF-8 and numbers out of range are

@@ -288,7 +288,7 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     words.iter().all(plain) && rest.iter().all(plain_byte)
 }
 
-/// Returns the position of the first quote, if it is among the first 16 bytes.
+/// Returns the position of the first quote, if one of the first two words of 8 bytes has it.
 ///
 /// Most strings are short, and a call of `memchr` costs more than this loop.
 fn near_quote(text: &[u8]) -> Option<usize> {

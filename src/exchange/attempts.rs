@@ -11,7 +11,7 @@ use super::{
     state::{Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, Phase, RequestKind},
 };
 use crate::{
-    call::{CallId, CallInfo, DetachCause, Key, Outcome},
+    call::{CallId, CallInfo, DetachCause, Key, Outcome, SessionKey},
     cancel::Canceller,
     registry::{POST_GENERATION, report},
 };
@@ -31,10 +31,10 @@ impl ExchangeState {
     /// Begins the dispatch of a further attempt of the request.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
-            attempts.attempts += 1;
+            attempts.in_progress += 1;
         } else {
             self.dispatch = Dispatch::InProgress(Attempts {
-                attempts: 1,
+                in_progress: 1,
                 was_accepted: true,
                 ..Attempts::default()
             });
@@ -67,7 +67,7 @@ impl Exchange {
         canceller: Arc<dyn Canceller>,
         fingerprint: impl FnOnce() -> u64,
     ) -> Option<Attachment> {
-        let CallRef { info, session } = self.call.get()?;
+        let CallRef { info, entry } = self.call.get()?;
         if *info.request_id() != key.request || info.session_id() != Some(&key.session.id) {
             return None;
         }
@@ -78,7 +78,7 @@ impl Exchange {
         }
         // Under the lock of the state, so that a cancel from now on is deferred until the server has this attempt too.
         let ((detachment, generation), deferred) =
-            session.with_deferred(|core| (core.detachment(id), core.attach(id)));
+            entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
             state.begin_attempt();
         }
@@ -137,7 +137,7 @@ impl Exchange {
     /// Called when the session manager has refused the request of a call. The call ends, unless it has another attempt.
     pub(crate) fn on_refused(self: &Arc<Self>, attachment: &Attachment) {
         let is_sole = match &self.state().dispatch {
-            Dispatch::InProgress(attempts) => attempts.attempts <= 1 && !attempts.was_accepted,
+            Dispatch::InProgress(attempts) => attempts.in_progress <= 1 && !attempts.was_accepted,
             Dispatch::NotBound | Dispatch::Done { .. } => true,
         };
         if is_sole {
@@ -154,10 +154,10 @@ impl Exchange {
             let Dispatch::InProgress(attempts) = &mut state.dispatch else {
                 return;
             };
-            attempts.attempts = attempts.attempts.saturating_sub(1);
+            attempts.in_progress = attempts.in_progress.saturating_sub(1);
             attempts.was_accepted |= attempt != Attempt::Refused;
             let contested = attempts.contested.take_if(|_| attempt != Attempt::Refused);
-            let ended = (attempts.attempts == 0).then(|| mem::take(attempts));
+            let ended = (attempts.in_progress == 0).then(|| mem::take(attempts));
             let ended = ended.map(|attempts| {
                 // If the server never accepted the request, the cancel could hit another call.
                 let deferred_cancel = attempts.deferred_cancel.filter(|_| attempts.was_accepted);
@@ -193,9 +193,12 @@ impl Exchange {
             // It is unknown which call the id names now. A cancel of one could hit the other.
             return self.finish(id, Outcome::Unknown);
         }
-        let Key { session, request } = key;
+        let Key {
+            session: SessionKey { scope, .. },
+            request,
+        } = key;
         report(
-            self.with_session(|core| core.rekey(id, &session.scope, request))
+            self.with_session(|session| session.rekey(id, &scope, request))
                 .flatten(),
         );
         self.notify_changed();

@@ -72,7 +72,7 @@ impl ExchangeState {
         contested: Option<Key>,
     ) -> Option<Arc<dyn Canceller>> {
         self.dispatch = Dispatch::InProgress(Attempts {
-            attempts: 1,
+            in_progress: 1,
             contested: contested.map(Box::new),
             ..Attempts::default()
         });
@@ -144,9 +144,9 @@ impl Exchange {
         };
         let replay = state.set_canceller(canceller, contested);
         // The body need not be parsed any more.
-        self.body_ended.store(false, Ordering::Relaxed);
+        self.must_parse_body.store(false, Ordering::Relaxed);
         drop(state);
-        // Dropped without the lock: it owns a copy of the request's head, and whatever that owns.
+        // Dropped without the lock, because the request's extensions, which it owns, may run code of the application.
         drop(replay);
         self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))
@@ -185,10 +185,7 @@ impl Exchange {
         key: Key,
         canceller: Arc<dyn Canceller>,
     ) -> Option<Attachment> {
-        let CallRef {
-            info: call,
-            session,
-        } = self.call.get()?;
+        let CallRef { info: call, entry } = self.call.get()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
@@ -196,17 +193,18 @@ impl Exchange {
         let deadline = call.deadline();
         let mut state = self.state();
         // A cancel from now on finds the key under which its server has the call.
-        let ((untracked, contested), deferred) = session.with_deferred(|core| {
+        let ((untracked, contested), deferred) = entry.with_deferred(|session| {
             if let Some(deadline) = deadline {
-                core.set_deadline(call.id(), deadline);
+                session.set_deadline(call.id(), deadline);
             }
-            let Key { session, request } = &key;
-            let accepted_call = core.find(&session.scope, request);
+            let accepted_call = session.find(&key.session.scope, &key.request);
             if accepted_call.is_some_and(|(accepted_call, _)| accepted_call != call.id()) {
                 return (None, Some(key));
             }
-            let Key { session, request } = key;
-            (core.rekey(call.id(), &session.scope, request), None)
+            (
+                session.rekey(call.id(), &key.session.scope, key.request),
+                None,
+            )
         });
         let replay = state.set_canceller(canceller, contested);
         drop(state);

@@ -57,7 +57,7 @@ enum NotifiedSides {
 /// A call that has just been cancelled. Its server may still have to be notified.
 struct JustCancelled {
     finished: Finished,
-    /// Taken before the call ended. So a task that closes the session waits for the injection.
+    /// Taken before the call ended, so that a task that closes the session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
@@ -197,7 +197,8 @@ impl Exchange {
         detached: Option<&Event<'_>>,
     ) -> Option<Option<Injection>> {
         let cancelled = self.end_as_cancelled(id, cancel);
-        let cancelled = cancelled.map(|it| (self.apply_cancel(id, cancel, it.finished), it));
+        let cancelled = cancelled
+            .map(|cancelled| (self.apply_cancel(id, cancel, cancelled.finished), cancelled));
         if let Some(detached) = detached {
             self.report(detached);
         }
@@ -230,18 +231,18 @@ impl Exchange {
         let canceller = self.state().canceller.clone();
         // No session manager has bound the call yet, so it has no key. If one still binds the call, the cancel is sent after it.
         let may_still_be_bound = canceller.is_none() && call.session().is_some();
-        let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
+        let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(call.request_id().clone(), cancel.reason),
             weight: 0,
             at: now,
             until: self.retain_until(call, now),
         };
-        let mut finished = self.with_session(|core| match cancel.condition {
-            Condition::InFlight => core.finish(id, Some(ended)),
-            Condition::Detached => core.finish_detached(id, ended),
-            Condition::Expired(Some(expiry)) if core.expiry(id) != Some(expiry) => None,
-            Condition::Expired(_) => core.finish_due(id, ended),
+        let mut finished = self.with_session(|session| match cancel.condition {
+            Condition::InFlight => session.finish(id, Some(ended)),
+            Condition::Detached => session.finish_detached(id, ended),
+            Condition::Expired(Some(expiry)) if session.expiry(id) != Some(expiry) => None,
+            Condition::Expired(_) => session.finish_due(id, ended),
         })??;
         finished.may_cancel_server |= may_still_be_bound;
         Some(JustCancelled { finished, guard })

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     call::Scope,
-    headers::{Header, McpHeaders, accepts_events, is_of_another_kind},
+    headers::{Header, McpHeaders, accepts_events, is_certainly_not_json},
 };
 
 // === impl Exchange ===
@@ -54,7 +54,7 @@ impl RequestKind {
     ) -> Self {
         let scope = || Scope::of_request(request.uri(), request.extensions());
         match *request.method() {
-            Method::POST if is_of_another_kind(content_type) => Self::Other,
+            Method::POST if is_certainly_not_json(content_type) => Self::Other,
             Method::POST => Self::Post(shared.options.extensions_for(request)),
             Method::GET => {
                 let resume = session

@@ -41,8 +41,13 @@ impl Exchange {
     /// Requests the confirmation that an orphan may be cancelled.
     #[cold]
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
-        let request = self
-            .with_session(|core| Some((core.expiry(id)?, core.detachment(id)?, core.grace(id)?)));
+        let request = self.with_session(|session| {
+            Some((
+                session.expiry(id)?,
+                session.detachment(id)?,
+                session.resume_window(id)?,
+            ))
+        });
         // Without all three, the client has resumed, or the call has ended.
         let (Some((expiry, detachment, grace)), Some(call)) = (request.flatten(), self.call(id))
         else {
@@ -59,9 +64,9 @@ impl Exchange {
             detachment,
             grace,
         };
-        if let Some(deciding) = catch_panic(|| confirm(&orphan)) {
+        if let Some(confirming) = catch_panic(|| confirm(&orphan)) {
             let timer = self.shared.registry.timer();
-            timer.spawn(Migration::BeforeStart, pending.await_decision(deciding));
+            timer.spawn(Migration::BeforeStart, pending.await_decision(confirming));
         }
     }
 }
@@ -69,8 +74,8 @@ impl Exchange {
 // === impl PendingConfirmation ===
 
 impl PendingConfirmation {
-    async fn await_decision(mut self, deciding: Confirming) {
-        if let Some(decision) = migrating_timeout(CONFIRM_TIMEOUT, deciding).await {
+    async fn await_decision(mut self, confirming: Confirming) {
+        if let Some(decision) = migrating_timeout(CONFIRM_TIMEOUT, confirming).await {
             self.decision = decision;
         }
     }
@@ -82,12 +87,12 @@ impl Drop for PendingConfirmation {
         match self.decision {
             Confirmation::Cancel => {
                 self.exchange
-                    .with_session(|core| core.confirm(id, expiry, now));
+                    .with_session(|session| session.confirm(id, expiry, now));
             }
             Confirmation::Postpone(wait) => {
                 let until = now + wait.clamp(MIN_POSTPONE, MAX_POSTPONE);
                 self.exchange
-                    .with_session(|core| core.postpone(id, expiry, until));
+                    .with_session(|session| session.postpone(id, expiry, until));
             }
             Confirmation::SessionClosed => {
                 let cancel = Cancel::confirmed(CancelReason::SessionClosed, expiry);

@@ -22,9 +22,9 @@ pub(crate) struct Contest {
 impl Contest {
     /// Begins the contest of a request with this key. Returns `None` if no call in flight has the key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
-        let Key { session, request } = key;
-        let contested =
-            registry.with_session(&session.id, |core| core.contest(&session.scope, request));
+        let contested = registry.with_session(&key.session.id, |session| {
+            session.contest(&key.session.scope, &key.request)
+        });
         let (older, exchange) = contested??;
         Some(Self { older, exchange })
     }
@@ -34,7 +34,7 @@ impl Contest {
     pub(crate) fn lose(self) {
         let Self { older, exchange } = &self;
         if let Some(finished) = exchange
-            .with_session(|core| core.finish(*older, None))
+            .with_session(|session| session.finish(*older, None))
             .flatten()
         {
             exchange.end_untracked(*older, finished);
@@ -51,6 +51,6 @@ impl Contested for Contest {
 impl Drop for Contest {
     fn drop(&mut self) {
         self.exchange
-            .with_session(|core| core.end_contest(self.older));
+            .with_session(|session| session.end_contest(self.older));
     }
 }

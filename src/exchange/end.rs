@@ -1,19 +1,16 @@
 //! The end of a call: answered, failed, or untracked. [`cancel`](super::cancel) has the cancels.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    cancel::Cancel,
-    state::{Exchange, SessionState},
-};
+use super::state::{Exchange, SessionState};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Outcome},
+    call::{CallId, CallInfo, Outcome},
     limits::Limit,
     observe::{Event, log_evicted, log_limit},
     options::RetainAnswers,
-    registry::{Answer, Completion, Finished, RetainedOutcome, Tracked},
+    registry::{Answer, Completion, Finished, RetainedOutcome},
 };
 
 /// Minimum time that an ended call is retained for its client: 60 s.
@@ -27,7 +24,7 @@ impl Exchange {
     /// Ends a call whose answer was observed.
     ///
     /// `answer` returns the answer to retain, and its size in bytes. It is called only if the answer is to be retained.
-    pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
+    pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
             RetainAnswers::Detached => self.is_detached(id),
@@ -71,7 +68,7 @@ impl Exchange {
 
     fn end(&self, id: CallId, outcome: Outcome, completion: Option<Completion<Answer>>) {
         if let Some(finished) = self
-            .with_session(|core| core.finish(id, completion))
+            .with_session(|session| session.finish(id, completion))
             .flatten()
         {
             self.apply_end(id, outcome, finished);
@@ -161,37 +158,10 @@ impl Exchange {
             short if short <= MIN_RETENTION => short,
             _ => {
                 let stream_end = self.stream_end(false);
-                grace
-                    .on_disconnect(call, stream_end)
-                    .resume_window(stream_end)
+                grace.decide(call, stream_end).resume_window(stream_end)
             }
         };
         now.checked_add(resume_window.max(MIN_RETENTION))
             .unwrap_or(now + MIN_RETENTION)
-    }
-}
-
-impl Tracked for Exchange {
-    fn on_untracked(&self, id: CallId, finished: Finished) {
-        self.end_untracked(id, finished);
-    }
-
-    fn on_grace_expired(self: &Arc<Self>, id: CallId) {
-        let cause = self.with_session(|core| core.cause_without_grace(id));
-        match (cause.flatten(), &self.shared.options.confirm) {
-            (None, Some(confirm)) => self.request_confirmation(id, &**confirm),
-            (cause, _) => {
-                let reason = cause.map_or(CancelReason::Orphaned, DetachCause::reason);
-                self.cancel(id, Cancel::expired(reason));
-            }
-        }
-    }
-
-    fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        let cancel = match reason {
-            CancelReason::TimedOut => Cancel::now(reason),
-            _ => Cancel::expired(reason),
-        };
-        self.cancel(id, cancel);
     }
 }

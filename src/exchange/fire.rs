@@ -20,15 +20,15 @@ impl Exchange {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.hook(Hook::clean_up(clean_up));
+        self.add_hook(Hook::clean_up(clean_up));
     }
 
     /// Links `token`, which fires with the exchange's own token.
     pub(crate) fn link(&self, token: CancellationToken) {
-        self.hook(Hook::Fire(token));
+        self.add_hook(Hook::Fire(token));
     }
 
-    fn hook(&self, hook: Hook) {
+    fn add_hook(&self, hook: Hook) {
         self.signal.add(hook, |task| self.spawn(task));
     }
 

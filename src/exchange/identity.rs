@@ -127,13 +127,13 @@ mod tests {
             SessionHeader::None
         ));
         let [empty, unreadable] = [&b""[..], b"\xff"].map(value);
-        for doubtful in [
+        for ambiguous in [
             Header::Several(&one),
             Header::One(&empty),
             Header::One(&unreadable),
         ] {
             assert!(matches!(
-                SessionHeader::of(doubtful),
+                SessionHeader::of(ambiguous),
                 SessionHeader::Ambiguous
             ));
         }
@@ -149,14 +149,14 @@ mod tests {
         assert_eq!(of(b"2025-11-25"), Revision::WithSessions);
         assert_eq!(of(b"2026-07-28"), Revision::Stateless);
         assert_eq!(of(b"2031-01-01"), Revision::Stateless);
-        for doubtful in [
+        for ambiguous in [
             &b"DRAFT-2026-v1"[..],
             b"2026-7-28",
             b"",
             b"\xff",
             b"2025-03-26 ",
         ] {
-            assert_eq!(of(doubtful), Revision::Ambiguous, "{doubtful:?}");
+            assert_eq!(of(ambiguous), Revision::Ambiguous, "{ambiguous:?}");
         }
     }
 }

@@ -93,7 +93,7 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has reused the id of this ended call. The cancel would hit it.
+    /// Returns `true` if another call has reused the id of this ended call. The cancel would hit that call.
     ///
     /// Waits for another call that is not accepted yet. If that call is refused, the cancel must still be sent.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
@@ -101,8 +101,9 @@ impl Exchange {
             return false;
         };
         let registry = &self.shared.registry;
-        while let Some((other, exchange)) =
-            registry.find_unaccepted_too(key).filter(|it| it.0 != id)
+        while let Some((other, exchange)) = registry
+            .find_unaccepted_too(key)
+            .filter(|(other, _)| *other != id)
         {
             exchange.wait_until_accepted_or_ended(other).await;
             if exchange.pending_cancel() == PendingCancel::Awaited {
@@ -131,7 +132,7 @@ impl Exchange {
         drop(canceller);
     }
 
-    pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
+    fn report_cancel_failed(&self, id: CallId, error: &CancelError) {
         if let Some(call) = self.call(id) {
             self.report(&Event::CancelFailed { call, error });
         }
@@ -149,7 +150,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if let Err(error) = &self.result {
-            self.exchange.cancel_failed(self.id, error);
+            self.exchange.report_cancel_failed(self.id, error);
         }
     }
 }

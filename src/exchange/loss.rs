@@ -49,7 +49,7 @@ impl Exchange {
         }
         let now = Instant::now();
         let stream_end = self.stream_end(cause == DetachCause::EndedByServer);
-        let action = call.policy().grace.on_disconnect(call, stream_end);
+        let action = call.policy().grace.decide(call, stream_end);
         let grace = match action {
             DisconnectAction::CancelNow => Some(Duration::ZERO),
             DisconnectAction::CancelAfter(grace) => Some(grace),
@@ -63,12 +63,12 @@ impl Exchange {
         });
         let keep_running = self.keep_running_state(call, stream_end, now);
         let (id, detachment) = (call.id(), Detachment::new(cause, now));
-        let detached = self.with_session(|core| {
-            let until = until.filter(|_| !core.is_maybe_resumed(id));
+        let detached = self.with_session(|session| {
+            let until = until.filter(|_| !session.is_maybe_resumed(id));
             let detached = match until.or(keep_running) {
-                Some(state) => core.detach(id, generation, state, is_empty_resume, detachment),
+                Some(state) => session.detach(id, generation, state, is_empty_resume, detachment),
                 // From now on, the layer can observe neither a resume nor the end of the call.
-                None => core.untrack(id, generation),
+                None => session.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
         });
@@ -125,18 +125,18 @@ impl Exchange {
     /// Returns `true` if the answer of a call is observed even if no stream of it is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
-        canceller.is_some_and(|canceller| canceller.sees_answers(call))
+        canceller.is_some_and(|canceller| canceller.observes_answers(call))
     }
 
     /// Removes a task that read a stream of its call in the background.
     ///
     /// The end of the call is no longer observed, unless the session manager observes the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
-        let is_seen = self.is_late_answer_closed()
+        let is_observed = self.is_late_answer_closed()
             && self
                 .call(id)
                 .is_some_and(|call| self.is_answer_observed(call));
-        let unobserved_until = (!is_seen).then(|| Instant::now() + UNOBSERVED_TTL);
-        self.with_session(|core| core.remove_background_reader(id, unobserved_until));
+        let unobserved_until = (!is_observed).then(|| Instant::now() + UNOBSERVED_TTL);
+        self.with_session(|session| session.remove_background_reader(id, unobserved_until));
     }
 }

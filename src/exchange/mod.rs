@@ -27,6 +27,7 @@
 //! | `loss` | what the loss of a stream means for the call |
 //! | `end` | how a call ends that is not cancelled |
 //! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
+//! | `expired` | what a deadline that has passed means for the call |
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
 //! | `waiting` | when a call is accepted or has ended, for the tasks that wait for it |
 //! | `fire` | how the token fires, and where the clean-ups run |
@@ -41,8 +42,8 @@
 //!    [`on_dropped`](Exchange::on_dropped), whichever is first.
 //! 2. It has one call at most, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body) from the request body.
-//! 3. A cancel takes this order: reason, token, inner streams, injection. The cancel becomes pending before its call is removed from the
-//!    registry, because closing a session waits for calls in flight and for pending cancels.
+//! 3. A cancel has its effects in the order that `cancel` lists. It becomes pending before its call is removed from the registry,
+//!    because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call the registry
 //!    under the lock of the state: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
 //!    the state, then the shard, then the session entry.
@@ -58,6 +59,7 @@ mod classify;
 mod confirm;
 mod contest;
 mod end;
+mod expired;
 mod fire;
 mod guard;
 mod identity;

@@ -24,7 +24,7 @@ use crate::{
     sse,
 };
 
-/// The bit of `stream_meta` that is set when an event id was sent. The other bits hold the last `retry` in ms.
+/// The bit of `stream_meta` that is set once an event id may have been sent. The other bits hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
 /// What the response head means for the call.
@@ -34,8 +34,8 @@ pub(crate) enum Head {
     Stream { readable: bool },
     /// 2xx with any other body: the body is the answer.
     Answer,
-    /// Any other status: the server has refused the request.
-    Refusal,
+    /// Any other status: the server has refused the request. `is_temporary` if its client may send the request again later.
+    Refusal { is_temporary: bool },
 }
 
 /// What is done with the response body.
@@ -62,7 +62,7 @@ impl ExchangeState {
         ) {
             self.request = RequestBody::Known(match head {
                 Head::Stream { .. } => BodyKind::Other,
-                Head::Answer | Head::Refusal => BodyKind::Plain,
+                Head::Answer | Head::Refusal { .. } => BodyKind::Plain,
             });
         }
     }
@@ -72,7 +72,7 @@ impl ExchangeState {
 
 impl Exchange {
     pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
-        if head != Head::Refusal {
+        if !matches!(head, Head::Refusal { .. }) {
             self.on_accepted();
         }
         match head {
@@ -82,8 +82,11 @@ impl Exchange {
                 self.end_resume();
                 self.begin_answer().map_or(BodyPlan::Pass, BodyPlan::Answer)
             }
-            Head::Refusal => {
+            Head::Refusal { is_temporary } => {
                 self.state().record_head(&self.kind, head);
+                if is_temporary && let RequestKind::Resume(resume) = &self.kind {
+                    resume.renew_graces();
+                }
                 self.end_resume();
                 match self.info() {
                     Some(call) if !self.is_bound() => self.finish(call.id(), Outcome::Failed),
@@ -187,7 +190,7 @@ impl Exchange {
             let hints = &self.shared.registry.hints;
             hints.emit(Hint::SupersedeHasNoEffect);
         }
-        report(self.with_session(|core| core.accept(id)).flatten());
+        report(self.with_session(|session| session.accept(id)).flatten());
         self.notify_changed();
         Some(Attachment {
             exchange: self.clone(),
@@ -318,8 +321,8 @@ impl Exchange {
     }
 
     /// Sets whether the part of the response so far may have been the answer.
-    pub(super) fn set_maybe_answered(&self, maybe: bool) {
-        self.maybe_answered.store(maybe, Ordering::Relaxed);
+    pub(super) fn set_maybe_answered(&self, maybe_answered: bool) {
+        self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
     }
 
     /// Removes a stream that may have carried the answer of its call.
@@ -327,7 +330,7 @@ impl Exchange {
     /// The call is not cancelled. With its last stream, it ends as [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
-        let finished = self.with_session(|core| core.remove_stream(id, generation));
+        let finished = self.with_session(|session| session.remove_stream(id, generation));
         if let Some(finished) = finished.flatten() {
             self.end_untracked(id, finished);
         }
@@ -347,7 +350,7 @@ impl Exchange {
         if let Some(retry) = retry {
             let retry =
                 u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms.min(!REPLAYABLE));
-            let with_retry = |passed| Some((passed & REPLAYABLE) | retry);
+            let with_retry = |meta| Some((meta & REPLAYABLE) | retry);
             // Never fails, because the closure returns a value each time.
             let _former =
                 self.stream_meta

@@ -36,7 +36,8 @@ pub(super) enum Accepted {
 impl Exchange {
     /// Attaches a call whose client has resumed, with the next generation. Returns `None` if the call has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
-        let attached = self.with_session(|core| Some((core.detachment(id), core.attach(id)?)));
+        let attached =
+            self.with_session(|session| Some((session.detachment(id), session.attach(id)?)));
         let (detachment, generation) = attached??;
         self.on_resumed(id, detachment);
         Some(Attachment {
@@ -63,7 +64,7 @@ impl Exchange {
         let state = self
             .keep_running_state(call, stream_end, now)
             .unwrap_or(forget_at);
-        let is_marked = self.with_session(|core| core.set_maybe_resumed(id, state));
+        let is_marked = self.with_session(|session| session.set_maybe_resumed(id, state));
         is_marked.unwrap_or(false)
     }
 
@@ -77,7 +78,7 @@ impl Exchange {
 }
 
 /// Returns an event id as it is in the stream, which is UTF-8. `fetch` sends each of its characters as one byte (Latin-1).
-fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
+fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
     if str::from_utf8(event_id).is_ok() {
         return Cow::Borrowed(event_id);
     }
@@ -98,13 +99,13 @@ impl Resume {
         let (Some(event_id), None) = (ids.next(), ids.next()) else {
             return None;
         };
-        let event_id = as_text(event_id.as_bytes().trim_ascii());
+        let event_id = as_utf8(event_id.as_bytes().trim_ascii());
         let event_id = &*event_id;
-        let paused = shared.registry.with_session(&session.id, |core| {
+        let paused = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
             // In any scope: the issuer of the session id may not be known yet.
-            let mut calls = core.candidates_for_event(event_id);
-            calls.retain(|(id, _)| core.begin_resume(*id, now));
+            let mut calls = session.candidates_for_event(event_id);
+            calls.retain(|(id, _)| session.begin_resume(*id, now));
             calls
         });
         Some(Self {
@@ -150,8 +151,8 @@ impl Resume {
 
     /// Returns the exchange of the call in flight that it resumes.
     pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
-        let call = shared.registry.with_session(&self.session.id, |core| {
-            core.unique_match_for_event(&self.event_id)
+        let call = shared.registry.with_session(&self.session.id, |session| {
+            session.unique_match_for_event(&self.event_id)
         });
         Some(call??.1)
     }
@@ -167,11 +168,20 @@ impl Resume {
         }
     }
 
+    /// Starts the graces of its calls anew: its client is connected, and is to return later.
+    #[cold]
+    pub(super) fn renew_graces(&self) {
+        let paused = lock(&self.paused_calls).clone();
+        for (id, exchange) in paused {
+            exchange.with_session(|session| session.renew_grace(id, Instant::now()));
+        }
+    }
+
     /// Ends the resume. The timers that it stopped continue, unless another resume of their call is pending.
     pub(super) fn end(&self) {
         let paused = mem::take(&mut *lock(&self.paused_calls));
         for (id, exchange) in paused {
-            exchange.with_session(|core| core.end_resume(id, Instant::now()));
+            exchange.with_session(|session| session.end_resume(id, Instant::now()));
         }
     }
 }

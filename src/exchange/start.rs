@@ -24,7 +24,8 @@ use crate::{
 #[must_use]
 pub(super) struct Registered {
     deferred: DeferredEffects<Exchange>,
-    is_too_late: bool,
+    /// The server has been drained, so the call must end at once.
+    is_drained: bool,
     /// Another call in flight owns its id.
     pub(super) is_contested: bool,
 }
@@ -33,28 +34,28 @@ pub(super) struct Registered {
 
 impl Exchange {
     /// Records that the request body has ended, with its frames or the reason for not parsing it.
-    pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
-        self.body_passed(RequestBody::Ended(frames));
+    pub(crate) fn on_body_ended(&self, frames: Result<Frames, UnparsedBody>) {
+        self.set_passed_body(RequestBody::Ended(frames));
     }
 
     /// Records that the request body was dropped before its end.
     #[cold]
-    pub(crate) fn body_dropped(&self, body: UnparsedBody) {
-        self.body_passed(RequestBody::Dropped(body));
+    pub(crate) fn on_body_dropped(&self, body: UnparsedBody) {
+        self.set_passed_body(RequestBody::Dropped(body));
     }
 
-    fn body_passed(&self, body: RequestBody) {
+    fn set_passed_body(&self, body: RequestBody) {
         let mut state = self.state();
         if matches!(state.request, RequestBody::Passing) {
             state.request = body;
-            self.body_ended.store(true, Ordering::Release);
+            self.must_parse_body.store(true, Ordering::Release);
         }
     }
 
     /// Parses a request body that has ended, unless a session manager bound its call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
-        if !self.body_ended.load(Ordering::Relaxed)
-            || !self.body_ended.swap(false, Ordering::AcqRel)
+        if !self.must_parse_body.load(Ordering::Relaxed)
+            || !self.must_parse_body.swap(false, Ordering::AcqRel)
         {
             return;
         }
@@ -205,20 +206,20 @@ impl Exchange {
         let session_id = call.session_id().cloned();
         let name = key.map(|key| (key.session.scope, key.request));
         let registry = &self.shared.registry;
-        let (is_contested, deferred, is_too_late) =
-            registry.start(id, session_id.as_ref(), |session, core| {
-                core.start(id, name, self.clone(), deadline);
+        let (is_contested, deferred, is_drained) =
+            registry.start(id, session_id.as_ref(), |entry, session| {
+                session.start(id, name, self.clone(), deadline);
                 // A thread that finds the call in the session finds it here, and vice versa, because the session entry is locked.
                 // `get_or_init` is compiled for size: it would move the value once more, byte by byte.
                 let _first = self.call.set(CallRef {
                     info: call,
-                    session: session.clone(),
+                    entry: entry.clone(),
                 });
-                is_accepted && !core.try_accept(id)
+                is_accepted && !session.try_accept(id)
             });
         Registered {
             deferred,
-            is_too_late,
+            is_drained,
             is_contested,
         }
     }
@@ -227,7 +228,7 @@ impl Exchange {
     pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {
         let Registered {
             deferred,
-            is_too_late,
+            is_drained,
             ..
         } = registered;
         deferred.run();
@@ -235,7 +236,7 @@ impl Exchange {
             return;
         };
         self.report(&Event::Started { call });
-        if is_too_late {
+        if is_drained {
             self.cancel(call.id(), Cancel::now(CancelReason::ShuttingDown));
         }
     }

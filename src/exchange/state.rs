@@ -40,6 +40,7 @@ pub(crate) struct LayerShared {
     pub(crate) registry: Arc<Registry>,
 }
 
+/// One HTTP request and its response.
 pub(crate) struct Exchange {
     pub(super) shared: Arc<LayerShared>,
     pub(super) session: SessionHeader,
@@ -49,8 +50,8 @@ pub(crate) struct Exchange {
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
-    /// Set with the end of the request body, so that most polls need not lock.
-    pub(super) body_ended: AtomicBool,
+    /// The request body has ended, and may have to be parsed. Checked first, so that most polls need not lock.
+    pub(super) must_parse_body: AtomicBool,
     /// What the streams of its call have shown so far, see `response`.
     pub(super) stream_meta: AtomicU32,
     /// Its call was cancelled here, so the error becomes its response.
@@ -71,7 +72,7 @@ pub(crate) struct Exchange {
 /// A call, and the entry of its session.
 pub(super) struct CallRef {
     pub(super) info: CallInfo,
-    pub(super) session: Arc<SessionEntry<Exchange>>,
+    pub(super) entry: Arc<SessionEntry<Exchange>>,
 }
 
 /// What a request may be, judging by its head.
@@ -165,7 +166,7 @@ pub(super) enum Dispatch {
 #[derive(Default)]
 pub(super) struct Attempts {
     /// Number of attempts of the request that are in progress. There are several if a middleware sends the request again.
-    pub(super) attempts: u32,
+    pub(super) in_progress: u32,
     /// Whether the session manager has accepted an attempt, or may have accepted one.
     pub(super) was_accepted: bool,
     /// The key of the call, if an older call in flight has the same key. The older call keeps the key if the request is refused.
@@ -233,7 +234,7 @@ impl Exchange {
             kind,
             call: OnceLock::new(),
             signal: Signal::default(),
-            body_ended: AtomicBool::new(false),
+            must_parse_body: AtomicBool::new(false),
             stream_meta: AtomicU32::new(0),
             is_cancelled_here: AtomicBool::new(false),
             has_call_ended: AtomicBool::new(false),
@@ -305,29 +306,29 @@ impl Exchange {
         &self,
         operation: impl FnOnce(&mut SessionState) -> R,
     ) -> Option<R> {
-        Some(self.call.get()?.session.with(operation))
+        Some(self.call.get()?.entry.with(operation))
     }
 
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
-        let is_in_flight = self.with_session(|core| core.is_in_flight(id));
+        let is_in_flight = self.with_session(|session| session.is_in_flight(id));
         is_in_flight.unwrap_or(false)
     }
 
     /// Returns `true` if a call is in flight, and the inner service has accepted it.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
         let is_accepted =
-            |core: &mut SessionState| core.is_in_flight(id) && !core.is_unaccepted(id);
+            |session: &mut SessionState| session.is_in_flight(id) && !session.is_unaccepted(id);
         self.with_session(is_accepted).unwrap_or(false)
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
-        let is_detached = self.with_session(|core| core.is_detached(id));
+        let is_detached = self.with_session(|session| session.is_detached(id));
         is_detached.unwrap_or(false)
     }
 
     /// Adds a task that reads a stream of its call in the background, to observe the call's end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
-        self.with_session(|core| core.add_background_reader(id));
+        self.with_session(|session| session.add_background_reader(id));
     }
 
     /// Returns its call, if the call has this id.

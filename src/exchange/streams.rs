@@ -117,8 +117,8 @@ impl Exchange {
     }
 
     fn add_stream(&self, stream: Weak<dyn StreamHandle>) {
-        let sent = self.state().streams.add(stream);
-        if let Some((message, stream)) = sent {
+        let error = self.state().streams.add(stream);
+        if let Some((message, stream)) = error {
             stream.send(message);
             stream.close();
         }
@@ -140,7 +140,7 @@ impl Exchange {
         self.response_waker.wake();
     }
 
-    /// Sets the waker of the response future, which is woken when [`cancel_response`](Self::cancel_response) is set.
+    /// Sets the waker of the response future. It is woken once [`cancel_response`](Self::cancel_response) returns the error.
     pub(crate) fn set_response_waker(&self, waker: &Waker) {
         self.response_waker.register(waker);
     }

@@ -44,7 +44,7 @@ impl Tap {
     pub(super) fn opaque(call: Attachment) -> Self {
         call.exchange.record_stream_meta(true, None);
         call.exchange
-            .with_session(|core| core.mark_event_ids_incomplete(call.id));
+            .with_session(|session| session.mark_event_ids_incomplete(call.id));
         Self::of(Reads::Opaque, call)
     }
 
@@ -115,8 +115,9 @@ impl Tap {
                 if *events == 1 {
                     emit_session_hint(call, id);
                 }
-                call.exchange
-                    .with_session(|core| core.record_event_id(call.id, id, EventIdFormat::Any));
+                call.exchange.with_session(|session| {
+                    session.record_event_id(call.id, id, EventIdFormat::Any)
+                });
             }
             match event.answers {
                 Answers::Nothing | Answers::Ambiguous(_) => {
@@ -127,7 +128,7 @@ impl Tap {
                 Answers::One(request) => {
                     let info = call.exchange.call(call.id);
                     if info.is_some_and(|info| *info.request_id() == request) {
-                        call.exchange.answered(call.id, || None);
+                        call.exchange.on_answered(call.id, || None);
                         *attachment = None;
                     }
                 }
@@ -148,7 +149,7 @@ impl Tap {
     }
 }
 
-/// Hints that the events of a session call are read from bytes. That may be a mistake if the server is rmcp.
+/// Hints that the events of a session call are read from bytes. If the server is rmcp, its session manager may not be wrapped.
 fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
     let registry = &call.exchange.shared.registry;
     let info = call.exchange.call(call.id);

@@ -15,7 +15,7 @@ const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 impl Exchange {
     /// Waits until a call is accepted, has ended, or waits for a pending cancel itself.
     pub(super) async fn wait_until_accepted_or_ended(&self, id: CallId) {
-        let is_unaccepted = |core: &mut SessionState| core.is_unaccepted(id);
+        let is_unaccepted = |session: &mut SessionState| session.is_unaccepted(id);
         self.wait_until(|| match self.pending_cancel() {
             PendingCancel::Awaited => true,
             PendingCancel::Unknown => !self.is_in_flight(id),

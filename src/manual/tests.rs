@@ -20,7 +20,7 @@ struct Line {
     message: String,
     /// The arguments of the macro that writes it.
     arguments: String,
-    /// Whether the macro is one of `tracing`'s, each of which must name the target.
+    /// `true` if the macro is one of `tracing`'s. Such a macro must name the target.
     is_bare: bool,
 }
 
@@ -32,7 +32,7 @@ fn every_row_of_a_page_is_in_a_table_with_a_head() {
             let path = entry.expect("an entry").path();
             pages.extend(
                 path.extension()
-                    .is_some_and(|it| it == "md")
+                    .is_some_and(|extension| extension == "md")
                     .then_some(path),
             );
         }
@@ -76,11 +76,11 @@ fn the_lines_that_the_manual_documents_are_those_that_are_logged() {
     });
     let documented: Vec<(&str, &str)> = documented.collect();
     let documents = |(level, text): (&str, &str), line: &Line| {
-        let same = match text.strip_suffix(" …") {
+        let is_same_text = match text.strip_suffix(" …") {
             Some(start) => line.message.starts_with(start),
             None => line.message == text,
         };
-        same && line.level == level
+        is_same_text && line.level == level
     };
     for row in &documented {
         let is_logged = lines.iter().any(|line| documents(*row, line));
@@ -141,7 +141,9 @@ fn the_glue_for_other_frameworks_is_that_of_the_support_table() {
     }
 }
 
-/// Returns the tables of a page as a renderer finds them: adjacent rows outside of code blocks.
+/// Returns the tables of a page as a renderer finds them.
+///
+/// A table is a group of adjacent rows outside of code blocks.
 fn tables(page: &str) -> Vec<Vec<&str>> {
     let mut tables: Vec<Vec<&str>> = Vec::new();
     let mut is_code = false;
@@ -202,7 +204,9 @@ fn sources(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// Returns the names and values of the constants that a file declares on one line, without its tests.
+/// Returns the names and values of the constants that a file declares on one line.
+///
+/// The constants of its tests are left out.
 fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
     let code = source.split("mod tests {").next();
     code.unwrap_or_default().lines().filter_map(|line| {
@@ -216,7 +220,9 @@ fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
 // === impl Line ===
 
 impl Line {
-    /// Returns the lines that a source file logs, by `tracing`'s macros or by this crate's macros `log_…`, which take the level.
+    /// Returns the lines that a source file logs.
+    ///
+    /// It logs them by `tracing`'s macros, or by this crate's macros `log_…`, which take the level.
     fn all(source: &str) -> Vec<Self> {
         let code = source.split("mod tests {").next().unwrap_or_default();
         let code = code

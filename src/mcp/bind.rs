@@ -39,11 +39,11 @@ impl<M: SessionManager> ManagerInner<M> {
         let ClientJsonRpcMessage::Request(request) = message else {
             return None;
         };
-        let Some(link) = CallToken::in_message(request.request.extensions()) else {
+        let Some(call_token) = CallToken::in_message(request.request.extensions()) else {
             self.hints.emit(Hint::NoLayer);
             return None;
         };
-        let exchange = link.exchange().clone();
+        let exchange = call_token.exchange().clone();
         if !self.join_registry(exchange.registry()) {
             exchange.registry().hints.emit(Hint::TwoLayers);
             return None;
@@ -75,7 +75,7 @@ impl<M: SessionManager> ManagerInner<M> {
         &self,
         session: &SessionId,
         message: &ClientJsonRpcMessage,
-        used: Option<&SessionUse>,
+        session_use: Option<&SessionUse>,
     ) -> Option<Box<Untracked>> {
         let ClientJsonRpcMessage::Request(request) = message else {
             return None;
@@ -89,8 +89,8 @@ impl<M: SessionManager> ManagerInner<M> {
             request: call.request_id().clone(),
         };
         let contest = Contest::begin(registry, &key);
-        let used = used.cloned();
-        Some(Box::new(Untracked::new(call, contest, used)))
+        let session_use = session_use.cloned();
+        Some(Box::new(Untracked::new(call, contest, session_use)))
     }
 
     /// Returns a keyed hash of the method and the parameters, except `_meta`.
@@ -108,7 +108,7 @@ impl<M: SessionManager> ManagerInner<M> {
     /// Handles a cancel that the client sent and the manager accepted.
     ///
     /// The call may have ended meanwhile, and another call may have its id.
-    pub(super) fn client_cancelled(&self, session: &SessionId, request: RequestId, target: CallId) {
+    pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {
         let found = self.find(session, request);
         if let Some((id, exchange)) = found.filter(|(id, _)| *id == target) {
             if let Some(call) = exchange.call(id) {

@@ -30,12 +30,12 @@ use crate::{
 /// `F` is a boxed future, because the future of the inner manager is large and rmcp moves `CreateStream` twice (`future_size` in
 /// ARCHITECTURE.md, Workarounds).
 pub(super) struct CreateStream<F> {
-    created: F,
+    inner: F,
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
     /// Last, so that the session stays in use until the drop of `call` has been reported.
-    used: Option<SessionUse>,
+    session_use: Option<SessionUse>,
 }
 
 /// An untracked request. An older call with its id is untracked once the manager has accepted the request.
@@ -43,25 +43,25 @@ pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
     /// `None` if the session is unknown, in which case nothing is suppressed in it.
-    used: Option<SessionUse>,
+    session_use: Option<SessionUse>,
 }
 
 // === impl CreateStream ===
 
 impl<F> CreateStream<F> {
     pub(super) fn new(
-        created: F,
+        inner: F,
         call: Option<BoundCall>,
         untracked: Option<Box<Untracked>>,
         seal: Option<Box<Seal>>,
-        used: Option<SessionUse>,
+        session_use: Option<SessionUse>,
     ) -> Self {
         Self {
-            created,
+            inner,
             call,
             untracked,
             seal,
-            used,
+            session_use,
         }
     }
 }
@@ -74,26 +74,30 @@ where
     type Output = Result<CallStream<Sealed<S>>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let created = ready!(Pin::new(&mut self.created).poll(cx));
+        let created = ready!(Pin::new(&mut self.inner).poll(cx));
         let mut call = self.call.take();
         let untracked = self.untracked.take();
         Poll::Ready(match created {
             Ok(stream) => {
                 if let Some(call) = &mut call {
-                    call.opened();
+                    call.on_opened();
                 }
                 if let Some(untracked) = untracked {
-                    untracked.opened();
+                    untracked.on_opened();
                 }
                 let sealed = Sealed::new(stream, self.seal.take());
-                Ok(CallStream::of_request(sealed, call, self.used.take()))
+                Ok(CallStream::of_request(
+                    sealed,
+                    call,
+                    self.session_use.take(),
+                ))
             }
             Err(error) => {
                 if let Some(call) = call {
-                    call.refused();
+                    call.on_refused();
                 }
                 if let Some(untracked) = untracked {
-                    untracked.refused();
+                    untracked.on_refused();
                 }
                 Err(error)
             }
@@ -161,11 +165,15 @@ impl<M: SessionManager> ManagerInner<M> {
 // === impl Untracked ===
 
 impl Untracked {
-    pub(super) fn new(call: CallInfo, contest: Option<Contest>, used: Option<SessionUse>) -> Self {
+    pub(super) fn new(
+        call: CallInfo,
+        contest: Option<Contest>,
+        session_use: Option<SessionUse>,
+    ) -> Self {
         Self {
             call,
             contest,
-            used,
+            session_use,
         }
     }
 
@@ -173,14 +181,14 @@ impl Untracked {
     ///
     /// That call may have been cancelled before, or may be cancelled later.
     pub(super) fn resume_delivery(&self) {
-        if let Some(used) = &self.used {
-            used.suppressed.resume_delivery_untracked(&self.call);
+        if let Some(session_use) = &self.session_use {
+            session_use.suppressed.resume_delivery_untracked(&self.call);
         }
     }
 
     /// Records that the manager accepted the request.
     #[cold]
-    fn opened(self) {
+    fn on_opened(self) {
         if let Some(contest) = self.contest {
             contest.lose();
         }
@@ -188,9 +196,11 @@ impl Untracked {
 
     /// Records that the manager refused the request.
     #[cold]
-    fn refused(self) {
-        if let Some(used) = &self.used {
-            used.suppressed.forget_untracked(self.call.request_id());
+    fn on_refused(self) {
+        if let Some(session_use) = &self.session_use {
+            session_use
+                .suppressed
+                .forget_untracked(self.call.request_id());
         }
     }
 }

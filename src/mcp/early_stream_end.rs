@@ -38,9 +38,9 @@ pub(super) struct EarlyStreamEnds {
 // === impl EarlyStreamEnds ===
 
 impl EarlyStreamEnds {
-    pub(super) fn new(of_all: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(in_manager: Arc<AtomicBool>) -> Self {
         Self {
-            in_manager: of_all,
+            in_manager,
             in_session: AtomicBool::new(false),
         }
     }
@@ -74,6 +74,6 @@ impl Exchange {
     fn complete_with_late_answer(&self, id: CallId, answer: OpaqueMessage) {
         let mut event = ServerSseMessage::default();
         event.message = answer.downcast().ok();
-        self.answered(id, || replay::retain(&event, None));
+        self.on_answered(id, || replay::retain(&event, None));
     }
 }

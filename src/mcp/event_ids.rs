@@ -34,9 +34,9 @@ const MAC_BYTES: usize = 16;
 /// Block size of SHA-256, to which HMAC pads its key.
 const BLOCK: usize = 64;
 
-/// Binds event ids to sessions, under one key.
+/// A key that binds event ids to sessions.
 #[derive(Clone)]
-pub(super) struct EventIds(Arc<MacKey>);
+pub(super) struct EventIdKey(Arc<MacKey>);
 
 /// The two states of HMAC-SHA256 after it has read the key.
 struct MacKey {
@@ -47,7 +47,7 @@ struct MacKey {
 /// Seals the event ids of one session, or of clients without a session.
 #[derive(Clone)]
 pub(super) struct Seal {
-    ids: EventIds,
+    key: EventIdKey,
     session: Option<SessionId>,
 }
 
@@ -69,22 +69,22 @@ struct Sessionless {
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
 
-// === impl EventIds ===
+// === impl EventIdKey ===
 
-impl EventIds {
+impl EventIdKey {
     /// Returns the key of all managers without a key of their own, which may share a store.
     pub(super) fn of_process() -> Self {
-        static OF_PROCESS: OnceLock<EventIds> = OnceLock::new();
+        static OF_PROCESS: OnceLock<EventIdKey> = OnceLock::new();
         let random = || {
             // std seeds the 128 bits of its keys from the system's random numbers.
             let random = RandomState::new();
             let parts: [[u8; 8]; 4] = array::from_fn(|part| random.hash_one(part).to_be_bytes());
-            Self::with_key(parts.as_flattened())
+            Self::new(parts.as_flattened())
         };
         OF_PROCESS.get_or_init(random).clone()
     }
 
-    pub(super) fn with_key(key: &[u8]) -> Self {
+    pub(super) fn new(key: &[u8]) -> Self {
         let mut block = [0; BLOCK];
         let long: [u8; 32];
         let key = if key.len() > BLOCK {
@@ -105,7 +105,7 @@ impl EventIds {
 
     pub(super) fn seal_of(&self, session: Option<&SessionId>) -> Seal {
         Seal {
-            ids: self.clone(),
+            key: self.clone(),
             session: session.cloned(),
         }
     }
@@ -160,9 +160,9 @@ impl Seal {
             None => (&[][..], u64::MAX),
         };
         let mac = self
-            .ids
+            .key
             .hmac([b"event id\0", &length.to_be_bytes(), session, id.as_bytes()]);
-        let [first, _] = split(mac);
+        let [first, _] = halves(mac);
         u128::from_be_bytes(first)
     }
 
@@ -173,7 +173,7 @@ impl Seal {
     }
 }
 
-fn split(mac: [u8; 32]) -> [[u8; MAC_BYTES]; 2] {
+fn halves(mac: [u8; 32]) -> [[u8; MAC_BYTES]; 2] {
     let (halves, _) = mac.as_chunks::<MAC_BYTES>();
     <[_; 2]>::try_from(halves).unwrap_or_default()
 }
@@ -275,7 +275,7 @@ mod tests {
             ),
         ];
         for (key, data, expected) in cases {
-            let mac = EventIds::with_key(key).hmac([data, b"", b"", b""]);
+            let mac = EventIdKey::new(key).hmac([data, b"", b"", b""]);
             let mac: String = mac.iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(mac, expected);
         }
@@ -283,24 +283,24 @@ mod tests {
 
     #[test]
     fn an_event_id_opens_for_its_own_session_and_for_no_other() {
-        let ids = EventIds::with_key(b"a key");
-        let of = |id: Option<&str>| ids.seal_of(id.map(session).as_ref());
-        let sealed = of(Some("a")).seal("event.1");
-        assert_eq!(of(Some("a")).open(&sealed), Some("event.1"));
+        let key = EventIdKey::new(b"a key");
+        let seal_of = |id: Option<&str>| key.seal_of(id.map(session).as_ref());
+        let sealed = seal_of(Some("a")).seal("event.1");
+        assert_eq!(seal_of(Some("a")).open(&sealed), Some("event.1"));
         for other in [Some("b"), Some(""), Some("aevent"), None] {
-            assert_eq!(of(other).open(&sealed), None, "{other:?}");
+            assert_eq!(seal_of(other).open(&sealed), None, "{other:?}");
         }
-        let sealed = of(None).seal("1");
-        assert_eq!(of(None).open(&sealed), Some("1"));
-        assert_eq!(of(Some("")).open(&sealed), None);
+        let sealed = seal_of(None).seal("1");
+        assert_eq!(seal_of(None).open(&sealed), Some("1"));
+        assert_eq!(seal_of(Some("")).open(&sealed), None);
     }
 
     #[test]
     fn a_changed_event_id_opens_for_no_session() {
-        let seal = EventIds::with_key(b"a key").seal_of(Some(&session("a")));
+        let seal = EventIdKey::new(b"a key").seal_of(Some(&session("a")));
         let sealed = seal.seal("1");
         let (_, mac) = sealed.split_once('.').unwrap();
-        let other_key = EventIds::with_key(b"another").seal_of(Some(&session("a")));
+        let other_key = EventIdKey::new(b"another").seal_of(Some(&session("a")));
         assert_eq!(other_key.open(&sealed), None);
         for changed in [
             "1".to_owned(),
@@ -317,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn managers_without_a_key_have_one_in_common() {
-        let seal = |ids: EventIds| ids.seal_of(Some(&session("a")));
-        let sealed = seal(EventIds::of_process()).seal("1");
-        assert_eq!(seal(EventIds::of_process()).open(&sealed), Some("1"));
+    fn managers_without_a_key_of_their_own_share_one() {
+        let seal = |key: EventIdKey| key.seal_of(Some(&session("a")));
+        let sealed = seal(EventIdKey::of_process()).seal("1");
+        assert_eq!(seal(EventIdKey::of_process()).open(&sealed), Some("1"));
     }
 }

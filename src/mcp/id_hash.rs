@@ -1,7 +1,8 @@
 //! The hash of ids that the server issues.
 //!
 //! It is fast, because every request looks up its session several times. It does not resist chosen ids, because no client chooses an id
-//! that the server issues. Where only hashes are compared (`replay::has_answer`), a collision affects only the answer to that client.
+//! that the server issues. Where only hashes are compared (`replay::has_answer`, `StandaloneIds`), a client that sends a colliding id
+//! affects only its own session.
 
 use std::hash::BuildHasher as _;
 

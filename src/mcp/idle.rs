@@ -195,7 +195,7 @@ impl IdleState {
         else {
             return None;
         };
-        // While the session of a lost client is in use, this need not wait: the end of the last use starts the lost timeout.
+        // The lost timeout need not be checked while the session is in use, because the end of the last use starts it.
         let next_check = timeouts.idle.unwrap_or(Duration::MAX);
         match timeouts.of(*is_lost) {
             Some(timeout) if *uses == 0 => {
@@ -256,7 +256,7 @@ impl IdleTimeouts {
 mod tests {
     use super::*;
 
-    const TIME: IdleTimeouts = IdleTimeouts {
+    const IDLE_ONLY: IdleTimeouts = IdleTimeouts {
         idle: Some(ms(100)),
         lost: None,
         ignore_standalone_streams: false,
@@ -268,48 +268,51 @@ mod tests {
     }
 
     /// Returns a tracker, and when its session started.
-    fn new() -> (IdleTracker, Instant) {
+    fn tracker() -> (IdleTracker, Instant) {
         let start = Instant::now();
         (IdleTracker::new(start), start)
     }
 
     #[test]
     fn a_session_without_uses_expires_after_its_timeout() {
-        let (idle, start) = new();
-        assert_eq!(idle.close_if_idle(start + ms(99), TIME), Some(TICK));
+        let (idle, start) = tracker();
+        assert_eq!(idle.close_if_idle(start + ms(99), IDLE_ONLY), Some(TICK));
         assert_eq!(
-            idle.time_left(start + ms(100), TIME),
+            idle.time_left(start + ms(100), IDLE_ONLY),
             None,
             "but it was not closed"
         );
         assert!(!idle.is_closed());
-        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
+        assert_eq!(idle.close_if_idle(start + ms(100), IDLE_ONLY), None);
         assert!(idle.is_closed());
     }
 
     #[test]
     fn a_touch_restarts_the_timeout() {
-        let (idle, start) = new();
+        let (idle, start) = tracker();
         assert!(idle.touch(start + ms(60)));
-        assert_eq!(idle.close_if_idle(start + ms(159), TIME), Some(TICK));
-        assert_eq!(idle.close_if_idle(start + ms(160), TIME), None);
+        assert_eq!(idle.close_if_idle(start + ms(159), IDLE_ONLY), Some(TICK));
+        assert_eq!(idle.close_if_idle(start + ms(160), IDLE_ONLY), None);
     }
 
     #[test]
-    fn a_touch_before_the_close_keeps_it_open_for_the_timeout() {
-        let (idle, start) = new();
+    fn a_touch_before_the_close_keeps_the_session_open_for_the_timeout() {
+        let (idle, start) = tracker();
         assert!(idle.touch(start + ms(100)));
-        assert_eq!(idle.close_if_idle(start + ms(100), TIME), Some(ms(100)));
+        assert_eq!(
+            idle.close_if_idle(start + ms(100), IDLE_ONLY),
+            Some(ms(100))
+        );
         assert!(!idle.is_closed());
     }
 
     #[test]
     fn a_touch_after_the_close_returns_false() {
-        let (idle, start) = new();
-        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
+        let (idle, start) = tracker();
+        assert_eq!(idle.close_if_idle(start + ms(100), IDLE_ONLY), None);
         assert!(!idle.touch(start + ms(100)));
         assert!(idle.is_closed());
-        assert_eq!(idle.time_left(start + ms(100), TIME), None);
+        assert_eq!(idle.time_left(start + ms(100), IDLE_ONLY), None);
     }
 
     /// A request as the session manager handles it: a touch, then a use until the response.
@@ -321,60 +324,66 @@ mod tests {
             |idle, start| assert!(!idle.end_use(start + ms(101))),
         ];
         for closes_after in 1..=steps.len() {
-            let (idle, start) = new();
+            let (idle, start) = tracker();
             for (step, run) in steps.iter().enumerate() {
                 run(&idle, start);
                 if step + 1 == closes_after {
-                    assert!(idle.close_if_idle(start + ms(101), TIME).is_some());
+                    assert!(idle.close_if_idle(start + ms(101), IDLE_ONLY).is_some());
                 }
             }
-            assert_eq!(idle.time_left(start + ms(150), TIME), Some(ms(51)));
+            assert_eq!(idle.time_left(start + ms(150), IDLE_ONLY), Some(ms(51)));
         }
     }
 
     #[test]
-    fn a_use_keeps_it_open_while_other_uses_begin_and_end() {
-        let (idle, start) = new();
+    fn a_use_keeps_the_session_open_while_other_uses_begin_and_end() {
+        let (idle, start) = tracker();
         idle.begin_use();
         idle.begin_use();
         idle.end_use(start + ms(10));
         let second = start + ms(1_000);
-        assert_eq!(idle.close_if_idle(second, TIME), Some(ms(100)));
+        assert_eq!(idle.close_if_idle(second, IDLE_ONLY), Some(ms(100)));
         idle.end_use(second);
-        assert_eq!(idle.close_if_idle(second + ms(99), TIME), Some(TICK));
-        assert_eq!(idle.close_if_idle(second + ms(100), TIME), None);
+        assert_eq!(idle.close_if_idle(second + ms(99), IDLE_ONLY), Some(TICK));
+        assert_eq!(idle.close_if_idle(second + ms(100), IDLE_ONLY), None);
     }
 
     #[test]
-    fn of_two_times_the_later_counts() {
-        let (idle, start) = new();
+    fn of_the_times_of_two_uses_the_later_counts() {
+        let (idle, start) = tracker();
         assert!(idle.touch(start + ms(60)));
         idle.begin_use();
         idle.end_use(start + ms(50));
         assert!(idle.touch(start + ms(40)));
-        assert_eq!(idle.time_left(start + ms(100), TIME), Some(ms(60)));
+        assert_eq!(idle.time_left(start + ms(100), IDLE_ONLY), Some(ms(60)));
     }
 
     #[test]
     fn uses_after_the_close_change_nothing() {
-        let (idle, start) = new();
-        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
+        let (idle, start) = tracker();
+        assert_eq!(idle.close_if_idle(start + ms(100), IDLE_ONLY), None);
         idle.begin_use();
-        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
+        assert_eq!(idle.close_if_idle(start + ms(100), IDLE_ONLY), None);
         idle.end_use(start + ms(200));
         assert!(idle.is_closed());
         assert!(!idle.touch(start + ms(300)));
     }
 
-    const BOTH: IdleTimeouts = IdleTimeouts {
+    const BOTH_TIMEOUTS: IdleTimeouts = IdleTimeouts {
         lost: Some(ms(10)),
-        ..TIME
+        ..IDLE_ONLY
     };
 
     #[test]
     fn a_lost_client_has_the_lost_timeout_until_its_next_request() {
-        for timeouts in [BOTH, IdleTimeouts { idle: None, ..BOTH }] {
-            let (idle, start) = new();
+        for timeouts in [
+            BOTH_TIMEOUTS,
+            IdleTimeouts {
+                idle: None,
+                ..BOTH_TIMEOUTS
+            },
+        ] {
+            let (idle, start) = tracker();
             assert!(idle.time_left(start + ms(50), timeouts).is_some());
             idle.begin_stream();
             idle.end_stream(ReadEnd::Disconnected, start);
@@ -397,34 +406,34 @@ mod tests {
 
     #[test]
     fn a_client_is_lost_only_with_its_last_stream_and_only_if_it_disconnects() {
-        let (idle, start) = new();
+        let (idle, start) = tracker();
         idle.begin_stream();
         // The client has resumed before its old connection was found to be closed.
         idle.begin_stream();
         idle.end_stream(ReadEnd::Disconnected, start);
         idle.end_stream(ReadEnd::Ended, start);
-        assert!(idle.time_left(start + ms(50), BOTH).is_some());
+        assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
         idle.begin_stream();
         idle.end_stream(ReadEnd::Disconnected, start);
-        assert_eq!(idle.time_left(start + ms(50), BOTH), None);
-        assert!(idle.time_left(start + ms(50), TIME).is_some());
+        assert_eq!(idle.time_left(start + ms(50), BOTH_TIMEOUTS), None);
+        assert!(idle.time_left(start + ms(50), IDLE_ONLY).is_some());
         idle.begin_stream();
         idle.end_stream(ReadEnd::Ended, start);
-        assert!(idle.time_left(start + ms(50), BOTH).is_some());
+        assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
     }
 
     #[test]
     fn a_client_that_left_an_unobserved_call_is_never_lost() {
-        let (idle, start) = new();
+        let (idle, start) = tracker();
         idle.begin_stream();
         idle.begin_stream();
         idle.end_stream(ReadEnd::LeftUnobserved, start);
         idle.end_stream(ReadEnd::Disconnected, start);
-        assert!(idle.time_left(start + ms(50), BOTH).is_some());
+        assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
         assert!(idle.touch(start));
         idle.begin_stream();
         idle.end_stream(ReadEnd::Disconnected, start);
-        assert!(idle.time_left(start + ms(50), BOTH).is_some());
-        assert_eq!(idle.time_left(start + ms(100), BOTH), None);
+        assert!(idle.time_left(start + ms(50), BOTH_TIMEOUTS).is_some());
+        assert_eq!(idle.time_left(start + ms(100), BOTH_TIMEOUTS), None);
     }
 }

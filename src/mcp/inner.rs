@@ -124,7 +124,7 @@ impl<M> ManagerInner<M> {
         self.registry.get()?.find(&Key { session, request })
     }
 
-    fn calls_of(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
+    fn begin_close(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
         let registry = self.registry.get();
         registry.map_or_else(Vec::new, |registry| {
             registry.begin_close(&self.key_of(session))
@@ -135,20 +135,20 @@ impl<M> ManagerInner<M> {
     ///
     /// A closed session accepts no cancel, and rmcp lets its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
-        let calls = self.calls_of(id).into_iter();
+        let calls = self.begin_close(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
-        let under_way = async {
+        let pending_cancels = async {
             if let Some(session) = self.sessions.find(id) {
                 session.wait_for_cancels(None, CLOSE_CANCEL_TIMEOUT).await;
             }
         };
         // Both have the same timeout of one second.
-        join(cancels, under_way).await;
+        join(cancels, pending_cancels).await;
     }
 
-    /// Removes the calls of a session that is restored under its old id. Its event ids count from `0/0` again.
+    /// Ends the calls of a session that is restored under its old id. Its event ids count from `0/0` again.
     pub(super) fn purge_session(&self, id: &SessionId) {
-        for (id, exchange) in self.calls_of(id) {
+        for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
         }
     }
@@ -158,13 +158,13 @@ impl<M> ManagerInner<M> {
         // Relaxed, because the lock of the session entry orders the accesses. A cancel takes that lock after this store; a new call
         // takes it before its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
-        let Some(entered) = self.sessions.find(session) else {
+        let Some(found) = self.sessions.find(session) else {
             return;
         };
-        entered.suppressed.suppress(call);
+        found.suppressed.suppress(call);
         // Suppressed first: a call that is bound after this check claims its token itself.
         if call.progress_token().is_some() && self.has_newer_with_token(session, call) {
-            entered.suppressed.resume_delivery_of_token(call);
+            found.suppressed.resume_delivery_of_token(call);
         }
     }
 
@@ -236,12 +236,12 @@ impl<M> ManagerInner<M> {
 impl<M: SessionManager> ManagerInner<M> {
     /// Joins `registry` if no other was joined before. Returns `true` if it is the joined one. Only calls of that one are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
-        let own = self.registry.get_or_init(|| {
+        let joined = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
             registry.add_manager(this);
             registry.clone()
         });
-        Arc::ptr_eq(own, registry)
+        Arc::ptr_eq(joined, registry)
     }
 
     /// Returns `true` for rmcp's own manager without an event store.
@@ -292,7 +292,7 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Closes a session at its client's request, even if the client disconnects meanwhile.
+    /// Closes a session, even if this future is dropped, for example because the client disconnects.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This may be the first request on this runtime.
         self.timer.ensure_on_current_runtime();
@@ -395,14 +395,14 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         self.manager.event_store().is_some()
     }
 
-    fn sees_answers(&self, call: &CallInfo) -> bool {
+    fn observes_answers(&self, call: &CallInfo) -> bool {
         let session = call.session();
         session.is_some_and(|session| self.sessions.find(session).is_some())
     }
 
-    fn begin_cancel(&self, call: &CallInfo) -> Option<CancelGuard> {
+    fn announce_cancel(&self, call: &CallInfo) -> Option<CancelGuard> {
         let session = self.sessions.find(call.session()?)?;
-        Some(Box::new(session.begin_cancel(call.request_id())))
+        Some(Box::new(session.announce_cancel(call.request_id())))
     }
 
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
@@ -412,7 +412,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         // The cancel becomes pending first, and then looks up the call with its id. A new call with the same id registers its key
         // first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
-        let guard = self.begin_cancel(call);
+        let guard = self.announce_cancel(call);
         let undecided = match self.is_reused(&session, call) {
             Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
             Some(false) => {

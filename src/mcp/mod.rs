@@ -65,7 +65,7 @@ fn error_for(reason: Option<CancelReason>) -> ErrorData {
 }
 
 /// Returns the id of the request that a message answers.
-fn answers<Q, R, N>(message: &JsonRpcMessage<Q, R, N>) -> Option<&NumberOrString> {
+fn answered_id<Q, R, N>(message: &JsonRpcMessage<Q, R, N>) -> Option<&NumberOrString> {
     match message {
         JsonRpcMessage::Response(response) => Some(&response.id),
         JsonRpcMessage::Error(error) => error.id.as_ref(),

@@ -12,7 +12,7 @@ use rmcp::{
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
-use super::{answers, error_for, id_hash};
+use super::{answered_id, error_for, id_hash};
 use crate::{
     call::{CancelReason, RequestId},
     registry::{Answer, AnswerContent, RetainedOutcome},
@@ -39,14 +39,14 @@ const MAX_ARENA_TEXT: usize = 1024;
 /// The replay of an answered call by an event store, up to the answer.
 ///
 /// If the store does not have the answer, the retained answer follows. It follows at the end of the replay, or once the
-/// replay has had no event for [`REPLAY_EVENT_TIMEOUT`].
+/// replay has yielded no event for [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
-    replayed: Option<S>,
+    replay: Option<S>,
     request: Option<NumberOrString>,
-    /// The priming event before the answer. `None` once the replay has had an event id or the answer.
-    repeated: Option<ServerSseMessage>,
-    /// The retained answer. `None` once the replay has had the answer.
-    answered: Option<ServerSseMessage>,
+    /// The priming event before the answer. `None` once the replay has yielded an event id or the answer.
+    priming_event: Option<ServerSseMessage>,
+    /// `None` once the replay has yielded the answer.
+    retained_answer: Option<ServerSseMessage>,
 }
 
 /// Returns an answer for the registry, with its size in bytes.
@@ -69,13 +69,13 @@ pub(super) fn retain(
     };
     let answer = Answer {
         content,
-        event: event.event_id.as_deref().map(id_hash::of),
+        event_id_hash: event.event_id.as_deref().map(id_hash::of),
         retry: None,
     };
     Some((answer, size))
 }
 
-/// Returns the id and the text of a small answer that is only a [text](from_text).
+/// Returns the id and the text of a small answer that is only a text (see [`text_result`]).
 fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return None;
@@ -86,14 +86,15 @@ fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &st
     let [ContentBlock::Text(content)] = result.content.as_slice() else {
         return None;
     };
-    let is_only_text = content.text.len() <= MAX_ARENA_TEXT && is_from_text(result, &content.text);
+    let is_only_text =
+        content.text.len() <= MAX_ARENA_TEXT && is_text_result(result, &content.text);
     is_only_text.then_some((&response.id, &content.text))
 }
 
-/// Returns `true` if a result equals [`from_text`] of its text. Reuses one template per thread.
-fn is_from_text(result: &CallToolResult, text: &str) -> bool {
+/// Returns `true` if a result equals [`text_result`] of its text. Reuses one template per thread.
+fn is_text_result(result: &CallToolResult, text: &str) -> bool {
     thread_local! {
-        static TEMPLATE: RefCell<CallToolResult> = RefCell::new(from_text(""));
+        static TEMPLATE: RefCell<CallToolResult> = RefCell::new(text_result(""));
     }
     let is_equal = |template: &RefCell<CallToolResult>| {
         let mut template = template.borrow_mut();
@@ -108,7 +109,7 @@ fn is_from_text(result: &CallToolResult, text: &str) -> bool {
 }
 
 /// Returns the result of a tool that returns a string, in a session.
-fn from_text(text: &str) -> CallToolResult {
+fn text_result(text: &str) -> CallToolResult {
     let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
     // Only protocol revisions without sessions have this field.
     result.result_type = None;
@@ -120,7 +121,9 @@ fn from_text(text: &str) -> CallToolResult {
 /// EventSource clients reconnect to the streams of completed calls. They must not receive every answer twice.
 pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> bool {
     match end {
-        RetainedOutcome::Answered(answer) => answer.event == Some(id_hash::of(last_event_id)),
+        RetainedOutcome::Answered(answer) => {
+            answer.event_id_hash == Some(id_hash::of(last_event_id))
+        }
         RetainedOutcome::Cancelled(..) => false,
     }
 }
@@ -169,7 +172,7 @@ fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
         AnswerContent::Text(id, text) => {
             let text = str::from_utf8(&text).ok();
             text.map(|text| {
-                let result = ServerResult::CallToolResult(from_text(text));
+                let result = ServerResult::CallToolResult(text_result(text));
                 Arc::new(ServerJsonRpcMessage::response(result, (&id).into()))
             })
         }
@@ -234,14 +237,14 @@ fn text_len(id: &NumberOrString) -> usize {
 
 /// Returns `None` if the value cannot be serialized.
 fn serialized_size(value: &impl serde::Serialize) -> Option<usize> {
-    let mut count = Count(0);
+    let mut count = ByteCount(0);
     serde_json::to_writer(&mut count, value).ok()?;
     Some(count.0)
 }
 
-struct Count(usize);
+struct ByteCount(usize);
 
-impl std::io::Write for Count {
+impl std::io::Write for ByteCount {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0 = self.0.saturating_add(bytes.len());
         Ok(bytes.len())
@@ -255,28 +258,33 @@ impl std::io::Write for Count {
 // === impl ReplayedAnswer ===
 
 impl<S> ReplayedAnswer<S> {
-    pub(super) fn new(replayed: S, answer: Answer, last_event_id: &str) -> Self {
-        let repeated = priming_event(last_event_id, &answer);
-        let answered = answer_event(answer);
-        let request = answered.message.as_deref().and_then(answers).cloned();
+    pub(super) fn new(replay: S, answer: Answer, last_event_id: &str) -> Self {
+        let priming_event = priming_event(last_event_id, &answer);
+        let retained_answer = answer_event(answer);
+        let request = retained_answer
+            .message
+            .as_deref()
+            .and_then(answered_id)
+            .cloned();
         Self {
-            replayed: Some(replayed),
+            replay: Some(replay),
             request,
-            repeated: Some(repeated),
-            answered: Some(answered),
+            priming_event: Some(priming_event),
+            retained_answer: Some(retained_answer),
         }
     }
 
+    /// Drops what need not follow after this event of the replay.
     fn record(&mut self, event: &ServerSseMessage) {
-        let request = event.message.as_deref().and_then(answers);
+        let request = event.message.as_deref().and_then(answered_id);
         let is_answer = request.is_some() && request == self.request.as_ref();
         if is_answer {
-            self.answered = None;
+            self.retained_answer = None;
             // A store may wait for more events, but none follows an answer.
-            self.replayed = None;
+            self.replay = None;
         }
         if is_answer || event.event_id.is_some() {
-            self.repeated = None;
+            self.priming_event = None;
         }
     }
 }
@@ -288,16 +296,17 @@ impl<S: Stream<Item = ServerSseMessage> + Unpin> ReplayedAnswer<S> {
     }
 
     async fn next(&mut self) -> Option<ServerSseMessage> {
-        if let Some(replayed) = &mut self.replayed {
-            if let Some(Some(event)) =
-                migrating_timeout(REPLAY_EVENT_TIMEOUT, replayed.next()).await
+        if let Some(replay) = &mut self.replay {
+            if let Some(Some(event)) = migrating_timeout(REPLAY_EVENT_TIMEOUT, replay.next()).await
             {
                 self.record(&event);
                 return Some(event);
             }
-            self.replayed = None;
+            self.replay = None;
         }
-        self.repeated.take().or_else(|| self.answered.take())
+        self.priming_event
+            .take()
+            .or_else(|| self.retained_answer.take())
     }
 }
 

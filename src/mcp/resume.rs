@@ -31,7 +31,7 @@ pub(super) struct ResumeRequest<'a, M> {
     pub(super) last_event_id: String,
     /// Binds the event ids to the session, if they are in an event store.
     pub(super) seal: Option<Box<Seal>>,
-    pub(super) used: Option<SessionUse>,
+    pub(super) session_use: Option<SessionUse>,
 }
 
 /// The stream of a resume. Boxed, because the unboxed type would borrow the request.
@@ -53,14 +53,15 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 // === impl ResumeRequest ===
 
 impl<M: SessionManager> ResumeRequest<'_, M> {
-    pub(super) async fn stream(
+    /// Returns the stream that the client receives.
+    pub(super) async fn into_stream(
         self,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + use<M>, M::Error> {
         let (shared, session) = (self.shared, self.session);
         let permit = self.acquire_permit().await;
         let retained = self.retained();
         let is_stored = self.seal.is_some();
-        let Some(event_id) = self.event_id_inside() else {
+        let Some(event_id) = self.plain_event_id() else {
             // The event id of another session is not passed on. The retained outcome belongs to this session.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
@@ -69,9 +70,9 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         }
-        if let Some(used) = &self.used {
+        if let Some(session_use) = &self.session_use {
             // A refused resume ends the current stream.
-            used.early_ends.mark_possible();
+            session_use.early_ends.mark_possible();
         }
         let request = request_resume(
             shared.clone(),
@@ -89,16 +90,20 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let resumed = match (self.retained(), resumed) {
             (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
-                let used = self.used.map(|used| used.of_stream(ClientStream::OfCall));
-                without_suppressed(completed.into_stream(), used).left_stream()
+                let session_use = self
+                    .session_use
+                    .map(|session_use| session_use.with_stream(ClientStream::OfCall));
+                without_suppressed(completed.into_stream(), session_use).left_stream()
             }
             (Some(end), _) => {
                 return Ok(replay::replay(Some(end), &self.last_event_id).left_stream());
             }
             (None, resumed) => {
-                let (stream, read) = self.attach(resumed?);
-                let used = self.used.map(|used| used.of_stream(read));
-                without_suppressed(stream, used).right_stream()
+                let (stream, client_stream) = self.attach(resumed?);
+                let session_use = self
+                    .session_use
+                    .map(|session_use| session_use.with_stream(client_stream));
+                without_suppressed(stream, session_use).right_stream()
             }
         };
         // Released after the attach, so that the next resume is the newer generation.
@@ -107,7 +112,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     }
 
     /// Returns the event id as the inner manager issued it. `None` if it does not belong to this session.
-    fn event_id_inside(&self) -> Option<&str> {
+    fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
             None => Some(&self.last_event_id),
@@ -122,8 +127,9 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         if self.shared.is_local_manager() {
             return !self.last_event_id.contains('/');
         }
-        let used = self.used.as_ref();
-        used.is_some_and(|used| used.standalone_ids.contains(&self.last_event_id))
+        let session_use = self.session_use.as_ref();
+        session_use
+            .is_some_and(|session_use| session_use.standalone_ids.contains(&self.last_event_id))
     }
 
     fn match_event(&self) -> EventMatch<Exchange> {
@@ -169,7 +175,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     ///
     /// Also returns what the client reads, unless that is the stream of a tracked call.
     fn attach(&self, stream: Resumed) -> (CallStream<Resumed>, ClientStream) {
-        let (call, read) = match self.match_event() {
+        let (call, client_stream) = match self.match_event() {
             EventMatch::Call(id, exchange) => {
                 let attachment = exchange.attach(id);
                 let call = attachment.map(|attachment| {
@@ -177,10 +183,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                     BoundCall::new(attachment, self.shared.event_id_format())
                 });
                 // Without an attachment the call has just ended.
-                let read = call
+                let client_stream = call
                     .as_ref()
                     .map_or(ClientStream::OfCall, |_| ClientStream::None);
-                (call, read)
+                (call, client_stream)
             }
             EventMatch::Ambiguous(calls) => {
                 for (id, exchange) in calls {
@@ -193,9 +199,13 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             EventMatch::Nothing => (None, ClientStream::OfUntracked),
         };
         // A task that reads the rest of the stream of a call uses the session too.
-        let used = self.used.as_ref().filter(|_| call.is_some()).cloned();
-        let stream = CallStream::new(stream, call, used);
-        (stream, read)
+        let session_use = self
+            .session_use
+            .as_ref()
+            .filter(|_| call.is_some())
+            .cloned();
+        let stream = CallStream::new(stream, call, session_use);
+        (stream, client_stream)
     }
 
     /// Reads the stream of this resume in the background, because its client has disconnected.
@@ -211,11 +221,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         };
         let registry = exchange.registry().clone();
         let call = BoundCall::background(exchange, id, self.shared.event_id_format());
-        let used = self.used.clone();
+        let session_use = self.session_use.clone();
         registry.timer().spawn(Migration::Always, async move {
             if let Some((Ok(stream), permit)) = migrating_timeout(DRAIN_TIMEOUT, request).await {
                 drop(permit);
-                read_in_background(Box::pin(stream), call, used).await;
+                read_in_background(Box::pin(stream), call, session_use).await;
             }
         });
     }

@@ -108,8 +108,8 @@ mod tests {
         }
         for _ in 0..1_000 {
             let tasks = tasks.clone();
-            let gone = Arc::new(session("gone"));
-            let serves = async move { tasks.begin(&gone) };
+            let ended = Arc::new(session("ended"));
+            let serves = async move { tasks.begin(&ended) };
             Handle::current().spawn(serves).await.unwrap();
         }
         let tasks = tasks.0.lock().unwrap();

@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::Instant};
 use tracing::info;
 
 use super::{
-    answers,
+    answered_id,
     early_stream_end::EarlyStreamEnds,
     id_hash::{self, IdHasher},
     idle::{IdleTimeouts, IdleTracker, ReadEnd},
@@ -40,7 +40,7 @@ use crate::{
     },
 };
 
-/// Minimum of both idle timeouts: 100 ms. The timer checks a session in use once per idle timeout.
+/// Minimum of both idle timeouts: 100 ms. Chosen because the timer checks a session in use once per idle timeout.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The open sessions of a manager.
@@ -174,8 +174,8 @@ impl Sessions {
         let removed = {
             let mut sessions = self.write(&session.id);
             let found = sessions.get(&session.id);
-            let is_it = found.is_some_and(|found| Arc::ptr_eq(found, session));
-            is_it.then(|| sessions.remove(&session.id)).flatten()
+            let is_this = found.is_some_and(|found| Arc::ptr_eq(found, session));
+            is_this.then(|| sessions.remove(&session.id)).flatten()
         };
         if let Some(session) = removed {
             session.notify_closed(session.end_reason());
@@ -288,11 +288,11 @@ impl Session {
 
     /// Records that the client reads another stream. Returns `false` if the streams of this session are not counted.
     pub(super) fn begin_stream(&self) -> bool {
-        let counts = self.idle_timeouts.lost.is_some();
-        if counts {
+        let counts_streams = self.idle_timeouts.lost.is_some();
+        if counts_streams {
             self.idle.begin_stream();
         }
-        counts
+        counts_streams
     }
 
     /// Records that the client no longer reads a stream that was counted. The stream need not be a use.
@@ -349,7 +349,7 @@ impl Session {
     /// Offers an answer to its exchange on its way to the client.
     pub(super) fn observe_answer(&self, message: &ServerJsonRpcMessage) {
         if self.early_ends.are_possible()
-            && let Some(request) = answers(message)
+            && let Some(request) = answered_id(message)
             && let Some(owner) = self.owner.upgrade()
             && let Some((id, exchange)) = owner.call(&self.id, request.into())
         {
@@ -358,7 +358,7 @@ impl Session {
     }
 
     /// Marks a cancel as pending until the guard is dropped.
-    pub(super) fn begin_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
+    pub(super) fn announce_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
         self.pending_cancels
             .send_modify(|pending| pending.push(request.clone()));
         PendingCancelGuard {

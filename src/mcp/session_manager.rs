@@ -22,7 +22,7 @@ use rmcp::{
 
 use super::{
     create_stream::CreateStream,
-    event_ids::{EventIds, Seal, Sealed},
+    event_ids::{EventIdKey, Seal, Sealed},
     idle::IdleTimeouts,
     inner::ManagerInner,
     replay,
@@ -65,7 +65,7 @@ pub struct CancellableSessionManager<M> {
     shared: Arc<ManagerInner<M>>,
     pub(super) idle_timeouts: IdleTimeouts,
     listeners: Arc<[SessionListener]>,
-    event_ids: EventIds,
+    event_id_key: EventIdKey,
 }
 
 // === impl CancellableSessionManager ===
@@ -130,7 +130,7 @@ impl<M> CancellableSessionManager<M> {
             shared: Arc::new(ManagerInner::new(manager)),
             idle_timeouts: IdleTimeouts::default(),
             listeners: Arc::default(),
-            event_ids: EventIds::of_process(),
+            event_id_key: EventIdKey::of_process(),
         }
     }
 
@@ -175,9 +175,10 @@ impl<M> CancellableSessionManager<M> {
 
     /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
     ///
-    /// Each event id that clients see carries a MAC over the store's own id and the session, and an event is replayed only to that session. By default all managers
-    /// of a process share one random key. So an event of another process, or from before a restart, is replayed to no client.
-    /// Processes that share a store need the same key: at least 32 random, secret bytes. An empty key is ignored.
+    /// Each event id that a client receives carries a MAC over the store's own id and the session. An event is replayed only to that
+    /// session. By default all managers of a process share one random key. So an event of another process, or from before a restart,
+    /// is replayed to no client. Processes that share a store need the same key: at least 32 random, secret bytes. An empty key is
+    /// ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -188,7 +189,7 @@ impl<M> CancellableSessionManager<M> {
     pub fn event_id_key(mut self, key: impl AsRef<[u8]>) -> Self {
         let key = key.as_ref();
         if !key.is_empty() {
-            self.event_ids = EventIds::with_key(key);
+            self.event_id_key = EventIdKey::new(key);
         }
         self
     }
@@ -252,7 +253,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
     /// Returns the seal of a session's event ids. `None` without an event store.
     fn seal_of(&self, session: &SessionId) -> Option<Box<Seal>> {
         self.shared.manager.event_store()?;
-        Some(Box::new(self.event_ids.seal_of(Some(session))))
+        Some(Box::new(self.event_id_key.seal_of(Some(session))))
     }
 }
 
@@ -276,14 +277,14 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
         if let ClientJsonRpcMessage::Request(request) = &message
-            && let Some(link) = CallToken::in_message(request.request.extensions())
+            && let Some(token) = CallToken::in_message(request.request.extensions())
         {
             // The layer must know the session from its first call on.
-            self.shared.join_registry(link.exchange().registry());
+            self.shared.join_registry(token.exchange().registry());
         }
-        let used = self.shared.sessions.begin_use(id);
+        let session_use = self.shared.sessions.begin_use(id);
         let initialized = self.shared.manager.initialize_session(id, message);
-        initialized.inspect(move |_| drop(used))
+        initialized.inspect(move |_| drop(session_use))
     }
 
     /// Records a request, because rmcp calls this for every GET and POST of a session.
@@ -312,16 +313,18 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        let used = self.shared.sessions.begin_use(id);
-        let own_id = used.as_ref().map_or(id, |used| used.id());
+        let session_use = self.shared.sessions.begin_use(id);
+        let own_id = session_use
+            .as_ref()
+            .map_or(id, |session_use| session_use.id());
         let call = self.shared.bind(own_id, &mut message);
         let shared = &self.shared;
         let untracked = match &call {
             Some(_) => None,
-            None => shared.untracked(id, &message, used.as_ref()),
+            None => shared.untracked(id, &message, session_use.as_ref()),
         };
         let opened = shared.submit(id, message, call.as_ref(), untracked.as_deref());
-        CreateStream::new(opened, call, untracked, self.seal_of(id), used)
+        CreateStream::new(opened, call, untracked, self.seal_of(id), session_use)
     }
 
     fn accept_message(
@@ -339,18 +342,20 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let target = cancels
             .clone()
             .and_then(|request| self.shared.find(id, request));
-        let used = self.shared.sessions.begin_use(id);
+        let session_use = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
-            match (cancels, target, &used) {
+            match (cancels, target, &session_use) {
                 (Some(request), Some((target, _)), _) => {
-                    self.shared.client_cancelled(id, request, target);
+                    self.shared.on_client_cancel(id, request, target);
                 }
                 // rmcp sends no answer to a cancelled call, so the end of an untracked one is recorded here.
-                (Some(request), None, Some(used)) => used.suppressed.forget_untracked(&request),
+                (Some(request), None, Some(session_use)) => {
+                    session_use.suppressed.forget_untracked(&request)
+                }
                 _ => {}
             }
-            drop(used);
+            drop(session_use);
         })
     }
 
@@ -360,12 +365,13 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        let used = self.shared.sessions.begin_use(id);
+        let session_use = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
         let seal = self.seal_of(id);
         opened.map_ok(|stream| {
-            let used = used.map(|used| used.of_stream(ClientStream::Standalone));
-            without_suppressed(Sealed::new(stream, seal), used)
+            let session_use =
+                session_use.map(|session_use| session_use.with_stream(ClientStream::Standalone));
+            without_suppressed(Sealed::new(stream, seal), session_use)
         })
     }
 
@@ -379,9 +385,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             session: id,
             last_event_id,
             seal: self.seal_of(id),
-            used: self.shared.sessions.begin_use(id),
+            session_use: self.shared.sessions.begin_use(id),
         };
-        resume.stream().await
+        resume.into_stream().await
     }
 
     fn restore_session(
@@ -402,7 +408,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
         let store = self.shared.manager.event_store()?;
-        Some(self.event_ids.wrap(store))
+        Some(self.event_id_key.wrap(store))
     }
 }
 
@@ -438,7 +444,7 @@ mod tests {
 
     /// Another request finds and closes a session before its opening is reported.
     #[tokio::test]
-    async fn a_session_that_closes_as_it_opens_is_reported_in_that_order() {
+    async fn a_session_that_closes_before_its_opening_is_reported_is_reported_in_order() {
         let reported = Arc::new(Mutex::new(Vec::new()));
         let listener = reported.clone();
         let manager = CancellableSessionManager::default().on_session(move |event| {
@@ -460,7 +466,7 @@ mod tests {
 
     /// The inner manager takes a long time to close a session, which is restored in the meantime.
     #[tokio::test]
-    async fn the_end_of_a_session_is_reported_before_it_is_restored() {
+    async fn the_end_of_a_session_is_reported_before_the_opening_of_the_restored_one() {
         let reported = Arc::new(Mutex::new(Vec::new()));
         let listener = reported.clone();
         let manager = CancellableSessionManager::default().on_session(move |event| {

@@ -1,8 +1,8 @@
 //! The uses of a session: requests, and streams that clients read.
 //!
-//! A request uses its session until the response head. Its use begins when the layer receives it, or without a layer the manager. A
-//! stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the
-//! answers that are retained for disconnected clients.
+//! A request uses its session until the response head. Its use begins when the layer receives it, or without a layer when the manager
+//! does. A stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream,
+//! and the answers that are retained for disconnected clients.
 //!
 //! Each stream that the session manager returns is counted from its start until it ends, or its client disconnects. So a client is
 //! lost only if it reads no stream.
@@ -12,12 +12,12 @@ use std::{mem, ops::Deref, sync::Arc};
 use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{
-    answers,
+    answered_id,
     idle::ReadEnd,
     session::{Session, Sessions},
 };
 
-/// A use of a session, which is not idle until the use is dropped.
+/// A use of a session. The session is not idle before the use is dropped.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,
@@ -43,14 +43,14 @@ impl Sessions {
     pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
         let session = self.find(id)?;
         session.begin_use();
-        Some(SessionUse::begun(session))
+        Some(SessionUse::new(session))
     }
 }
 
 // === impl SessionUse ===
 
 impl SessionUse {
-    fn begun(session: Arc<Session>) -> Self {
+    fn new(session: Arc<Session>) -> Self {
         Self {
             session,
             stream: ClientStream::None,
@@ -58,8 +58,8 @@ impl SessionUse {
         }
     }
 
-    /// Turns this into the use by a client that reads a stream.
-    pub(super) fn of_stream(mut self, stream: ClientStream) -> Self {
+    /// Records that the client of this use reads a stream.
+    pub(super) fn with_stream(mut self, stream: ClientStream) -> Self {
         if stream != ClientStream::None && self.begin_stream() {
             self.stream = stream;
         }
@@ -85,7 +85,7 @@ impl SessionUse {
         match self.stream {
             ClientStream::None | ClientStream::OfCall => {}
             ClientStream::OfUntracked => {
-                if event.message.as_deref().and_then(answers).is_some() {
+                if event.message.as_deref().and_then(answered_id).is_some() {
                     self.stream = ClientStream::OfCall;
                 }
             }
@@ -108,7 +108,7 @@ impl Clone for SessionUse {
     /// Begins another use of the same session, without a stream.
     fn clone(&self) -> Self {
         self.begin_use();
-        Self::begun(self.session.clone())
+        Self::new(self.session.clone())
     }
 }
 

@@ -16,7 +16,7 @@ use pin_project_lite::pin_project;
 use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{
-    answers, replay,
+    answered_id, replay,
     session_use::{ClientStream, SessionUse},
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     timer::Migration,
 };
 
-/// The inner manager's stream for a request.
+/// The inner manager's stream for a request or a resume.
 ///
 /// If it is dropped while its call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
 /// the session.
@@ -36,7 +36,7 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
     /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported first.
-    used: Option<SessionUse>,
+    session_use: Option<SessionUse>,
 }
 
 pin_project! {
@@ -44,7 +44,7 @@ pin_project! {
     struct Unsuppressed<S> {
         #[pin]
         stream: S,
-        used: Option<SessionUse>,
+        session_use: Option<SessionUse>,
     }
 }
 
@@ -74,25 +74,29 @@ enum StreamReader {
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
     /// Returns the stream of a request. If `call` is `None`, it is the stream of an untracked call.
-    pub(super) fn of_request(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
-        let used = if call.is_some() {
-            used
+    pub(super) fn of_request(
+        stream: S,
+        call: Option<BoundCall>,
+        session_use: Option<SessionUse>,
+    ) -> Self {
+        let session_use = if call.is_some() {
+            session_use
         } else {
-            used.map(|used| used.of_stream(ClientStream::OfUntracked))
+            session_use.map(|session_use| session_use.with_stream(ClientStream::OfUntracked))
         };
-        Self::new(stream, call, used)
+        Self::new(stream, call, session_use)
     }
 
-    pub(super) fn new(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
-        let used = if call.is_some() {
-            used.map(|used| used.of_stream(ClientStream::OfCall))
+    pub(super) fn new(stream: S, call: Option<BoundCall>, session_use: Option<SessionUse>) -> Self {
+        let session_use = if call.is_some() {
+            session_use.map(|session_use| session_use.with_stream(ClientStream::OfCall))
         } else {
-            used
+            session_use
         };
         Self {
             stream: Some(Box::pin(stream)),
             call,
-            used,
+            session_use,
         }
     }
 }
@@ -112,20 +116,20 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
                     call.record(event);
                 }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
-                    call.answered(event, this.used.as_ref());
+                    call.on_answered(event, this.session_use.as_ref());
                 } else if this.call.is_none()
-                    && let Some(used) = &mut this.used
+                    && let Some(session_use) = &mut this.session_use
                 {
-                    used.on_event(event);
+                    session_use.on_event(event);
                 }
             }
             None => {
                 this.stream = None;
                 if let Some(call) = this.call.take() {
-                    call.ended_by_server(this.used.as_ref());
+                    call.on_ended_by_server(this.session_use.as_ref());
                 }
-                if let Some(used) = &mut this.used {
-                    used.on_stream_end();
+                if let Some(session_use) = &mut this.session_use {
+                    session_use.on_stream_end();
                 }
             }
         }
@@ -142,18 +146,23 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
-        // The reader is set first, so that a detached call always has a reader that observes its end.
-        call.set_background_reader();
-        call.attachment.drop_stream();
+        let has_ended = call.attachment.exchange.has_call_ended();
+        if has_ended {
+            call.reader = StreamReader::None;
+        } else {
+            // The reader is set first, so that it observes the end of a call that this drop detaches.
+            call.set_background_reader();
+            call.attachment.drop_stream();
+        }
         let cancelled = call.attachment.exchange.signal.reason();
         if matches!(cancelled, None | Some(CancelReason::ClientDisconnected))
-            && let Some(used) = &mut self.used
+            && let Some(session_use) = &mut self.session_use
         {
-            used.on_disconnect();
+            session_use.on_disconnect();
         }
-        if cancelled.is_none() {
+        if !has_ended && cancelled.is_none() {
             let registry = call.attachment.exchange.registry().clone();
-            let task = read_in_background(stream, call, self.used.take());
+            let task = read_in_background(stream, call, self.session_use.take());
             registry.timer().spawn(Migration::Always, task);
         }
     }
@@ -162,12 +171,15 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
 /// Removes the messages of cancelled calls from a stream. The stream uses its session until it is dropped.
 pub(super) fn without_suppressed<S>(
     stream: S,
-    used: Option<SessionUse>,
+    session_use: Option<SessionUse>,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
 where
     S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
 {
-    Unsuppressed { stream, used }
+    Unsuppressed {
+        stream,
+        session_use,
+    }
 }
 
 impl<S: Stream<Item = ServerSseMessage>> Stream for Unsuppressed<S> {
@@ -177,10 +189,10 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Unsuppressed<S> {
         let mut this = self.project();
         loop {
             let event = ready!(this.stream.as_mut().poll_next(cx));
-            match (&event, this.used.as_mut()) {
-                (Some(event), Some(used)) if is_suppressed(event, used) => continue,
-                (Some(event), Some(used)) => used.on_event(event),
-                (None, Some(used)) => used.on_stream_end(),
+            match (&event, this.session_use.as_mut()) {
+                (Some(event), Some(session_use)) if is_suppressed(event, session_use) => continue,
+                (Some(event), Some(session_use)) => session_use.on_event(event),
+                (None, Some(session_use)) => session_use.on_stream_end(),
                 _ => {}
             }
             return Poll::Ready(event);
@@ -188,9 +200,9 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Unsuppressed<S> {
     }
 }
 
-fn is_suppressed(event: &ServerSseMessage, used: &SessionUse) -> bool {
+fn is_suppressed(event: &ServerSseMessage, session_use: &SessionUse) -> bool {
     let message = event.message.as_deref();
-    message.is_some_and(|message| used.suppressed.is_suppressed(message))
+    message.is_some_and(|message| session_use.suppressed.is_suppressed(message))
 }
 
 /// Reads a stream until the answer, the end of the stream, or the end of the call.
@@ -199,7 +211,7 @@ fn is_suppressed(event: &ServerSseMessage, used: &SessionUse) -> bool {
 pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
-    used: Option<SessionUse>,
+    session_use: Option<SessionUse>,
 ) {
     let exchange = call.attachment.exchange.clone();
     let token = exchange.signal.token();
@@ -208,11 +220,11 @@ pub(super) async fn read_in_background(
     let mut finished = select(cancelled, ended);
     while let Either::Left((event, _)) = select(stream.next(), &mut finished).await {
         let Some(event) = event else {
-            return call.answer_not_on_this_stream(used.as_ref());
+            return call.answer_not_on_this_stream(session_use.as_ref());
         };
         call.record(&event);
         if call.is_answered_by(&event) {
-            return call.answered(&event, used.as_ref());
+            return call.on_answered(&event, session_use.as_ref());
         }
     }
 }
@@ -220,10 +232,10 @@ pub(super) async fn read_in_background(
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(attachment: Attachment, form: EventIdFormat) -> Self {
+    pub(super) fn new(attachment: Attachment, format: EventIdFormat) -> Self {
         Self {
             attachment,
-            event_id_format: form,
+            event_id_format: format,
             stream: None,
             reader: StreamReader::Client,
             is_dispatching: false,
@@ -231,20 +243,20 @@ impl BoundCall {
     }
 
     /// Returns a call whose request is about to be submitted to the session manager.
-    pub(super) fn dispatching(attachment: Attachment, form: EventIdFormat) -> Self {
-        let mut call = Self::new(attachment, form);
+    pub(super) fn dispatching(attachment: Attachment, format: EventIdFormat) -> Self {
+        let mut call = Self::new(attachment, format);
         call.is_dispatching = true;
         call
     }
 
     /// Returns a call whose stream is read only to observe its end.
-    pub(super) fn background(exchange: Arc<Exchange>, id: CallId, form: EventIdFormat) -> Self {
+    pub(super) fn background(exchange: Arc<Exchange>, id: CallId, format: EventIdFormat) -> Self {
         let attachment = Attachment {
             exchange,
             id,
             generation: NO_GENERATION,
         };
-        let mut call = Self::new(attachment, form);
+        let mut call = Self::new(attachment, format);
         call.set_background_reader();
         call
     }
@@ -258,7 +270,7 @@ impl BoundCall {
     }
 
     /// Records that the manager accepted the request.
-    pub(super) fn opened(&mut self) {
+    pub(super) fn on_opened(&mut self) {
         self.is_dispatching = false;
         self.attachment.exchange.on_dispatched(self.attachment.id);
     }
@@ -274,10 +286,10 @@ impl BoundCall {
     /// Records that the stream has ended without the answer. Only the transport of the session can still observe the answer.
     ///
     /// If another stream of the call is open, it has replaced this one.
-    fn answer_not_on_this_stream(&self, used: Option<&SessionUse>) {
+    fn answer_not_on_this_stream(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
-        if let Some(used) = used {
-            used.early_ends.mark_possible();
+        if let Some(session_use) = session_use {
+            session_use.early_ends.mark_possible();
         }
         if exchange.is_detached(*id) {
             exchange.on_last_stream_end(*id);
@@ -296,44 +308,47 @@ impl BoundCall {
             EventIdFormat::Any => None,
         };
         if number.is_none() || number != self.stream {
-            let (call, form) = (self.attachment.id, self.event_id_format);
-            exchange.with_session(|core| core.record_event_id(call, id.as_bytes(), form));
+            let (call, format) = (self.attachment.id, self.event_id_format);
+            exchange.with_session(|session| session.record_event_id(call, id.as_bytes(), format));
             self.stream = number;
         }
     }
 
     fn is_answered_by(&self, event: &ServerSseMessage) -> bool {
-        let answered = event.message.as_deref().and_then(answers);
+        let answered = event.message.as_deref().and_then(answered_id);
         let Attachment { exchange, id, .. } = &self.attachment;
         let call = answered.zip(exchange.call(*id));
         call.is_some_and(|(answered, call)| *call.request_id() == answered.into())
     }
 
-    fn answered(mut self, event: &ServerSseMessage, used: Option<&SessionUse>) {
+    fn on_answered(mut self, event: &ServerSseMessage, session_use: Option<&SessionUse>) {
         // An answer that a task reads is retained longer, and would keep a whole chunk of the arena allocated.
-        let arena_owner = used.filter(|_| self.reader == StreamReader::Client);
+        let arena_owner = session_use.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;
-        if used.is_some_and(|used| used.early_ends.are_possible()) {
+        if session_use.is_some_and(|session_use| session_use.early_ends.are_possible()) {
             let _copy = exchange.close_late_answer();
         }
-        exchange.answered(*id, || {
-            replay::retain(event, arena_owner.map(|used| &used.text_arena))
+        exchange.on_answered(*id, || {
+            replay::retain(
+                event,
+                arena_owner.map(|session_use| &session_use.text_arena),
+            )
         });
     }
 
     /// Records that the manager refused the request.
-    pub(super) fn refused(mut self) {
+    pub(super) fn on_refused(mut self) {
         self.reader = StreamReader::None;
         self.is_dispatching = false;
         self.attachment.exchange.on_refused(&self.attachment);
     }
 
     #[cold]
-    fn ended_by_server(mut self, used: Option<&SessionUse>) {
+    fn on_ended_by_server(mut self, session_use: Option<&SessionUse>) {
         self.reader = StreamReader::None;
         self.attachment.detach(DetachCause::EndedByServer, false);
-        self.answer_not_on_this_stream(used);
+        self.answer_not_on_this_stream(session_use);
     }
 }
 

@@ -31,7 +31,7 @@ use rmcp::{
     service::{OriginatingRequestId, RxJsonRpcMessage},
 };
 
-use super::{answers, error_for, requests_to_client::PendingRequestsToClient};
+use super::{answered_id, error_for, requests_to_client::PendingRequestsToClient};
 use crate::call::{CallInfo, RequestId};
 
 use crate::lock::lock;
@@ -45,18 +45,19 @@ const MAX_SUPPRESSED: usize = 256;
 /// The cancelled calls of a session, and the requests that its calls made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` has calls or requests to the client. While it is `false`, only such a request takes the lock.
+    /// `true` if `state` has calls or requests to the client. While it is `false`, messages other than requests to the client are sent
+    /// without the lock.
     active: AtomicBool,
-    state: Mutex<SuppressedIds>,
+    state: Mutex<SuppressionState>,
     receiver: AtomicWaker,
 }
 
 #[derive(Debug, Default)]
-struct SuppressedIds {
+struct SuppressionState {
     hasher: RandomState,
-    cancelled: VecDeque<SuppressedCall>,
+    cancelled: VecDeque<HashedIds>,
     /// Untracked calls in flight. Messages with their ids are delivered.
-    untracked: VecDeque<SuppressedCall>,
+    untracked: VecDeque<HashedIds>,
     /// `true` once more than [`MAX_SUPPRESSED`] untracked calls ran at once. From then on, messages cannot be attributed.
     has_overflowed: bool,
     requests_to_client: PendingRequestsToClient,
@@ -65,7 +66,7 @@ struct SuppressedIds {
 /// Keyed hashes of the ids of a cancelled or untracked call. A client may choose ids of many MiB, and a session outlives its
 /// calls.
 #[derive(Debug)]
-struct SuppressedCall {
+struct HashedIds {
     /// `None` if another call has reused the id.
     request_id: Option<u64>,
     /// `None` if the call has no token, or another call has reused it.
@@ -90,7 +91,7 @@ impl Suppressed {
             if state.cancelled.len() == MAX_SUPPRESSED {
                 state.cancelled.pop_front();
             }
-            let cancelled = SuppressedCall::new(&state.hasher, call);
+            let cancelled = HashedIds::new(&state.hasher, call);
             state.cancelled.push_back(cancelled);
             state.requests_to_client.abandon(call.request_id());
         });
@@ -103,7 +104,7 @@ impl Suppressed {
             return;
         }
         self.update(|state| {
-            let new = SuppressedCall::new(&state.hasher, call);
+            let new = HashedIds::new(&state.hasher, call);
             new.claim_ids_from(&mut state.cancelled);
             new.claim_ids_from(&mut state.untracked);
         });
@@ -113,7 +114,7 @@ impl Suppressed {
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
-            let new = SuppressedCall::new(&state.hasher, call);
+            let new = HashedIds::new(&state.hasher, call);
             new.claim_ids_from(&mut state.cancelled);
             new.claim_ids_from(&mut state.untracked);
             state.has_overflowed |= state.untracked.len() == MAX_SUPPRESSED;
@@ -135,7 +136,7 @@ impl Suppressed {
     #[cold]
     pub(super) fn resume_delivery_of_token(&self, call: &CallInfo) {
         self.update(|state| {
-            let mut token = SuppressedCall::new(&state.hasher, call);
+            let mut token = HashedIds::new(&state.hasher, call);
             token.request_id = None;
             token.claim_ids_from(&mut state.cancelled);
         });
@@ -164,7 +165,7 @@ impl Suppressed {
 
     /// Removes the request to the client that a message answers, if it answers one.
     pub(super) fn on_received(&self, message: &RxJsonRpcMessage<RoleServer>) {
-        if let Some(id) = answers(message)
+        if let Some(id) = answered_id(message)
             && self.is_active()
         {
             self.update(|state| state.requests_to_client.remove(id));
@@ -190,10 +191,10 @@ impl Suppressed {
     }
 
     #[cold]
-    fn update<T>(&self, change: impl FnOnce(&mut SuppressedIds) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut SuppressionState) -> T) -> T {
         let mut state = self.state();
         let output = change(&mut state);
-        let SuppressedIds {
+        let SuppressionState {
             cancelled,
             untracked,
             requests_to_client,
@@ -204,14 +205,14 @@ impl Suppressed {
         output
     }
 
-    fn state(&self) -> MutexGuard<'_, SuppressedIds> {
+    fn state(&self) -> MutexGuard<'_, SuppressionState> {
         lock(&self.state)
     }
 }
 
-// === impl SuppressedIds ===
+// === impl SuppressionState ===
 
-impl SuppressedIds {
+impl SuppressionState {
     /// Returns `true` if a message belongs to a cancelled call.
     fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
         match message {
@@ -226,7 +227,7 @@ impl SuppressedIds {
                 let token = Some(self.hasher.hash_one(token));
                 self.matches_cancelled(|call| call.progress_token == token)
             }
-            other => answers(other).is_some_and(|id| self.is_cancelled(&id.into())),
+            other => answered_id(other).is_some_and(|id| self.is_cancelled(&id.into())),
         }
     }
 
@@ -235,7 +236,7 @@ impl SuppressedIds {
         self.matches_cancelled(|call| call.request_id == id)
     }
 
-    fn matches_cancelled(&self, matches: impl Fn(&SuppressedCall) -> bool) -> bool {
+    fn matches_cancelled(&self, matches: impl Fn(&HashedIds) -> bool) -> bool {
         self.cancelled.iter().any(&matches)
             && !self.has_overflowed
             && !self.untracked.iter().any(&matches)
@@ -258,7 +259,7 @@ impl SuppressedIds {
                 }
             }
             other => {
-                if let Some(id) = answers(other) {
+                if let Some(id) = answered_id(other) {
                     let id = id.into();
                     self.requests_to_client.remove_of_call(&id);
                     self.forget_untracked(&id);
@@ -275,9 +276,9 @@ impl SuppressedIds {
     }
 }
 
-// === impl SuppressedCall ===
+// === impl HashedIds ===
 
-impl SuppressedCall {
+impl HashedIds {
     fn new(hasher: &impl BuildHasher, call: &CallInfo) -> Self {
         let hash = |id: &RequestId| hasher.hash_one(id);
         Self {

@@ -49,7 +49,7 @@ pin_project! {
     /// Sends a message to the client. A named type, so that the inner future, which holds the large message, is built in place.
     #[project = SendingProj]
     enum Sending<F> {
-        Handed { #[pin] sent: F },
+        Forwarded { #[pin] sending: F },
         Dropped,
         Refused,
     }
@@ -91,11 +91,11 @@ enum SendError<E> {
 // === impl CancellableTransport ===
 
 impl<T> CancellableTransport<T> {
-    pub(super) fn new(inner: T, session: Arc<Session>, serving: Arc<ServeTasks>) -> Self {
+    pub(super) fn new(inner: T, session: Arc<Session>, serve_tasks: Arc<ServeTasks>) -> Self {
         Self {
             inner,
             session,
-            serve_tasks: Some(serving),
+            serve_tasks: Some(serve_tasks),
         }
     }
 }
@@ -113,8 +113,8 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
         self.session.observe_answer(&item);
         match self.session.suppressed.decide(&item) {
-            SendDecision::Send => Sending::Handed {
-                sent: self.inner.send(item),
+            SendDecision::Send => Sending::Forwarded {
+                sending: self.inner.send(item),
             },
             SendDecision::Drop => Sending::Dropped,
             SendDecision::Refuse => Sending::Refused,
@@ -122,8 +122,8 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
     }
 
     fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleServer>>> + Send {
-        if let Some(serving) = self.serve_tasks.take() {
-            serving.begin(&self.session);
+        if let Some(serve_tasks) = self.serve_tasks.take() {
+            serve_tasks.begin(&self.session);
         }
         Receive {
             inner: self.inner.receive(),
@@ -153,7 +153,9 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
-            SendingProj::Handed { sent } => sent.poll(cx).map_err(TransportError::from_inner),
+            SendingProj::Forwarded { sending } => {
+                sending.poll(cx).map_err(TransportError::from_inner)
+            }
             SendingProj::Dropped => Poll::Ready(Ok(())),
             SendingProj::Refused => Poll::Ready(Err(TransportError(SendError::Cancelled))),
         }

@@ -238,9 +238,9 @@ fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
 
-/// Does what [`sanitize`] does, and truncates after `max` characters.
+/// Sanitizes like [`sanitize`], but truncates after `max` characters.
 fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
-    let is_printable = |text: char| text == ' ' || text.is_ascii_graphic();
+    let is_printable = |character: char| character == ' ' || character.is_ascii_graphic();
     if text.len() <= max && text.chars().all(is_printable) {
         return Cow::Borrowed(text);
     }

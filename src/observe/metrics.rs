@@ -270,7 +270,7 @@ fn describe() {
     }
 }
 
-/// Returns a method that is known to some revision, or [`OTHER`].
+/// Returns the name if a revision or an extension of MCP defines it, and [`OTHER`] if not.
 fn method(name: &str) -> &'static str {
     const KNOWN: [&str; 22] = [
         "tools/call",

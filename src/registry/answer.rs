@@ -11,7 +11,7 @@ use crate::call::RequestId;
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
     /// Hash of the event id under which it was sent.
-    pub(crate) event: Option<u64>,
+    pub(crate) event_id_hash: Option<u64>,
     /// The `retry` of the server: how long its client waits before it resumes.
     pub(crate) retry: Option<Duration>,
 }

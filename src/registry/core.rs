@@ -23,7 +23,8 @@
 //!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],
 //!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled meanwhile, and no
 //!    stall has extended the grace before, the confirmation is requested again. Resumes that brought no event renew the grace at
-//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call.
+//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call. A
+//!    resume that was turned away counts as one of them ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
 //!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is stalled and
 //!    another handles it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than
@@ -33,7 +34,7 @@
 //!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
-//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
+//!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
 //! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
 //!    again.
@@ -52,8 +53,8 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::{
-    call_timers::CallTimers, entry::CallKey, index::ScopeSet, retention::RetainedCalls,
-    small_map::SmallMap, streams::Streams,
+    call_timers::CallTimers, entry::CallKey, event_ids::EventIds, index::ScopeSet,
+    retention::RetainedCalls, small_map::SmallMap,
 };
 use super::totals::Totals;
 use crate::{
@@ -66,26 +67,27 @@ mod contest;
 mod due;
 mod end;
 mod entry;
+mod event_ids;
 mod generation;
 mod index;
 mod lookup;
+mod resume;
 mod retained_call;
 mod retention;
 mod shrink_if_sparse;
 mod small_map;
-mod streams;
 
 #[cfg(fuzzing)]
 pub(crate) use self::model::check_against_model;
 pub(crate) use self::{
     call_timers::{DetachedState, ExpiryToken},
     entry::{Entry, Expired, Finished},
+    event_ids::EventIdFormat,
     generation::{Generation, NO_GENERATION, POST_GENERATION},
     index::{KeyHash, KeyHasher, PrehashedMap, numbers},
     lookup::EventMatch,
     retained_call::{Completion, DeliveryState, PerDeliveryState, RetainedOutcome},
     shrink_if_sparse::ShrinkIfSparse,
-    streams::EventIdFormat,
 };
 
 /// How long a detached call is tracked if it has no deadline and its end is not observed: 1 h.
@@ -249,7 +251,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(id)?;
         self.scopes = self.scopes.with(session);
-        entry.streams = Streams::default();
+        entry.event_ids = EventIds::default();
         let previous = entry.key.replace(CallKey::new(session, request));
         if let Some(previous) = previous {
             self.unindex_request(id, &previous);
@@ -280,14 +282,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         if is_due {
             timers.mark_expired();
             self.shared.totals.add_detached();
-        } else if let Some(limit) = self.exceeded_limit(id) {
+        } else if let Some(limit) = self.try_add_detached(id) {
             if let Some(timers) = self.timers_of(id) {
                 // `finish` must not subtract it from the detached calls, because it was not added.
-                timers.grace_timer = None;
+                timers.detached = None;
             }
             let finished = self.finish(id, None);
-            return finished.map_or(DetachOutcome::Ignored, |it| {
-                DetachOutcome::OverLimit(limit, it)
+            return finished.map_or(DetachOutcome::Ignored, |finished| {
+                DetachOutcome::OverLimit(limit, finished)
             });
         }
         self.detached += 1;
@@ -306,13 +308,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Counts a call as detached, or returns the limit that it would exceed. The limit of the session is checked first.
-    fn exceeded_limit(&self, id: CallId) -> Option<Limit> {
+    /// Counts a call as detached in the totals. Returns the limit instead if it would be exceeded, first that of the session.
+    fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedOfSession);
-        let is_met = self.detached >= max
+        let is_reached = self.detached >= max
             && (self.scopes != ScopeSet::Several || self.other_detached(id) >= max);
-        if self.session_id.is_some() && is_met {
+        if self.session_id.is_some() && is_reached {
             return Some(Limit::DetachedOfSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)
@@ -324,12 +326,12 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let others = self.calls().filter(|(other, _)| *other != id);
         let of_session = others.filter(|(_, entry)| entry.session() == session);
         of_session
-            .filter(|(_, entry)| entry.grace_timer().is_some())
+            .filter(|(_, entry)| entry.detached().is_some())
             .count()
     }
 
-    /// Removes a stream, as [`detach`](Self::detach) does. Untracks the call if that was its last stream.
-    /// The end of such a call can no longer be observed.
+    /// Removes a stream, as [`detach`](Self::detach) does. If that was the last stream, the end of the call can no longer be observed.
+    /// The call is then untracked.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
             return DetachOutcome::Ignored;
@@ -347,48 +349,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let stream = entry.add_stream();
         let timers = entry.timers_mut();
         timers.is_maybe_resumed = false;
-        if timers.grace_timer.take().is_some() {
+        if timers.detached.take().is_some() {
             self.remove_detached();
             self.schedule(id);
         }
         Some(stream)
-    }
-
-    /// Adds a pending resume to a call, which stops its grace timer. Returns `false` if the call has ended.
-    pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
-        let Some(entry) = self.calls.get_mut(id) else {
-            return false;
-        };
-        entry.timers_mut().begin_resume(now);
-        self.schedule(id);
-        true
-    }
-
-    /// Removes a pending resume that [`begin_resume`](Self::begin_resume) added.
-    pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
-        if let Some(timers) = self.timers_of(id) {
-            timers.end_resume(now);
-            self.schedule(id);
-        }
-    }
-
-    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
-    ///
-    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect when the
-    /// call is detached.
-    pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
-        let Some(entry) = self.calls.get_mut(id) else {
-            return false;
-        };
-        entry.timers_mut().set_maybe_resumed(state);
-        self.schedule(id);
-        true
-    }
-
-    /// Returns `true` if a call keeps running when detached, see [`set_maybe_resumed`](Self::set_maybe_resumed).
-    pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
-        let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
-        timers.is_some_and(|timers| timers.is_maybe_resumed)
     }
 
     /// Adds a task that reads a stream of a call in the background, and observes the call's end.
@@ -422,7 +387,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             if let Some(at) = timers.due.take() {
                 self.due.remove(&(at, id));
             }
-            if timers.grace_timer.is_some() {
+            if timers.detached.is_some() {
                 self.remove_detached();
             }
         }

@@ -29,8 +29,8 @@ impl LimitWarnings {
     /// Counts a call over a limit. Returns the number of calls since the last log line, if another line is due.
     pub(crate) fn record(&self, limit: Limit, now: Instant) -> Option<u64> {
         let mut limits = lock(&self.limits);
-        let of = Limit::ALL.iter().position(|one| *one == limit);
-        limits.get_mut(of?)?.add(1, now)
+        let index = Limit::ALL.iter().position(|other| *other == limit);
+        limits.get_mut(index?)?.add(1, now)
     }
 
     /// Counts evicted answers. Returns the number of answers since the last log line, if another line is due.

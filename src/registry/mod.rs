@@ -133,62 +133,61 @@ impl<T: Tracked> Registry<T> {
     }
 
     /// Returns which calls of a session an event id matches.
-    pub(crate) fn match_event(&self, session: &SessionKey, event_id: &[u8]) -> EventMatch<T> {
-        let event_match = self.with_session(&session.id, |core| {
-            core.match_event(&session.scope, event_id)
-        });
+    pub(crate) fn match_event(&self, key: &SessionKey, event_id: &[u8]) -> EventMatch<T> {
+        let event_match =
+            self.with_session(&key.id, |session| session.match_event(&key.scope, event_id));
         event_match.unwrap_or(EventMatch::Nothing)
     }
 
     /// Returns the call with this key, if its request is accepted.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
-        let Key { session, request } = key;
-        self.with_session(&session.id, |core| core.find(&session.scope, request))?
+        self.with_session(&key.session.id, |session| {
+            session.find(&key.session.scope, &key.request)
+        })?
     }
 
     /// Returns the call with this key, even if its request is not accepted yet.
     pub(crate) fn find_unaccepted_too(&self, key: &Key) -> Option<Call<T>> {
-        let Key { session, request } = key;
-        self.with_session(&session.id, |core| {
-            core.find_unaccepted_too(&session.scope, request)
+        self.with_session(&key.session.id, |session| {
+            session.find_unaccepted_too(&key.session.scope, &key.request)
         })?
     }
 
     /// Begins to close a session: returns its accepted calls, and removes its retained calls.
-    pub(crate) fn begin_close(&self, session: &SessionKey) -> Vec<Call<T>> {
-        let accepted = self.with_session(&session.id, |core| core.begin_close(&session.scope));
+    pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
+        let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()
     }
 
     /// Returns the calls of a session whose requests are not accepted yet.
-    pub(crate) fn unaccepted_in(&self, session: &SessionKey) -> Vec<Call<T>> {
-        let unaccepted = self.with_session(&session.id, |core| core.unaccepted(&session.scope));
+    pub(crate) fn unaccepted_in(&self, key: &SessionKey) -> Vec<Call<T>> {
+        let unaccepted = self.with_session(&key.id, |session| session.unaccepted(&key.scope));
         unaccepted.unwrap_or_default()
     }
 
-    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
-        let detached = self.with_session(&session.id, |core| core.detached(&session.scope));
+    pub(crate) fn detached_in(&self, key: &SessionKey) -> Vec<Call<T>> {
+        let detached = self.with_session(&key.id, |session| session.detached(&key.scope));
         detached.unwrap_or_default()
     }
 
     /// Returns `true` if a client may resume in a session.
     ///
     /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
-    pub(crate) fn is_awaited(&self, session: &SessionKey, now: Instant) -> bool {
-        let awaited = self.with_session(&session.id, |core| core.is_awaited(&session.scope, now));
-        awaited.unwrap_or(false)
+    pub(crate) fn is_awaited(&self, key: &SessionKey, now: Instant) -> bool {
+        let is_awaited = self.with_session(&key.id, |session| session.is_awaited(&key.scope, now));
+        is_awaited.unwrap_or(false)
     }
 
     /// Returns `true` if a session has calls in flight or retained calls.
-    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
-        let has = self.with_session(&session.id, |core| core.has_session(&session.scope));
-        has.unwrap_or(false)
+    pub(crate) fn has_session(&self, key: &SessionKey) -> bool {
+        let has_session = self.with_session(&key.id, |session| session.has_session(&key.scope));
+        has_session.unwrap_or(false)
     }
 
     /// Returns a call in flight of any session.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
         let mut entries = self.sessions.entries();
-        entries.find_map(|entry| entry.read(|core| core.call(id).cloned()))
+        entries.find_map(|entry| entry.read(|session| session.call(id).cloned()))
     }
 
     /// Scans the calls in flight in batches, so that no other call waits long for a lock.
@@ -205,7 +204,7 @@ impl<T: Tracked> Registry<T> {
 
     /// Returns `true` if calls in flight of more than one scope have this session id.
     pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
-        self.with_session(session_id, |core| core.has_several_sessions())
+        self.with_session(session_id, |session| session.has_several_sessions())
             .unwrap_or(false)
     }
 

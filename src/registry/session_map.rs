@@ -62,7 +62,7 @@ pub(crate) struct SessionEntry<T> {
 }
 
 struct EntryState<T> {
-    core: SessionState<T>,
+    session: SessionState<T>,
     /// When the timer checks this entry. `None` if it does not.
     timer_deadline: Option<Instant>,
     /// Set when the entry is removed from the map. The session may have another entry now.
@@ -126,7 +126,7 @@ impl<T: Tracked> SessionMap<T> {
             let mut state = entry.state();
             // Otherwise the entry was removed between the look-up and the lock.
             if !state.is_removed {
-                let (result, effects) = state.run(|core| operation(&entry, core));
+                let (result, effects) = state.run(|session| operation(&entry, session));
                 drop(state);
                 return (result, DeferredEffects { entry, effects });
             }
@@ -165,7 +165,7 @@ impl<T: Tracked> SessionMap<T> {
         let mut shard = self.shard(hash);
         {
             let mut state = entry.state();
-            if state.is_removed || !state.core.is_empty() {
+            if state.is_removed || !state.session.is_empty() {
                 return;
             }
             state.is_removed = true;
@@ -218,7 +218,7 @@ impl<T: Tracked> SessionEntry<T> {
             map,
             session_id: session_id.clone(),
             state: Mutex::new(EntryState {
-                core: SessionState::new(shared, session_id),
+                session: SessionState::new(shared, session_id),
                 timer_deadline: None,
                 is_removed: false,
             }),
@@ -227,8 +227,8 @@ impl<T: Tracked> SessionEntry<T> {
     }
 
     fn has_id(&self, session_id: &str) -> bool {
-        let its = self.session_id.as_ref();
-        its.is_some_and(|(its, _)| **its == *session_id)
+        let own_id = self.session_id.as_ref();
+        own_id.is_some_and(|(own_id, _)| **own_id == *session_id)
     }
 
     /// Runs one operation on the session state, and applies its effects.
@@ -242,7 +242,7 @@ impl<T: Tracked> SessionEntry<T> {
     }
 
     pub(super) fn read<R>(&self, select: impl FnOnce(&SessionState<T>) -> R) -> R {
-        select(&self.state().core)
+        select(&self.state().session)
     }
 
     /// Runs one operation as [`with`](Self::with) does, and returns its effects instead of applying them.
@@ -263,9 +263,9 @@ impl<T: Tracked> SessionEntry<T> {
     ) -> impl Iterator<Item = R> {
         let mut after = None;
         let batches = iter::from_fn(move || {
-            let (batch, last) = self.read(|core| {
+            let (batch, last) = self.read(|session| {
                 let mut last = None;
-                let calls = core.calls_between(after, before).take(SCAN_BATCH);
+                let calls = session.calls_between(after, before).take(SCAN_BATCH);
                 let calls = calls.inspect(|(id, _)| last = Some(*id));
                 let batch = calls.filter_map(|(id, entry)| select(id, entry));
                 (batch.collect::<Vec<_>>(), last)
@@ -301,14 +301,11 @@ impl<T: Tracked> SessionEntry<T> {
         let Some(map) = self.map.upgrade() else {
             return;
         };
-        if self.timer.get().is_none() {
+        let timer = self.timer.get_or_init(|| {
             let entry: Weak<Self> = Arc::downgrade(self);
-            // Of two concurrent callers, one sets the handle.
-            let _first = self.timer.set(map.timer.set(at, entry));
-        }
-        if let Some(timer) = self.timer.get() {
-            timer.reset_earlier(at);
-        }
+            map.timer.set(at, entry)
+        });
+        timer.reset_earlier(at);
         map.timer.ensure_on_current_runtime();
     }
 
@@ -324,9 +321,9 @@ impl<T: Tracked> SessionEntry<T> {
     /// Returns `true` if it has a deadline for which the timer is not set.
     #[cfg(test)]
     pub(super) fn has_unscheduled_deadline(&self) -> bool {
-        let next = self.state().core.next_deadline();
-        let looked_at = self.timer.get().and_then(TimerHandle::deadline);
-        next.is_some_and(|next| looked_at.is_none_or(|at| at > next))
+        let next = self.state().session.next_deadline();
+        let timer_deadline = self.timer.get().and_then(TimerHandle::deadline);
+        next.is_some_and(|next| timer_deadline.is_none_or(|at| at > next))
     }
 
     fn state(&self) -> MutexGuard<'_, EntryState<T>> {
@@ -338,8 +335,9 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
     fn on_deadline(&self, tracker: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
         let (expired, next, has_completed) = {
             let mut state = self.state();
-            let (expired, effects) = state.run(|core| core.expire_some(tracker, EXPIRY_BATCH));
-            state.timer_deadline = state.core.next_deadline();
+            let (expired, effects) =
+                state.run(|session| session.expire_some(tracker, EXPIRY_BATCH));
+            state.timer_deadline = state.session.next_deadline();
             (expired, state.timer_deadline, effects.has_completed)
         };
         if has_completed {
@@ -358,7 +356,7 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
                 Expired::Forgotten(finished) => call.on_untracked(id, finished),
             });
         }
-        if self.state().core.is_empty() {
+        if self.state().session.is_empty() {
             self.remove_if_empty();
         }
         None
@@ -369,16 +367,16 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
 
 impl<T: Tracked> EntryState<T> {
     fn run<R>(&mut self, operation: impl FnOnce(&mut SessionState<T>) -> R) -> (R, Effects) {
-        let result = operation(&mut self.core);
-        let next = self.core.next_deadline();
+        let result = operation(&mut self.session);
+        let next = self.session.next_deadline();
         let earlier_deadline = next.filter(|next| self.timer_deadline.is_none_or(|at| *next < at));
         if earlier_deadline.is_some() {
             self.timer_deadline = earlier_deadline;
         }
         let effects = Effects {
             earlier_deadline,
-            has_completed: self.core.take_completion_flag(),
-            is_empty: self.core.is_empty(),
+            has_completed: self.session.take_completion_flag(),
+            is_empty: self.session.is_empty(),
         };
         (result, effects)
     }

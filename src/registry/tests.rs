@@ -48,7 +48,7 @@ impl Tracked for Call {
             .lock()
             .unwrap()
             .push(Notification::Expired(reason));
-        self.with(|core| core.finish(id, None));
+        self.with(|session| session.finish(id, None));
     }
 }
 
@@ -80,15 +80,15 @@ fn key(id: &str, request: i64) -> Key {
 fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     let (id, call) = (CallId::next(), Arc::new(Call::default()));
     let name = (key.session.scope.clone(), key.request.clone());
-    let (untracked, deferred, is_too_late) =
-        registry.start(id, Some(&key.session.id), |entry, core| {
+    let (untracked, deferred, is_drained) =
+        registry.start(id, Some(&key.session.id), |entry, session| {
             call.entry.set(entry.clone()).ok();
-            core.start(id, Some(name), call.clone(), None);
-            core.accept(id)
+            session.start(id, Some(name), call.clone(), None);
+            session.accept(id)
         });
     deferred.run();
     report(untracked);
-    assert!(!is_too_late);
+    assert!(!is_drained);
     (id, call)
 }
 
@@ -96,11 +96,11 @@ fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
 fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: bool) -> CallId {
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
-    call.with(|core| {
-        core.record_event_id(id, b"event", EventIdFormat::Any);
+    call.with(|session| {
+        session.record_event_id(id, b"event", EventIdFormat::Any);
         if is_undelivered {
             let detachment = Detachment::new(DetachCause::Disconnected, now);
-            core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment);
+            session.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment);
         }
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(key.request.clone(), CancelReason::Orphaned),
@@ -108,7 +108,7 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: 
             at: now,
             until: now + SECOND,
         };
-        core.finish(id, Some(ended))
+        session.finish(id, Some(ended))
     });
     id
 }
@@ -127,8 +127,11 @@ fn a_session_has_an_entry_while_it_has_calls() {
         let (id, call) = accepted(&registry, &key);
         assert_eq!(registry.find(&key).unwrap().0, id);
         assert_eq!((has_entry(&registry, "s"), registry.len()), (true, 1));
-        assert!(call.with(|core| core.finish(id, None)).is_some());
-        assert!(call.with(|core| core.finish(id, None)).is_none(), "once");
+        assert!(call.with(|session| session.finish(id, None)).is_some());
+        assert!(
+            call.with(|session| session.finish(id, None)).is_none(),
+            "once"
+        );
     }
     assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
@@ -144,7 +147,7 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     assert_eq!(registry.find(&here).unwrap().0, one.0);
     assert_eq!(registry.find(&there).unwrap().0, other.0);
     one.1
-        .with(|core| core.record_event_id(one.0, b"0/0", EventIdFormat::Rmcp));
+        .with(|session| session.record_event_id(one.0, b"0/0", EventIdFormat::Rmcp));
     let matched = |key: &Key| registry.match_event(&key.session, b"0/0").in_flight().len();
     assert_eq!((matched(&here), matched(&there)), (1, 0));
     assert_eq!(registry.begin_close(&there.session).len(), 1);
@@ -173,16 +176,16 @@ fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found(
     let (second, other) = accepted(&registry, &colliding);
     assert!(registry.find_unaccepted_too(&colliding).is_none());
     assert!(registry.begin_close(&colliding.session).is_empty());
-    other.with(|core| core.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
+    other.with(|session| session.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
     let matched = registry.match_event(&colliding.session, b"0/0");
     assert!(matched.in_flight().is_empty());
     assert!(
         !other
-            .with(|core| core.finish(second, None))
+            .with(|session| session.finish(second, None))
             .unwrap()
             .may_cancel_server
     );
-    assert!(call.events().is_empty() && call.with(|core| core.is_in_flight(id)));
+    assert!(call.events().is_empty() && call.with(|session| session.is_in_flight(id)));
 }
 
 /// Entries are added and removed while calls start. Each call is found from its start until its end.
@@ -200,7 +203,7 @@ fn no_call_is_registered_in_a_removed_entry() {
                     let key = key("s", thread);
                     let (id, call) = accepted(registry, &key);
                     assert_eq!(registry.find(&key).map(|(id, _)| id), Some(id));
-                    assert!(call.with(|core| core.finish(id, None)).is_some());
+                    assert!(call.with(|session| session.finish(id, None)).is_some());
                 }
             });
         }
@@ -219,7 +222,8 @@ async fn the_graces_of_all_sessions_expire_on_time() {
             retry: SECOND,
         };
         let detachment = Detachment::new(DetachCause::Disconnected, now);
-        let detached = call.with(|core| core.detach(id, POST_GENERATION, wait, false, detachment));
+        let detached =
+            call.with(|session| session.detach(id, POST_GENERATION, wait, false, detachment));
         assert_eq!(detached, DetachOutcome::Waiting);
         (seconds, call)
     });
@@ -237,26 +241,26 @@ async fn the_graces_of_all_sessions_expire_on_time() {
 }
 
 #[test]
-fn a_drain_and_a_starting_call_see_each_other() {
+fn a_call_that_starts_during_a_drain_is_found_or_ended() {
     for _round in 0..2_000 {
         let registry = Registry::new();
         let barrier = Barrier::new(2);
-        let (is_too_late, taken) = thread::scope(|scope| {
-            let starts = scope.spawn(|| {
+        let (is_drained, taken) = thread::scope(|scope| {
+            let starting = scope.spawn(|| {
                 barrier.wait();
                 let (id, call) = (CallId::next(), Arc::new(Call::default()));
-                let start = |_: &Arc<SessionEntry<Call>>, core: &mut SessionState<Call>| {
-                    core.start(id, None, call.clone(), None);
+                let start = |_: &Arc<SessionEntry<Call>>, session: &mut SessionState<Call>| {
+                    session.start(id, None, call.clone(), None);
                 };
-                let (_, deferred, is_too_late) = registry.start(id, Some(&"s".into()), start);
+                let (_, deferred, is_drained) = registry.start(id, Some(&"s".into()), start);
                 deferred.run();
-                is_too_late
+                is_drained
             });
             barrier.wait();
             let (taken, _) = registry.close();
-            (starts.join().unwrap(), taken.len())
+            (starting.join().unwrap(), taken.len())
         });
-        assert!(is_too_late || taken == 1);
+        assert!(is_drained || taken == 1);
     }
 }
 
@@ -312,7 +316,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
                         let n = (dice >> 8) as usize % CALLS;
                         let (id, call) = &calls[n];
                         match dice % 7 {
-                            0 => drop(call.with(|core| core.attach(*id))),
+                            0 => drop(call.with(|session| session.attach(*id))),
                             1 | 2 => {
                                 let wait = match dice & 64 {
                                     0 => UNTIL_COMPLETE,
@@ -322,14 +326,14 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                     },
                                 };
                                 let detachment = Detachment::new(DetachCause::Disconnected, now);
-                                let _done = call.with(|core| {
-                                    core.detach(*id, POST_GENERATION, wait, false, detachment)
+                                let _done = call.with(|session| {
+                                    session.detach(*id, POST_GENERATION, wait, false, detachment)
                                 });
                             }
                             3 => {
-                                let has_begun = call.with(|core| core.begin_resume(*id, now));
+                                let has_begun = call.with(|session| session.begin_resume(*id, now));
                                 if has_begun {
-                                    call.with(|core| core.end_resume(*id, now));
+                                    call.with(|session| session.end_resume(*id, now));
                                 }
                             }
                             4 => {
@@ -342,10 +346,10 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                     at: now,
                                     until: now + SECOND,
                                 };
-                                call.with(|core| {
-                                    core.record_event_id(*id, b"0/0", EventIdFormat::Any)
+                                call.with(|session| {
+                                    session.record_event_id(*id, b"0/0", EventIdFormat::Any)
                                 });
-                                call.with(|core| core.finish(*id, Some(ended)));
+                                call.with(|session| session.finish(*id, Some(ended)));
                                 call.with(SessionState::take_evicted);
                             }
                             5 => {
@@ -363,7 +367,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
             }
         });
         for (id, call) in &calls {
-            call.with(|core| core.finish(*id, None));
+            call.with(|session| session.finish(*id, None));
         }
         assert_eq!(
             (registry.len(), registry.detached()),
@@ -405,23 +409,25 @@ fn no_deadline_is_left_without_a_timer() {
                         match dice % 4 {
                             0 => drop(registry.sessions.timer.run_expired_now(now)),
                             1 => {
-                                let stream = call.with(|core| core.attach(*id));
+                                let stream = call.with(|session| session.attach(*id));
                                 let wait = DetachedState::GraceUntil {
                                     deadline: now + Duration::from_millis(dice >> 40 & 31),
                                     retry: SECOND,
                                 };
                                 let detachment = Detachment::new(DetachCause::Disconnected, now);
-                                call.with(|core| {
-                                    core.detach(*id, POST_GENERATION, wait, false, detachment);
-                                    stream.map(|it| core.detach(*id, it, wait, false, detachment))
+                                call.with(|session| {
+                                    session.detach(*id, POST_GENERATION, wait, false, detachment);
+                                    stream.map(|stream| {
+                                        session.detach(*id, stream, wait, false, detachment)
+                                    })
                                 });
                             }
                             2 => {
-                                if call.with(|core| core.begin_resume(*id, now)) {
-                                    call.with(|core| core.end_resume(*id, now));
+                                if call.with(|session| session.begin_resume(*id, now)) {
+                                    call.with(|session| session.end_resume(*id, now));
                                 }
                             }
-                            _ => drop(call.with(|core| core.attach(*id))),
+                            _ => drop(call.with(|session| session.attach(*id))),
                         }
                     }
                 });
@@ -440,7 +446,7 @@ fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
         retry: SECOND,
     };
     let detachment = Detachment::new(DetachCause::Disconnected, now);
-    call.with(|core| core.detach(*id, POST_GENERATION, wait, false, detachment));
+    call.with(|session| session.detach(*id, POST_GENERATION, wait, false, detachment));
 }
 
 /// Other calls of the session are served between two batches.
@@ -486,17 +492,17 @@ fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
     let mut permanent = Vec::new();
-    let mut go = Vec::new();
+    let mut ending = Vec::new();
     for n in 0..PERMANENT_CALLS {
         permanent.push(start(2 * n).0);
-        go.push(start(2 * n + 1));
+        ending.push(start(2 * n + 1));
     }
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         scope.spawn(|| {
             barrier.wait();
-            for (n, (id, call)) in go.into_iter().enumerate() {
-                call.with(|core| core.finish(id, None));
+            for (n, (id, call)) in ending.into_iter().enumerate() {
+                call.with(|session| session.finish(id, None));
                 start(2 * PERMANENT_CALLS + n);
             }
         });
@@ -538,5 +544,5 @@ async fn a_timely_resume_is_served_while_many_deadlines_expire() {
     }
     assert!(others.iter().all(|(_, call)| !call.events().is_empty()));
     assert_eq!(call.events(), []);
-    assert!(call.with(|core| core.begin_resume(id, Instant::now())));
+    assert!(call.with(|session| session.begin_resume(id, Instant::now())));
 }

@@ -53,7 +53,7 @@ impl Totals {
 
     pub(super) fn max(&self, limit: Limit) -> usize {
         let mut limits = self.limits.iter().zip(Limit::ALL);
-        let found = limits.find(|(_, one)| *one == limit);
+        let found = limits.find(|(_, other)| *other == limit);
         found.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
@@ -134,13 +134,18 @@ impl Totals {
             .sum()
     }
 
-    /// Counts a retained call of a session whose retained calls have `own` bytes. Returns `false` if the session would then have
+    /// Counts a retained call of a session whose retained calls have `session_bytes` bytes. Returns `false` if the session would then have
     /// more bytes than are left for all others.
-    pub(super) fn try_add_bytes(&self, delivery: DeliveryState, own: usize, bytes: usize) -> bool {
+    pub(super) fn try_add_bytes(
+        &self,
+        delivery: DeliveryState,
+        session_bytes: usize,
+        bytes: usize,
+    ) -> bool {
         let max = self.max_bytes(delivery);
         let with_bytes = |total: usize| {
             let total = total.saturating_add(bytes);
-            let needed = total.saturating_add(own).saturating_add(bytes);
+            let needed = total.saturating_add(session_bytes).saturating_add(bytes);
             (needed <= max).then_some(total)
         };
         let counter = self.bytes.of(delivery);
@@ -148,14 +153,14 @@ impl Totals {
         added.is_ok()
     }
 
-    /// Returns `true` if a call could be counted once the `own` bytes of its session are removed.
+    /// Returns `true` if a call could be counted once the `session_bytes` bytes of its session are removed.
     pub(super) fn could_add_bytes(
         &self,
         delivery: DeliveryState,
-        own: usize,
+        session_bytes: usize,
         bytes: usize,
     ) -> bool {
-        let others = self.bytes_of(delivery).saturating_sub(own);
+        let others = self.bytes_of(delivery).saturating_sub(session_bytes);
         let needed = others.saturating_add(bytes).saturating_add(bytes);
         needed <= self.max_bytes(delivery)
     }

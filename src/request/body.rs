@@ -180,8 +180,8 @@ impl BodyObserver {
     fn finish(&mut self) {
         match mem::replace(&mut self.capture, Capture::Off) {
             Capture::Off => {}
-            Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
-            Capture::Unparsed(kept) => self.exchange.body_ended(Err(kept)),
+            Capture::On(frames) => self.exchange.on_body_ended(Ok(frames)),
+            Capture::Unparsed(body) => self.exchange.on_body_ended(Err(body)),
         }
     }
 }
@@ -192,9 +192,9 @@ impl Drop for BodyObserver {
             Capture::Off => {}
             Capture::On(frames) => {
                 let body = frames.unparsed(ParseFailure::NotRead);
-                self.exchange.body_dropped(body);
+                self.exchange.on_body_dropped(body);
             }
-            Capture::Unparsed(body) => self.exchange.body_dropped(body),
+            Capture::Unparsed(body) => self.exchange.on_body_dropped(body),
         }
     }
 }
@@ -210,7 +210,7 @@ impl Capture {
             Header::One(value) if headers::names_media_type(value, "application/json") => {}
             Header::Absent => return Self::unparsed(ParseFailure::ContentType, false),
             Header::One(_) | Header::Several(_) => {
-                let is_ambiguous = !headers::is_of_another_kind(headers.content_type);
+                let is_ambiguous = !headers::is_certainly_not_json(headers.content_type);
                 return Self::unparsed(ParseFailure::ContentType, is_ambiguous);
             }
         }

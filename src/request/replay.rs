@@ -69,7 +69,7 @@ pub(crate) type ServicePrototype<S> = Mutex<S>;
 /// The original request without its body.
 pub(crate) struct Replay<S, B> {
     service: Arc<ServicePrototype<S>>,
-    instance: Arc<LayerShared>,
+    shared: Arc<LayerShared>,
     uri: Uri,
     version: Version,
     /// A list is smaller than a map, and faster to copy.
@@ -86,7 +86,7 @@ impl<S, B> Replay<S, B> {
     /// Its extensions must not have the link to the exchange yet. Otherwise exchange and replay would form a reference cycle.
     pub(crate) fn new(
         service: Arc<ServicePrototype<S>>,
-        instance: Arc<LayerShared>,
+        shared: Arc<LayerShared>,
         request: &Request<B>,
     ) -> Self {
         let mut headers = Vec::with_capacity(request.headers().len());
@@ -98,7 +98,7 @@ impl<S, B> Replay<S, B> {
         );
         Self {
             service,
-            instance,
+            shared,
             uri: request.uri().clone(),
             version: request.version(),
             headers,
@@ -116,7 +116,7 @@ impl<S, B> Replay<S, B> {
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
         // With a token, a handler that extracts one also accepts this request, and an inner layer passes it through.
-        let replayed = Arc::new(Exchange::of_replay(self.instance.clone()));
+        let replayed = Arc::new(Exchange::of_replay(self.shared.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
@@ -147,12 +147,12 @@ where
         Box::pin(async move {
             let mut service = lock(&self.service).clone();
             let ready = poll_fn(|cx| service.poll_ready(cx)).await.is_ok();
-            let sent = if ready {
+            let response = if ready {
                 service.call(request).await.ok()
             } else {
                 None
             };
-            match sent.map(|response| response.status()) {
+            match response.map(|response| response.status()) {
                 Some(status) if status.is_success() => Ok(()),
                 Some(status) => Err(CancelError::refused(status)),
                 None => Err(CancelError::failed("the inner service failed")),

@@ -28,7 +28,7 @@ use crate::{
     sse::{self, BomFilter},
 };
 
-/// Maximum number of bytes of a refusal that are searched for a JSON-RPC error: 64 KiB. Errors are short.
+/// Number of bytes after which no more of a refusal is read: 64 KiB. A JSON-RPC error is shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// The pending answer of the inner service. `None` if the service fails.
@@ -48,7 +48,7 @@ enum CommitStage<B> {
     Refusal {
         status: StatusCode,
         body: Pin<Box<B>>,
-        read: BytesMut,
+        received: BytesMut,
     },
     Ended,
 }
@@ -116,20 +116,22 @@ where
                     };
                     return Poll::Ready(Some(Ok(Frame::data(data.into()))));
                 }
-                CommitStage::Refusal { status, body, read } => {
-                    match ready!(body.as_mut().poll_frame(cx)) {
-                        Some(Ok(frame)) if frame.is_data() && read.len() <= MAX_REFUSAL => {
-                            if let Ok(mut data) = frame.into_data() {
-                                read.extend_from_slice(&data.copy_to_bytes(data.remaining()));
-                            }
-                        }
-                        _ => {
-                            let event = refusal(&self.request, *status, read);
-                            self.stage = CommitStage::Ended;
-                            return Poll::Ready(Some(Ok(Frame::data(event.into()))));
+                CommitStage::Refusal {
+                    status,
+                    body,
+                    received,
+                } => match ready!(body.as_mut().poll_frame(cx)) {
+                    Some(Ok(frame)) if frame.is_data() && received.len() <= MAX_REFUSAL => {
+                        if let Ok(mut data) = frame.into_data() {
+                            received.extend_from_slice(&data.copy_to_bytes(data.remaining()));
                         }
                     }
-                }
+                    _ => {
+                        let event = refusal(&self.request, *status, received);
+                        self.stage = CommitStage::Ended;
+                        return Poll::Ready(Some(Ok(Frame::data(event.into()))));
+                    }
+                },
                 CommitStage::Ended => return Poll::Ready(None),
             }
         }
@@ -162,12 +164,12 @@ where
                 guard.on_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
-            Head::Refusal if !is_encoded => CommitStage::Refusal {
+            Head::Refusal { .. } if !is_encoded => CommitStage::Refusal {
                 status: parts.status,
                 body: Box::pin(body),
-                read: BytesMut::new(),
+                received: BytesMut::new(),
             },
-            Head::Answer | Head::Refusal => CommitStage::Ended,
+            Head::Answer | Head::Refusal { .. } => CommitStage::Ended,
         };
         match self.stage {
             CommitStage::Ended => Some(refusal(&self.request, parts.status, &[])),
@@ -180,12 +182,12 @@ where
 
 impl<B> JsonEvent<B> {
     fn new(status: StatusCode, body: B) -> Self {
-        let mut start = BomFilter::default();
-        start.after_injection();
+        let mut bom_filter = BomFilter::default();
+        bom_filter.after_injection();
         Self {
             status,
             body: Box::pin(body),
-            bom_filter: start,
+            bom_filter,
             has_data: false,
         }
     }
@@ -214,28 +216,28 @@ fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
-    let on_line = |byte: &u8| match byte {
+    let without_break = |byte: &u8| match byte {
         b'\n' | b'\r' => b' ',
         other => *other,
     };
-    json.iter().map(on_line).collect()
+    json.iter().map(without_break).collect()
 }
 
-/// Returns a refusal as an event, with the request's id.
+/// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
 /// The event has the JSON-RPC error of the body, if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
-    let sent = serde_json::from_slice(body)
+    let error_in_body = serde_json::from_slice(body)
         .ok()
-        .and_then(|mut sent: Value| {
-            let its_id = sent.get("id");
-            let is_ours = its_id.is_none_or(|its_id| its_id.is_null() || *its_id == id);
-            let error = sent.get_mut("error").filter(|_| is_ours)?.take();
+        .and_then(|mut message: Value| {
+            let answered = message.get("id");
+            let is_ours = answered.is_none_or(|answered| answered.is_null() || *answered == id);
+            let error = message.get_mut("error").filter(|_| is_ours)?.take();
             let is_error = error.get("code")?.is_i64() && error.get("message")?.is_string();
             is_error.then_some(error)
         });
-    let error = sent.unwrap_or_else(|| {
+    let error = error_in_body.unwrap_or_else(|| {
         json!({
             "code": jsonrpc::INTERNAL_ERROR,
             "message": format!("HTTP status {status}"),

@@ -85,7 +85,7 @@ pin_project! {
         options: ResponseOptions,
         // Set once the call was answered although the inner service has not returned the response head. A drain waits for it.
         delivering: Option<Delivering>,
-        used: UseUntilHead,
+        session_use: UseUntilHead,
     }
 }
 
@@ -107,7 +107,7 @@ enum UseUntilHead {
     #[default]
     NotYet,
     /// `None` if no session manager has the session.
-    Begun { _used: Option<Box<dyn Send + Sync>> },
+    Begun { _use: Option<Box<dyn Send + Sync>> },
 }
 
 /// How the response is handled, according to the request and the options of the layer.
@@ -142,7 +142,7 @@ impl<F> ResponseFuture<F> {
             inner,
             options,
             delivering: None,
-            used: UseUntilHead::NotYet,
+            session_use: UseUntilHead::NotYet,
         }
     }
 
@@ -174,16 +174,16 @@ where
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
-            *this.used = UseUntilHead::NotYet;
+            *this.session_use = UseUntilHead::NotYet;
         }
         if let Some(exchange) = this.guard.exchange() {
             // Before `parse_body`, only a session manager can have made a call known, and a call in flight uses its session.
             if polled.is_pending()
-                && matches!(this.used, UseUntilHead::NotYet)
+                && matches!(this.session_use, UseUntilHead::NotYet)
                 && !exchange.has_call()
             {
-                let _used = exchange.use_session();
-                *this.used = UseUntilHead::Begun { _used };
+                let _use = exchange.use_session();
+                *this.session_use = UseUntilHead::Begun { _use };
             }
             exchange.parse_body();
         }
@@ -206,22 +206,22 @@ where
                 {
                     *this.delivering = exchange.delivering();
                 }
-                let call = this
-                    .guard
-                    .exchange()
-                    .and_then(|exchange| exchange.call_in_flight());
-                let silence = this.options.commit.as_mut();
-                let Some(call) = silence.and_then(|silence| silence.poll_elapsed(call, cx)) else {
+                let Some(silence) = &mut this.options.commit else {
+                    return Poll::Pending;
+                };
+                let exchange = this.guard.exchange();
+                let call = exchange.and_then(|exchange| exchange.call_in_flight());
+                let Some(call) = silence.poll_elapsed(call, cx) else {
                     return Poll::Pending;
                 };
                 let request = call.request_id().clone();
                 let Some(future) = this.inner.as_mut().take() else {
                     return Poll::Pending;
                 };
-                let used = mem::take(this.used);
+                let session_use = mem::take(this.session_use);
                 let pending = Box::pin(async move {
                     let answer = future.await.ok();
-                    drop(used);
+                    drop(session_use);
                     answer
                 });
                 let guard = mem::replace(this.guard, Guard::inert());
@@ -301,7 +301,7 @@ impl Silence {
 // === impl ResponseOptions ===
 
 impl ResponseOptions {
-    /// Returns the options for a request. `may_be_call`: the request may have a call, judging by its head.
+    /// Returns the options for a request. `may_be_call` is `true` if the request may have a call, according to its head.
     pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
             .commit_after
@@ -329,7 +329,7 @@ impl ResponseOptions {
     {
         let (mut parts, body) = response.into_parts();
         let mcp_headers = McpHeaders::of(&parts.headers);
-        let is_complete = body.size_hint().exact().is_some();
+        let has_exact_size = body.size_hint().exact().is_some();
         let length = body
             .size_hint()
             .exact()
@@ -339,7 +339,7 @@ impl ResponseOptions {
         };
         let keep_alive = exchange.keep_alive();
         let head = read_head(parts.status, &mcp_headers);
-        let mut answered = None;
+        let mut answered_call = None;
         match exchange.on_head(head) {
             BodyPlan::Late { request, error } if !has_no_content(parts.status) => {
                 parts.headers.remove(header::CONTENT_LENGTH);
@@ -350,15 +350,15 @@ impl ResponseOptions {
                 return Response::from_parts(parts, ResponseBody::events(stream));
             }
             BodyPlan::Tap(tap) => guard.set_tap(tap),
-            BodyPlan::Answer(call) => answered = Some(call),
+            BodyPlan::Answer(call) => answered_call = Some(call),
             BodyPlan::Late { .. } | BodyPlan::Pass => {}
         }
         if self.head_only || has_no_content(parts.status) {
             // hyper drops these bodies unpolled.
             guard.complete();
         }
-        let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
-        if let Some(call) = answered.filter(|_| !is_complete && !is_over) {
+        let has_ended = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
+        if let Some(call) = answered_call.filter(|_| !has_exact_size && !has_ended) {
             // The server may be working until the end of the body. With a known length, the last byte is the end.
             let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
@@ -368,7 +368,7 @@ impl ResponseOptions {
             let stream = EventStream::new(guard, Inner::Body { body }, content, self.peer.take());
             return Response::from_parts(parts, ResponseBody::events(stream));
         }
-        let (Head::Stream { readable }, false) = (head, is_over) else {
+        let (Head::Stream { readable }, false) = (head, has_ended) else {
             let peer = self.peer.take();
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length, peer));
         };

@@ -14,7 +14,9 @@ pub(super) fn content_length(headers: &McpHeaders<'_>) -> Option<u64> {
 
 pub(super) fn read_head(status: StatusCode, headers: &McpHeaders<'_>) -> Head {
     if !status.is_success() {
-        return Head::Refusal;
+        return Head::Refusal {
+            is_temporary: is_temporary(status),
+        };
     }
     if has_type(headers, "text/event-stream") {
         Head::Stream {
@@ -23,6 +25,15 @@ pub(super) fn read_head(status: StatusCode, headers: &McpHeaders<'_>) -> Head {
     } else {
         Head::Answer
     }
+}
+
+/// Returns `true` if a client may send the same request again later (RFC 9110, sections 15.5.9 and 15.6; RFC 6585, section 4).
+fn is_temporary(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(
+            status,
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+        )
 }
 
 /// Returns `true` if the content has this media type.

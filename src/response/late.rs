@@ -2,7 +2,8 @@
 //!
 //! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
 //! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer, or has no event
-//! for [`NEXT_EVENT_TIMEOUT`], the client receives only the error. Some clients would resume again after an event with an id.
+//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error. The buffered events are then dropped, because some clients would
+//! resume again after an event with an id.
 
 use std::{
     fmt, mem,
@@ -124,7 +125,7 @@ impl HeldBack {
                 Answers::Nothing | Answers::Ambiguous(_) => event.is_ambiguous,
             };
         });
-        if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event()) {
+        if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event_deadline()) {
             silence.as_mut().reset(at);
         }
         let is_passed_on = is_answer || self.held.len() > MAX_HELD;
@@ -139,6 +140,6 @@ impl HeldBack {
     }
 }
 
-fn next_event() -> Option<Instant> {
+fn next_event_deadline() -> Option<Instant> {
     Instant::now().checked_add(NEXT_EVENT_TIMEOUT)
 }

@@ -139,8 +139,10 @@ impl<B> BodySlot<B> {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
 
-    /// Returns the next message after the slot was closed with an error. It is sent even in the middle of an event.
-    pub(super) fn last_message(&self) -> Option<Bytes> {
+    /// Returns the next injected message, if the slot was closed with an error.
+    ///
+    /// The message is returned even in the middle of an event.
+    pub(super) fn next_remaining_message(&self) -> Option<Bytes> {
         let mut state = self.state();
         let has_error = matches!(state.closing(), Some(Closing::WithError));
         let injected = state.injected.as_mut().filter(|_| has_error)?;

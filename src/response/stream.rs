@@ -170,7 +170,7 @@ where
                 }
                 Next::Inner(mut body) => match body.as_mut().poll_frame(cx) {
                     Poll::Pending => {
-                        let exchange = self.must_register(&mut body);
+                        let exchange = self.exchange_to_register(&mut body);
                         if self.slot.restore(body) {
                             if let Some(exchange) = exchange {
                                 self.delivering = exchange.delivering();
@@ -197,7 +197,7 @@ where
                     return Poll::Ready(Some(Ok(Frame::data(self.forward(piece)))));
                 }
                 Next::Closed => {
-                    let Some(message) = self.last_message() else {
+                    let Some(message) = self.next_remaining_message() else {
                         break;
                     };
                     // Ends the incomplete event, which the client cannot parse. The client then reads the error.
@@ -209,10 +209,10 @@ where
         Poll::Ready(None)
     }
 
-    /// Returns the error for the client if the inner body was dropped in the middle of an event.
-    fn last_message(&self) -> Option<Bytes> {
-        let is_open = matches!(self.content, Content::Injectable { .. });
-        is_open.then(|| self.slot.last_message())?
+    /// Returns the next message for the client, if the inner body was dropped in the middle of an event.
+    fn next_remaining_message(&self) -> Option<Bytes> {
+        let is_injectable = matches!(self.content, Content::Injectable { .. });
+        is_injectable.then(|| self.slot.next_remaining_message())?
     }
 
     fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
@@ -255,7 +255,7 @@ where
     }
 
     /// Returns the exchange once, when its call has ended although the inner body has not.
-    fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
+    fn exchange_to_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
             .as_ref()

@@ -111,9 +111,9 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// Returns the event of the ended block. `None` if it is empty.
+    /// Returns the event of the ended block. `None` if the block has no field that matters.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
-        if !self.is_non_empty() {
+        if !self.has_event() {
             return None;
         }
         let (answers, is_ambiguous) = match &self.data {
@@ -146,13 +146,13 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    fn is_non_empty(&self) -> bool {
+    fn has_event(&self) -> bool {
         self.data.is_some() || self.id.is_some() || self.retry.is_some()
     }
 
     /// Returns `true` if no part of the event was received.
     pub(super) fn is_empty(&self) -> bool {
-        !self.is_non_empty() && matches!(&self.value, Text::Whole(text) if text.is_empty())
+        !self.has_event() && matches!(&self.value, Text::Whole(text) if text.is_empty())
     }
 
     /// Returns the number of allocated bytes.

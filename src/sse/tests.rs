@@ -30,7 +30,7 @@ struct Seen {
 // The content of events.
 
 #[test]
-fn an_answer_as_rmcp_writes_it() {
+fn an_answer_is_read_as_rmcp_writes_it() {
     let priming = Sse::default().data("").id("0/0").retry(3000);
     let data = r#"{"jsonrpc":"2.0","id":0,"result":{"content":[]}}"#;
     let answer = Sse::default().data(data).id("1/0");
@@ -144,7 +144,7 @@ fn a_line_feed_after_a_return_is_no_blank_line() {
 }
 
 #[test]
-fn an_event_without_a_blank_line_is_none() {
+fn an_event_without_a_blank_line_is_not_reported() {
     for text in [
         "id: 1",
         "id: 1\n",
@@ -156,7 +156,7 @@ fn an_event_without_a_blank_line_is_none() {
 }
 
 #[test]
-fn a_byte_order_mark_is_skipped_at_the_start_alone() {
+fn a_byte_order_mark_is_skipped_only_at_the_start() {
     assert_events("\u{feff}id: 1\n\n", &[id("1")]);
     assert_events("\u{feff}\nid: 1\n\n", &[id("1")]);
     assert_events("\u{feff}\u{feff}id: 1\nid: 2\n\n", &[id("2")]);
@@ -167,7 +167,7 @@ fn a_byte_order_mark_is_skipped_at_the_start_alone() {
 }
 
 #[test]
-fn one_space_after_the_colon_is_not_of_the_value() {
+fn one_space_after_the_colon_is_not_part_of_the_value() {
     for (line, expected) in [
         ("id:1", "1"),
         ("id: 1", "1"),
@@ -279,7 +279,7 @@ fn an_id_with_a_null_is_ignored() {
 }
 
 #[test]
-fn an_id_is_any_other_bytes() {
+fn an_id_may_have_any_other_bytes() {
     assert_bytes(
         b"id: \xff\xc3:\x01\n\n",
         &[Seen {
@@ -290,7 +290,7 @@ fn an_id_is_any_other_bytes() {
 }
 
 #[test]
-fn a_retry_is_digits_only() {
+fn a_retry_that_is_not_only_digits_is_ignored() {
     for (value, expected) in [
         ("0", Some(0)),
         ("0003000", Some(3000)),
@@ -321,7 +321,7 @@ fn a_retry_is_digits_only() {
 // Where bytes can be injected.
 
 #[test]
-fn between_events_is_a_boundary() {
+fn a_boundary_is_between_two_events() {
     for (text, expected) in [
         ("", true),
         ("\n", true),
@@ -389,15 +389,15 @@ fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
     let over = long_answer(4 * MIB + 1);
     for size in [1000, 8 * 1024, MIB, 3 * MIB, 4 * MIB + 10] {
         assert_eq!(gathered(&fits, size), [answer_to(7).id("1/0")], "{size}");
-        let unclear = with(Answers::Ambiguous(ParseFailure::TooLarge));
-        assert_eq!(gathered(&over, size), [unclear.id("1/0")], "{size}");
+        let too_large = with(Answers::Ambiguous(ParseFailure::TooLarge));
+        assert_eq!(gathered(&over, size), [too_large.id("1/0")], "{size}");
     }
 }
 
 #[test]
 fn data_lines_are_gathered_up_to_the_limit_in_one_frame_too() {
-    let unclear = with(Answers::Ambiguous(ParseFailure::TooLarge));
-    for (second, expected) in [(MIB - 1, nothing()), (MIB, unclear)] {
+    let too_large = with(Answers::Ambiguous(ParseFailure::TooLarge));
+    for (second, expected) in [(MIB - 1, nothing()), (MIB, too_large)] {
         let lines = [3 * MIB, second].map(|length| format!("data: {}\n", " ".repeat(length)));
         let text = [&lines.concat(), "id: 1\n\nid: 2\n\n"].concat();
         for size in [text.len(), 8 * 1024] {
@@ -437,11 +437,12 @@ fn events_after_one_that_is_too_long_are_read() {
     );
 }
 
-/// Reads frames of this size. Buffers stay within their limits meanwhile, and nothing is kept in the end.
+/// Returns the number of allocated bytes of a reader.
 fn allocated(reader: &Reader) -> usize {
     reader.cut.as_ref().map_or(0, EventBlock::allocated)
 }
 
+/// Reads frames of this size. Asserts that buffers stay within their limits meanwhile, and that none is left in the end.
 fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
@@ -474,35 +475,35 @@ proptest! {
         text in vec(fragment(), 0..24),
         cuts in vec(any::<Index>(), 0..6),
     ) {
-        as_the_reference(&text.concat(), &cuts)?;
+        assert_matches_reference(&text.concat(), &cuts)?;
     }
 
     #[test]
-    fn noise_is_read_as_the_reference_reads_it(
+    fn random_bytes_are_read_as_the_reference_reads_them(
         text in vec(any::<u8>(), 0..64),
         cuts in vec(any::<Index>(), 0..6),
     ) {
-        as_the_reference(&text, &cuts)?;
+        assert_matches_reference(&text, &cuts)?;
     }
 
     #[test]
     fn a_stream_yields_the_written_events(
         parts in vec(part(), 0..8),
         layout in any::<u64>(),
-        mark in any::<bool>(),
+        has_bom in any::<bool>(),
         cuts in vec(any::<Index>(), 0..6),
     ) {
-        let mut text = if mark { "\u{feff}".to_owned() } else { String::new() };
+        let mut text = if has_bom { "\u{feff}".to_owned() } else { String::new() };
         Layout(layout).write(&parts, &mut text);
-        let expected: Vec<_> = parts.iter().filter_map(Part::says).collect();
+        let expected: Vec<_> = parts.iter().filter_map(Part::event).collect();
         let frames = cut(text.as_bytes(), &cuts);
         prop_assert_eq!(&read(frames.iter().copied()).0, &expected, "{:?}", frames);
-        as_the_reference(text.as_bytes(), &cuts)?;
+        assert_matches_reference(text.as_bytes(), &cuts)?;
         prop_assert_eq!(by_sse_stream(&frames), expected, "{:?}", frames);
     }
 }
 
-fn as_the_reference(text: &[u8], cuts: &[Index]) -> Result<(), TestCaseError> {
+fn assert_matches_reference(text: &[u8], cuts: &[Index]) -> Result<(), TestCaseError> {
     let events = reference(text);
     let shown = text.escape_ascii().to_string();
     for frames in [vec![text], cut(text, cuts), text.chunks(1).collect()] {
@@ -544,7 +545,7 @@ fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
     let events = events.now_or_never().unwrap().unwrap();
     let expected = events
         .into_iter()
-        .filter(|it| it.id.is_some() || it.retry.is_some() || it.data.is_some());
+        .filter(|event| event.id.is_some() || event.retry.is_some() || event.data.is_some());
     expected
         .map(|event| Seen {
             id: event.id.map(String::into_bytes),
@@ -667,8 +668,8 @@ struct Part {
     data: Option<(String, Answers)>,
     id: Option<String>,
     retry: Option<u64>,
-    comment: bool,
-    kind: bool,
+    has_comment: bool,
+    has_type: bool,
 }
 
 fn part() -> impl Strategy<Value = Part> {
@@ -679,12 +680,12 @@ fn part() -> impl Strategy<Value = Part> {
         any::<bool>(),
         any::<bool>(),
     );
-    fields.prop_map(|(data, id, retry, comment, kind)| Part {
+    fields.prop_map(|(data, id, retry, has_comment, has_type)| Part {
         data,
         id,
         retry,
-        comment,
-        kind,
+        has_comment,
+        has_type,
     })
 }
 
@@ -731,7 +732,7 @@ fn response() -> impl Strategy<Value = (RequestId, Value)> {
 }
 
 impl Part {
-    fn says(&self) -> Option<Seen> {
+    fn event(&self) -> Option<Seen> {
         let Self {
             data, id, retry, ..
         } = self;
@@ -758,10 +759,10 @@ impl Layout {
             let retry = part.retry.map(|retry| retry.to_string());
             fields.extend(part.id.as_deref().map(|id| ("id", id)));
             fields.extend(retry.as_deref().map(|retry| ("retry", retry)));
-            if part.comment {
+            if part.has_comment {
                 fields.push(("", "comment"));
             }
-            if part.kind {
+            if part.has_type {
                 fields.push(("event", "message"));
             }
             let turn = self.roll(fields.len() as u64 + 1) as usize;
@@ -845,8 +846,10 @@ fn assert_events(text: &str, expected: &[Seen]) {
     assert_bytes(text.as_bytes(), expected);
 }
 
-/// Checks the events and the boundaries of a body in one frame, in frames of one byte, and cut at any one or
-/// two places, with empty frames where these are the same or at an end.
+/// Checks the events and the boundaries of a body, however it is split into frames.
+///
+/// The body is read in one frame, in frames of one byte, and cut at any one or two places. Two equal places, or a place at an end,
+/// give an empty frame.
 #[track_caller]
 fn assert_bytes(text: &[u8], expected: &[Seen]) {
     let check = |frames: &[&[u8]]| {
@@ -854,7 +857,7 @@ fn assert_bytes(text: &[u8], expected: &[Seen]) {
         let shown = || {
             frames
                 .iter()
-                .map(|it| it.escape_ascii().to_string())
+                .map(|frame| frame.escape_ascii().to_string())
                 .collect::<Vec<_>>()
         };
         assert_eq!(events, expected, "{:?}", shown());

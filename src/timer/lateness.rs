@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// Within that time, a runtime reads the requests that waited.
 pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// Maximum lateness at which a recheck counts as on time: 20 ms.
+/// Maximum lateness at which a deadline counts as on time: 20 ms.
 pub(crate) const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 
 /// Maximum number of stalls that are tracked during a backlog: 16. Beyond it, the oldest stalls are merged.

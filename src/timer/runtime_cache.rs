@@ -13,7 +13,7 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// Maximum number of timers that a thread caches: 16. A server has two.
+/// Maximum number of timers that a thread caches: 16. A server usually has two: those of its layer and its session manager.
 const CACHED_TIMERS: usize = 16;
 
 /// The last epoch. A timer gets a new epoch whenever one of its tasks ends; no two timers ever share one.

@@ -74,6 +74,7 @@ impl TaskRunner {
                 // The drop releases the task to yet another runtime.
                 Ok(_) | Err(_) => drop(runner),
             }
+            // A runtime that is shutting down drops the runner at once, and the drop releases the task.
             is_running &= !shared
                 .state()
                 .pending

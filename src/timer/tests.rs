@@ -118,10 +118,10 @@ fn each_runtime_has_one_timer_task_whatever_thread_registers_it() {
     assert_eq!(timer_tasks(&timer), 2, "no runtime on this thread");
     drop(first);
     assert_eq!(timer_tasks(&timer), 1);
-    let several = Builder::new_multi_thread().worker_threads(2).build();
-    let several = several.expect("a runtime");
+    let multi_threaded = Builder::new_multi_thread().worker_threads(2).build();
+    let multi_threaded = multi_threaded.expect("a runtime");
     for _ in 0..3 {
-        several.block_on(async { timer.ensure_on_current_runtime() });
+        multi_threaded.block_on(async { timer.ensure_on_current_runtime() });
     }
     assert_eq!(timer_tasks(&timer), 2);
 }
@@ -185,11 +185,11 @@ fn the_task_that_takes_over_becomes_the_leader() {
 #[test]
 fn a_runtime_without_a_clock_leaves_deadlines_to_the_others() {
     let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
-    let without = Builder::new_current_thread().build().expect("a runtime");
+    let clockless = Builder::new_current_thread().build().expect("a runtime");
     let _handle = target.set(&timer, Instant::now() + HOUR);
-    register(&without, &timer);
-    let with = paused();
-    with.block_on(async {
+    register(&clockless, &timer);
+    let with_clock = paused();
+    with_clock.block_on(async {
         timer.ensure_on_current_runtime();
         sleep(HOUR + FAILOVER_DELAY / 2).await;
         assert_eq!(target.observed(), [Timeliness::OnTime]);
@@ -220,7 +220,7 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
 
 #[test]
 fn a_started_task_migrates_only_if_it_may() {
-    for moves in [Migration::Always, Migration::BeforeStart] {
+    for migration in [Migration::Always, Migration::BeforeStart] {
         let (timer, first, second) = on_two_runtimes();
         let (finish, finished) = oneshot::channel::<()>();
         let (ended, mut end) = oneshot::channel();
@@ -234,14 +234,14 @@ fn a_started_task_migrates_only_if_it_may() {
             ended.0.send(()).expect("the test receives");
         };
         first.block_on(async {
-            timer.spawn(moves, task);
+            timer.spawn(migration, task);
             yield_now().await;
         });
         drop(first);
         let sent = finish.send(());
-        assert_eq!(sent.is_ok(), moves == Migration::Always);
+        assert_eq!(sent.is_ok(), migration == Migration::Always);
         wait(&second, FAILOVER_DELAY);
-        assert_eq!(end.try_recv().is_ok(), moves == Migration::Always);
+        assert_eq!(end.try_recv().is_ok(), migration == Migration::Always);
         assert_eq!(waiting(&timer), 0);
     }
 }
@@ -281,16 +281,16 @@ fn a_task_migrates_from_runtime_to_runtime_a_limited_number_of_times() {
         });
         yield_now().await;
     });
-    let mut moved = 0;
+    let mut migrations = 0;
     while end.try_recv() == Err(oneshot::error::TryRecvError::Empty) {
         let next = paused();
         register(&next, &timer);
         drop(std::mem::replace(&mut runtime, next));
         wait(&runtime, FAILOVER_DELAY);
-        moved += 1;
-        assert!(moved < 100, "it never ends");
+        migrations += 1;
+        assert!(migrations < 100, "it never ends");
     }
-    assert!(moved > 2);
+    assert!(migrations > 2);
     assert_eq!(waiting(&timer), 0);
 }
 
@@ -345,9 +345,9 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
             counted.0.ended.fetch_add(1, Ordering::Relaxed);
         }
     };
-    let all = THREADS * RUNTIMES * TASKS;
+    let tasks = THREADS * RUNTIMES * TASKS;
     let counts = Arc::new(Counts {
-        begun: (0..all).map(|_| AtomicUsize::new(0)).collect(),
+        begun: (0..tasks).map(|_| AtomicUsize::new(0)).collect(),
         ..Counts::default()
     });
     let timer = Arc::new(Timer::new());
@@ -379,19 +379,19 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     let limit = 100;
     long_lived.block_on(async {
         for _ in 0..limit {
-            if dropped() < all {
+            if dropped() < tasks {
                 sleep(FAILOVER_DELAY).await;
             }
         }
     });
-    assert_eq!(dropped(), all);
+    assert_eq!(dropped(), tasks);
     assert_eq!(waiting(&timer), 0);
     assert_eq!(timer_tasks(&timer), 1);
     let begun = |counted: &AtomicUsize| counted.load(Ordering::Relaxed);
     assert!(counts.begun.iter().all(|counted| begun(counted) <= 1));
     // A few tasks may be dropped after several migrations between runtimes that end.
     let ended = counts.ended.load(Ordering::Relaxed);
-    assert!(ended > all - all / 20, "{ended} of {all}");
+    assert!(ended > tasks - tasks / 20, "{ended} of {tasks}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -406,7 +406,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
     let handled = || {
         targets
             .iter()
-            .filter(|it| !it.observed().is_empty())
+            .filter(|target| !target.observed().is_empty())
             .count()
     };
     let (mut before, mut turns) = (0, 0);
@@ -423,7 +423,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
     }
 }
 
-/// A timer task with a backlog is running: no other task takes over and counts the backlog as late.
+/// No other task takes over, and counts the backlog as late, while a timer task handles it.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());
@@ -475,7 +475,7 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     let handled = || {
         targets
             .iter()
-            .filter(|it| !it.observed().is_empty())
+            .filter(|target| !target.observed().is_empty())
             .count()
     };
     let handles: Vec<_> = first.block_on(async {
@@ -491,13 +491,13 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     assert!(0 < done && done < ALL, "{done}");
     drop(first);
     other.block_on(async {
-        let all = async {
+        let all_handled = async {
             while handled() < ALL {
                 sleep(Duration::from_millis(1)).await;
             }
         };
         let limit = Duration::from_secs(60);
-        tokio::time::timeout(limit, all)
+        tokio::time::timeout(limit, all_handled)
             .await
             .expect("it continues");
     });
@@ -514,7 +514,7 @@ fn every_entry_is_handled_by_either_of_two_timer_tasks() {
         let handled = || {
             targets
                 .iter()
-                .filter(|it| !it.observed().is_empty())
+                .filter(|target| !target.observed().is_empty())
                 .count()
         };
         let handles = Mutex::new(Vec::new());
@@ -537,13 +537,13 @@ fn every_entry_is_handled_by_either_of_two_timer_tasks() {
                                 yield_now().await;
                             }
                         }
-                        let all = async {
+                        let all_handled = async {
                             while which == 0 && handled() < ALL {
                                 sleep(Duration::from_millis(1)).await;
                             }
                         };
                         let limit = Duration::from_secs(60);
-                        tokio::time::timeout(limit, all)
+                        tokio::time::timeout(limit, all_handled)
                             .await
                             .expect("it continues");
                     });

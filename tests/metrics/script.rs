@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 use crate::{
     endpoint,
     scrape::Scrape,
-    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What},
+    setup::{EXCHANGE, EventKind, Plan, Server, Setup, StoppedClock},
 };
 
 /// The expected counts of the script.
@@ -171,7 +171,7 @@ async fn reuse_an_id(setup: &Setup, mcp: &Mcp) {
     let _older = setup.start_call(mcp, "again", "hold", "older").await;
     let mut newer = setup.start_call(mcp, "again", "hold", "newer").await;
     setup.assert_completes("newer", &mut newer).await;
-    let is_end = |what| matches!(what, What::Ended(_));
+    let is_end = |kind| matches!(kind, EventKind::Ended(_));
     setup.events.count(mcp, "again", 2, is_end).await;
 }
 
@@ -236,7 +236,7 @@ async fn be_refused(setup: &Setup, mcp: &Mcp) {
 async fn fail_to_cancel(setup: &Setup, mcp: &Mcp) {
     let call = setup.start_call(mcp, "failed", "hold", "failed").await;
     call.fin();
-    let is_failed = |what| matches!(what, What::CancelFailed(_));
+    let is_failed = |kind| matches!(kind, EventKind::CancelFailed(_));
     setup.events.count(mcp, "failed", 1, is_failed).await;
 }
 

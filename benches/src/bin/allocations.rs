@@ -35,8 +35,8 @@ fn totals(what: Workload) -> Result<Vec<String>> {
     let Allocated { count, bytes } = bare;
     let mut row = vec![what.to_string(), format!("{count:.1}, {bytes:.0} B")];
     for candidate in Candidate::COMPARED {
-        let all = allocated(Case::new(candidate, what))?;
-        let (count, bytes) = (all.count - bare.count, all.bytes - bare.bytes);
+        let total = allocated(Case::new(candidate, what))?;
+        let (count, bytes) = (total.count - bare.count, total.bytes - bare.bytes);
         row.push(format!("+{count:.1}, +{bytes:.0} B"));
     }
     Ok(row)

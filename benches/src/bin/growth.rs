@@ -34,21 +34,25 @@ fn main() -> Result<()> {
             growth.or_insert_with(Vec::new).push(cost);
         }
     }
-    let growth = |(&(spread, setup, operation), own): (&_, &Vec<Cost>)| {
-        let pairs = own.iter().zip(&costs[&(spread, Setup::Bare, operation)]);
-        let added = pairs.map(|(own, bare)| own.instructions - bare.instructions);
+    let growth = |(&(spread, setup, operation), costs_of_setup): (&_, &Vec<Cost>)| {
+        let pairs = costs_of_setup
+            .iter()
+            .zip(&costs[&(spread, Setup::Bare, operation)]);
+        let added = pairs.map(|(cost, bare)| cost.instructions - bare.instructions);
         Growth {
             spread,
             setup,
             operation,
-            costs: own.clone(),
+            costs: costs_of_setup.clone(),
             added: added.collect(),
         }
     };
     let found = Vec::from_iter(costs.iter().map(growth));
     let section = Section {
         rows: found.iter().filter_map(Growth::row).collect(),
-        targets: Operation::iter().map(|it| target(&found, it)).collect(),
+        targets: Operation::iter()
+            .map(|operation| target(&found, operation))
+            .collect(),
         ..Section::new("growth", json!({}))?
     };
     section.publish()
@@ -72,8 +76,8 @@ fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
 
 /// The target for the worst set-up and spread.
 fn target(found: &[Growth], operation: Operation) -> Target {
-    let is_it = |its: &&Growth| its.operation == operation && its.setup.is_ours();
-    let worst = found.iter().filter(is_it).map(Growth::ratio);
+    let is_compared = |growth: &&Growth| growth.operation == operation && growth.setup.is_ours();
+    let worst = found.iter().filter(is_compared).map(Growth::ratio);
     let what = "beside as many calls as were tried, instructions added, to beside one";
     let worst = worst.fold(f64::MIN, f64::max);
     let most = match operation {

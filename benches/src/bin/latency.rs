@@ -37,12 +37,15 @@ struct Cell {
     setup: Setup,
     close: Close,
     pace: Pace,
-    /// Number of concurrent calls, and number of repetitions.
+    /// Number of concurrent calls.
     calls_at_once: usize,
+    /// Number of repetitions.
     rounds: usize,
 }
 
-/// The moments of each call: the close, the drop of its response, the set-up's own token, the handler's.
+/// The moments of each call.
+///
+/// They are the close, the drop of its response, the set-up's own token and the handler's token.
 struct Found {
     cell: Cell,
     moments: Vec<[Option<Duration>; 4]>,
@@ -89,8 +92,8 @@ fn cells() -> Vec<Cell> {
             }
         }
     }
-    cells.retain(|cell| !cell.is_in_vain() || cell.pace != Pace::OneByOne);
-    for cell in cells.iter_mut().filter(|cell| cell.is_in_vain()) {
+    cells.retain(|cell| !cell.never_fires() || cell.pace != Pace::OneByOne);
+    for cell in cells.iter_mut().filter(|cell| cell.never_fires()) {
         cell.rounds = 1;
     }
     cells
@@ -143,7 +146,7 @@ async fn hang_up(
     started.await?;
     // Both sides become idle, as they are in the middle of a long call.
     tokio::time::sleep(Duration::from_millis(2)).await;
-    let limit = if cell.is_in_vain() { NEVER } else { LIMIT };
+    let limit = if cell.never_fires() { NEVER } else { LIMIT };
     let fire = |calls: Range<usize>| ledger.reaches(calls, |times_of| &times_of.token, limit);
     let (mut closed, mut fired) = (Vec::new(), 0);
     for (call, mut stream) in calls_at_once.clone().zip(streams) {
@@ -157,7 +160,7 @@ async fn hang_up(
     if cell.pace == Pace::AtOnce {
         fired = fire(calls_at_once).await;
     }
-    let is_right = fired == cell.calls_at_once || cell.is_in_vain();
+    let is_right = fired == cell.calls_at_once || cell.never_fires();
     ensure!(is_right, "{cell}: {fired} of {} tokens", cell.calls_at_once);
     Ok(closed)
 }
@@ -166,7 +169,7 @@ async fn hang_up(
 
 impl Cell {
     /// Returns `true` if the token never fires.
-    fn is_in_vain(self) -> bool {
+    fn never_fires(self) -> bool {
         self.setup == Setup::Bare && self.mode == Mode::Session
     }
 }

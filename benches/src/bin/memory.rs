@@ -1,7 +1,7 @@
 //! The heap that a call in flight takes, and whether all of it is freed.
 //!
 //! `memory [--quick]`. Runs in process, without sockets, with a process for each set-up. A counting allocator measures
-//! live bytes. A paused clock makes graces and the memory of ended calls expire.
+//! live bytes. A paused clock makes graces and retained calls expire.
 
 use std::{alloc::System, collections::BTreeMap, ops::Range};
 
@@ -16,13 +16,13 @@ static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 const SESSIONS: usize = 100;
 const STORMS: usize = 10;
 
-/// Number of storms after which everything that exists as long as its session has its full size.
+/// Number of storms after which all memory that a session keeps has its full size.
 const FULL_AFTER: usize = 5;
 
 /// The grace is 20 s.
 const GRACE_EXPIRED: Duration = Duration::from_secs(21);
 
-/// Ended calls are remembered for 60 s.
+/// Ended calls are retained for 60 s.
 const RETENTION: Duration = Duration::from_secs(61);
 
 struct Bench {
@@ -81,16 +81,16 @@ async fn compare() -> Result<()> {
         "full_after": FULL_AFTER, "load": load,
     });
     let mut section = Section::new("memory", values)?;
-    for (&(mode, setup), own) in &found {
+    for (&(mode, setup), heap) in &found {
         let bare = &found[&(mode, Setup::Bare)];
-        let (added, left) = (own.attached - bare.attached, own.growth());
+        let (added, left) = (heap.attached - bare.attached, heap.growth());
         section.rows.push(cells![
             mode,
             setup,
-            format!("{:.0}", own.attached),
+            format!("{:.0}", heap.attached),
             format!("{added:.0}"),
             match mode {
-                Mode::Session => format!("{:.0}", own.detached - bare.detached),
+                Mode::Session => format!("{:.0}", heap.detached - bare.detached),
                 Mode::Stateless => "–".to_owned(),
             },
             format!("{left:.3}"),
@@ -129,7 +129,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
     let before = HEAP.allocated();
     let (group, streams) = bench.begin(in_flight).await?;
     let attached = HEAP.allocated() - before;
-    let own = streams.capacity() * size_of::<Stream>();
+    let of_client = streams.capacity() * size_of::<Stream>();
     let detached = match mode {
         Mode::Session => {
             drop(streams);
@@ -153,7 +153,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
     }
     let per_call = |bytes: usize| bytes as f64 / in_flight as f64;
     Ok(Heap {
-        attached: per_call(attached - own),
+        attached: per_call(attached - of_client),
         detached: per_call(detached),
         storms,
     })
@@ -162,7 +162,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts calls, each with an event id where the mode has them, and waits until all handlers run.
+    /// Starts calls, and waits until all handlers run. In a session, each call has an event id.
     async fn begin(&mut self, count: usize) -> Result<(Group, Vec<Stream>)> {
         let group = self.ledger.group(count);
         let mut streams = Vec::with_capacity(count);
@@ -186,7 +186,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One third of the clients disconnects for good, one third stays, one third disconnects and resumes.
+    /// One third of the clients disconnect for good, one third stay, one third resume.
     async fn storm(&mut self, count: usize) -> Result<()> {
         let (never_return, disconnecting) = self.begin(count / 3).await?;
         drop(disconnecting);
@@ -232,7 +232,7 @@ impl Bench {
         }
     }
 
-    /// Advances the clock in steps, because a deadline that is noticed late is postponed.
+    /// Advances the clock in steps, because a deadline that runs late is postponed.
     async fn rest(&self, time: Duration) {
         let step = Duration::from_millis(500);
         for _ in 0..time.as_millis() / step.as_millis() {

@@ -1,4 +1,4 @@
-//! What a call executes, which memory it touches and where it waits, compared with bare rmcp and with common layers.
+//! What a call executes, touches and waits for, compared with bare rmcp and common layers.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,15 @@ const OURS: [Candidate; 4] = [
 fn main() -> Result<()> {
     let mut cases = Vec::new();
     for mode in Mode::iter() {
-        let whos = [Candidate::BARE]
+        let candidates = [Candidate::BARE]
             .into_iter()
             .chain(CommonLayer::iter().map(Candidate::CommonLayer));
         let what = Workload::Call(mode, Load::Arguments(100));
-        cases.extend(whos.chain(OURS).map(|candidate| Case::new(candidate, what)));
+        cases.extend(
+            candidates
+                .chain(OURS)
+                .map(|candidate| Case::new(candidate, what)),
+        );
     }
     if is_quick() {
         cases.retain(|case| matches!(case.candidate, Candidate::Setup(_)));
@@ -40,10 +44,10 @@ fn main() -> Result<()> {
 
 fn row(counts: &Counts, case: Case) -> Vec<String> {
     let cell = |count: Count| {
-        let (own, bare) = (counts[&(case, count)], counts[&(case.bare(), count)]);
+        let (measured, bare) = (counts[&(case, count)], counts[&(case.bare(), count)]);
         match count {
-            Count::LastLevelMisses => format!("{own:.2}"),
-            _ => format!("{own:.0} ({:.3})", own / bare),
+            Count::LastLevelMisses => format!("{measured:.2}"),
+            _ => format!("{measured:.0} ({:.3})", measured / bare),
         }
     };
     let first = cells![case.what.request(), case.candidate];

@@ -1,4 +1,4 @@
-//! Contention between calls: many sessions on several threads, and the locks that a call takes.
+//! Contention: many sessions on several threads, and the locks that a call takes.
 //!
 //! `scaling [--quick]`. Servers and clients are separate processes.
 
@@ -62,15 +62,17 @@ fn locks() -> Result<()> {
 
 /// The total, then the rows in descending order.
 fn table(found: BTreeMap<String, [f64; LISTED.len()]>) -> Vec<Vec<String>> {
-    let mut all = [0.0; LISTED.len()];
+    let mut totals = [0.0; LISTED.len()];
     for row in found.values() {
-        all.iter_mut().zip(row).for_each(|(all, one)| *all += one);
+        for (total, count) in totals.iter_mut().zip(row) {
+            *total += count;
+        }
     }
     let mut rows = Vec::from_iter(found);
     let weight = |row: &[f64]| row.iter().sum::<f64>();
     rows.retain(|(_, row)| weight(row) > 0.01);
     rows.sort_by(|a, b| weight(&b.1).total_cmp(&weight(&a.1)));
-    rows.insert(0, ("all".to_owned(), all));
+    rows.insert(0, ("all".to_owned(), totals));
     let cell = |count: f64| {
         if count == 0.0 {
             String::new()
@@ -89,10 +91,10 @@ fn table(found: BTreeMap<String, [f64; LISTED.len()]>) -> Vec<Vec<String>> {
 
 async fn compare() -> Result<()> {
     let (count, millis) = if is_quick() { (2, 200) } else { (8, 400) };
-    let there = available_parallelism()?.get();
+    let available = available_parallelism()?.get();
     let values = json!({ "pairs": count, "millis": millis, "load": machine::load() });
     let mut section = Section::new("scaling", values)?;
-    let threads = THREADS.into_iter().filter(|threads| *threads <= there);
+    let threads = THREADS.into_iter().filter(|threads| *threads <= available);
     let mut alone = BTreeMap::new();
     for (path, threads) in
         Path::iter().flat_map(|path| threads.clone().map(move |threads| (path, threads)))

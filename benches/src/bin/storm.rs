@@ -1,4 +1,4 @@
-//! Thousands of calls whose clients all act at the same moment: they disconnect, resume, or never resume.
+//! Thousands of calls whose clients disconnect or resume at the same moment.
 //!
 //! `storm [--quick]`. Each set-up has a server process, and its clients share a second process. Pings are sent from a
 //! thread that no runtime can block. Returns an error if the layer cancelled a call wrongly or failed to cancel one.
@@ -51,18 +51,21 @@ struct Size {
 /// The result of one storm for one set-up.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Outcome {
-    /// Number of tokens that must fire, and how many of them fired.
+    /// Number of tokens that must fire.
     due: usize,
+    /// Number of these tokens that fired.
     fired: usize,
-    /// Number of tokens that must not fire, and how many of them fired.
+    /// Number of tokens that must not fire.
     unaffected: usize,
+    /// Number of these tokens that fired all the same.
     wrong: usize,
     /// Number of correct answers to connected clients.
     answers: usize,
     /// Seconds until the last expected event.
     last: f64,
-    /// Resident memory in MiB.
+    /// Resident memory before the storm, in MiB.
     before: f64,
+    /// Peak of the resident memory during the storm, in MiB.
     peak: f64,
     /// The slowest ping, in milliseconds.
     ping: Option<f64>,
@@ -77,7 +80,9 @@ struct Server {
     pings: Pings,
 }
 
-/// The time until the last expected event, the groups whose tokens must fire, and the groups whose tokens must not.
+/// The time until the last expected event, and two lists of groups.
+///
+/// The tokens of the first list must fire, and those of the second must not.
 type StormResult = (Duration, Vec<Group>, Vec<Group>);
 
 fn main() -> Result<()> {
@@ -151,13 +156,13 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
         machine::forget_peak()?;
         server.pings.worst();
         let before = machine::resident()?;
-        let raged = match outcomes.len() {
+        let result = match outcomes.len() {
             0 => server.all_hang_up().await?,
             1 => server.all_resume().await?,
             2 => server.all_graces_end().await?,
             _ => server.all_resume_at_busy_workers().await?,
         };
-        outcomes.push(server.judge(before, raged).await?);
+        outcomes.push(server.judge(before, result).await?);
     }
     // Blocked workers cannot answer a ping.
     outcomes[3].ping = None;
@@ -221,8 +226,8 @@ impl Server {
         let mut end = None;
         for grace in [self.size.grace, self.size.grace / 2] {
             let tool = format!("wait-{}", grace.as_millis());
-            let some = [self.begin(self.size.bystanders, &tool).await?];
-            let most = [self.begin(self.size.calls, &tool).await?];
+            let returning = [self.begin(self.size.bystanders, &tool).await?];
+            let lost = [self.begin(self.size.calls, &tool).await?];
             let end = *end.get_or_insert_with(|| Instant::now() + grace);
             let late = Instant::now().saturating_duration_since(end - grace);
             let is_late = late.as_secs() >= 1;
@@ -231,10 +236,10 @@ impl Server {
                 "a wave took longer to start than half of the grace"
             );
             sleep_until(end - grace).await;
-            self.command("cut", &some).await?;
-            self.cut(&most).await?;
-            return_in_time.extend(some);
-            never_return.extend(most);
+            self.command("cut", &returning).await?;
+            self.cut(&lost).await?;
+            return_in_time.extend(returning);
+            never_return.extend(lost);
         }
         let end = end.context("no wave")?;
         sleep_until(end - self.size.grace / 8).await;
@@ -269,11 +274,11 @@ impl Server {
         reason = "to block the workers is what this is for"
     )]
     async fn keep_busy(&self) {
-        let (all, busy) = (Arc::new(Barrier::new(WORKERS)), self.size.busy);
+        let (barrier, busy) = (Arc::new(Barrier::new(WORKERS)), self.size.busy);
         for _ in 0..WORKERS {
-            let all = all.clone();
+            let barrier = barrier.clone();
             self.runtime.spawn(async move {
-                all.wait();
+                barrier.wait();
                 std::thread::sleep(busy);
             });
         }
@@ -333,7 +338,7 @@ impl Server {
         calls.flat_map(fired).collect()
     }
 
-    /// Releases the spared handlers, and counts answers and tokens.
+    /// Releases the handlers that must not be cancelled, and counts answers and tokens.
     async fn judge(
         &mut self,
         before: f64,

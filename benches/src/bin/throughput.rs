@@ -64,11 +64,13 @@ impl Found {
     /// Computes a figure of each pair.
     fn each(&self, figure: impl Fn(&Run, &Run) -> f64) -> Sample {
         let pairs = self.pairs.iter();
-        pairs.map(|[bare, own]| figure(bare, own)).collect()
+        pairs
+            .map(|[bare, candidate]| figure(bare, candidate))
+            .collect()
     }
 
     fn ratios(&self) -> Sample {
-        self.each(|bare, own| own.rate / bare.rate)
+        self.each(|bare, candidate| candidate.rate / bare.rate)
     }
 
     fn row(&self) -> Vec<String> {
@@ -78,15 +80,16 @@ impl Found {
             self.mode,
             self.setup,
             format!("{:.0}", self.each(|bare, _| bare.rate).median()),
-            format!("{:.0}", self.each(|_, own| own.rate).median()),
+            format!("{:.0}", self.each(|_, candidate| candidate.rate).median()),
             format!("{:.3}", ratios.median()),
             span(ratios.quantile(0.25), ratios.quantile(0.75)),
             span(ratios.min(), ratios.max()),
             format!("{:.1}", self.each(|bare, _| bare.cost).median()),
-            format!("{:.1}", self.each(|_, own| own.cost).median()),
+            format!("{:.1}", self.each(|_, candidate| candidate.cost).median()),
             format!(
                 "{:.3}",
-                self.each(|bare, own| bare.cost / own.cost).median()
+                self.each(|bare, candidate| bare.cost / candidate.cost)
+                    .median()
             ),
         ]
     }

@@ -1,7 +1,7 @@
-//! Work that continues without a client, and work that is destroyed although its client returns.
+//! Work that continues without a client, and work that is destroyed despite a resume.
 //!
-//! `wasted [--quick]`. Runs twice: in process on a paused clock, with calls of 10 minutes and the default grace, and
-//! over sockets in real time, with calls of 2 s and a grace of 100 ms.
+//! `wasted [--quick]`. Runs twice. The first run is in process on a paused clock, with calls of 10 minutes and the default
+//! grace. The second is over sockets in real time, with calls of 2 s and a grace of 100 ms.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ struct Run {
     /// Interval in which all calls start.
     spread: Duration,
     /// Shortest and longest absence of a client that resumes.
-    back: (Duration, Duration),
+    absence: (Duration, Duration),
 }
 
 /// The behaviour of one client, the same in all set-ups.
@@ -81,11 +81,12 @@ struct End {
 struct Found {
     run: Run,
     /// Number of clients that disconnected for good.
-    left: usize,
+    disconnected: usize,
     /// Handler-seconds after their disconnects.
     wasted: f64,
-    /// Number of clients that resumed, and how many of their calls were destroyed.
-    back: usize,
+    /// Number of clients that resumed in time.
+    resumed: usize,
+    /// Number of calls that were destroyed although their clients resumed in time.
     destroyed: usize,
     /// Number of clients that were connected at the end and had no answer.
     unanswered: usize,
@@ -107,7 +108,7 @@ fn main() -> Result<()> {
     let ours = || found.iter().filter(|found| found.run.setup.is_ours());
     let section = Section {
         rows: found.iter().map(Found::row).collect(),
-        targets: ours().flat_map(|own| own.targets(&found)).collect(),
+        targets: ours().flat_map(|ours| ours.targets(&found)).collect(),
         ..Section::new("wasted", values)?
     };
     section.publish()?;
@@ -126,7 +127,7 @@ impl Run {
             (Case::Grace, Clock::Real) => Grace::After(second / 10),
             (Case::Grace, Clock::Paused) | (Case::Stateless, _) => Grace::Auto,
         };
-        let (quick, lasts, spread, back) = match clock {
+        let (quick, lasts, spread, absence) = match clock {
             Clock::Paused => (200, 600 * second, 60 * second, (second / 2, 15 * second)),
             Clock::Real if is_quick() => (100, 2 * second, second, (second / 200, second / 40)),
             Clock::Real => (0, 2 * second, 10 * second, (second / 200, second / 40)),
@@ -139,7 +140,7 @@ impl Run {
             calls: if is_quick() { quick } else { 2_000 },
             lasts,
             spread,
-            back,
+            absence,
         }
     }
 
@@ -196,7 +197,7 @@ impl Run {
             let disconnects_after = dice.share() < 0.3;
             let after = self.lasts.mul_f64(dice.share());
             let resumes_after = dice.share() < 1.0 / 3.0 && self.case == Case::Grace;
-            let (least, most) = self.back;
+            let (least, most) = self.absence;
             let absence = least + (most - least).mul_f64(dice.share());
             Plan {
                 starts,
@@ -261,8 +262,8 @@ impl Plan {
 async fn is_answered(mut stream: Stream, call: usize, run: Run) -> bool {
     let answer = format!("\"{}\"", done(call));
     // A client does not wait forever.
-    let come = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
-    matches!(come, Ok(Ok(())))
+    let received = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
+    matches!(received, Ok(Ok(())))
 }
 
 // === impl Found ===
@@ -275,12 +276,12 @@ impl Found {
         };
         let is_destroyed =
             |end: &End| end.resumed_in_time && ledger.times_of(end.call).token.get().is_some();
-        let count = |is_it: &dyn Fn(&End) -> bool| ends.iter().filter(|end| is_it(end)).count();
+        let count = |counts: &dyn Fn(&End) -> bool| ends.iter().filter(|end| counts(end)).count();
         Self {
             run,
-            left: count(&|end| end.disconnected.is_some()),
+            disconnected: count(&|end| end.disconnected.is_some()),
             wasted: ends.iter().filter_map(after).sum(),
-            back: count(&|end| end.resumed_in_time),
+            resumed: count(&|end| end.resumed_in_time),
             destroyed: count(&is_destroyed),
             unanswered: count(&|end| end.disconnected.is_none() && !end.answered),
         }
@@ -288,7 +289,7 @@ impl Found {
 
     /// Wasted seconds per client that disconnected for good.
     fn each(&self) -> f64 {
-        self.wasted / self.left.max(1) as f64
+        self.wasted / self.disconnected.max(1) as f64
     }
 
     fn row(&self) -> Vec<String> {
@@ -296,10 +297,10 @@ impl Found {
             self.run.clock,
             self.run.case,
             self.run.setup,
-            self.left,
+            self.disconnected,
             format!("{:.3}", self.wasted),
             format!("{:.4}", self.each()),
-            format!("{} of {}", self.destroyed, self.back),
+            format!("{} of {}", self.destroyed, self.resumed),
             self.unanswered,
         ]
     }
@@ -313,8 +314,9 @@ impl Found {
             (Case::Grace, Clock::Real) => (None, Case::Grace),
             (Case::Immediate | Case::Stateless, _) => (Some(500.0), Case::Immediate),
         };
-        let is_it = |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
-        let bare = all.iter().find(|found| is_it(found.run));
+        let is_reference =
+            |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
+        let bare = all.iter().find(|found| is_reference(found.run));
         let factor = bare.map_or(f64::NAN, Self::each) / self.each().max(1e-3);
         let what = format!("{}: times less without a client than bare", self.run);
         let factor = least.map(|least| Target::new(AtLeast(least), what, factor));

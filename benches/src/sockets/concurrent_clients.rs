@@ -15,8 +15,11 @@ use crate::{
 /// Number of calls that start concurrently. All other operations run without a limit.
 const STARTING: usize = 256;
 
-/// Executes the commands `open SESSIONS ADDRESS,…`, `start GROUP FIRST COUNT TOOL`, and for a group: `cut` (odd calls
-/// with an RST), `resume`, `answers SECONDS` (returns the number of correct answers within that time), `forget`.
+/// Executes commands for many clients.
+///
+/// The commands are `open SESSIONS ADDRESS,…`, `start GROUP FIRST COUNT TOOL`, `cut GROUP` (odd calls with an RST),
+/// `resume GROUP`, `answers GROUP SECONDS` and `forget GROUP`. `answers` returns the number of correct answers within that
+/// time.
 #[derive(Default)]
 pub struct ConcurrentClients {
     clients: Vec<Client>,
@@ -126,7 +129,7 @@ impl Call {
             return Ok(false);
         };
         let answer = format!("\"{}\"", done(self.number));
-        let come = tokio::time::timeout(limit, stream.until(&answer)).await;
-        Ok(matches!(come, Ok(Ok(()))))
+        let received = tokio::time::timeout(limit, stream.until(&answer)).await;
+        Ok(matches!(received, Ok(Ok(()))))
     }
 }

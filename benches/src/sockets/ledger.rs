@@ -23,8 +23,9 @@ struct Records {
     epoch: Instant,
     call_times: Vec<CallTimes>,
     releases: Vec<CancellationToken>,
-    /// Number of assigned calls and groups.
+    /// Number of assigned calls.
     calls: AtomicUsize,
+    /// Number of assigned groups.
     groups: AtomicUsize,
 }
 
@@ -109,15 +110,15 @@ impl Ledger {
     pub async fn reaches(&self, calls: Range<usize>, which: SelectStamp, limit: Duration) -> usize {
         let end = Instant::now() + limit;
         loop {
-            let come = self.times(calls.clone(), which).len();
-            if come == calls.len() || Instant::now() >= end {
-                return come;
+            let reached = self.times(calls.clone(), which).len();
+            if reached == calls.len() || Instant::now() >= end {
+                return reached;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// As `reaches`, but returns an error if a call has not reached the event.
+    /// Waits as [`reaches`](Self::reaches) does. Returns an error if a call has not reached the event.
     pub async fn all(
         &self,
         calls: Range<usize>,
@@ -125,8 +126,11 @@ impl Ledger {
         limit: Duration,
     ) -> Result<()> {
         let count = calls.len();
-        let come = self.reaches(calls, which, limit).await;
-        ensure!(come == count, "{come} of {count} calls got so far");
+        let reached = self.reaches(calls, which, limit).await;
+        ensure!(
+            reached == count,
+            "{reached} of {count} calls have reached the event"
+        );
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Sequential callers: a load generator, and pings that check whether a busy server still answers.
+//! Sequential callers: a load generator, and pings that check whether a busy server answers.
 
 use std::{
     collections::HashMap,
@@ -83,15 +83,15 @@ impl Load {
         let end = begun + Duration::from_millis(millis.parse()?);
         let running = callers.drain(..).map(|caller| caller.run(begun, end));
         let running: JoinSet<_> = running.collect();
-        let (mut counted, mut all) = (0, 0);
+        let (mut counted, mut total) = (0, 0);
         for done in running.join_all().await {
             let (caller, outside, between) = done?;
-            all += outside + between;
+            total += outside + between;
             counted += between;
             callers.push(caller);
         }
         let rate = f64::from(counted) / (end - begun).as_secs_f64();
-        Ok(format!("{rate} {all}"))
+        Ok(format!("{rate} {total}"))
     }
 }
 

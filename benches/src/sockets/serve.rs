@@ -16,8 +16,9 @@ use crate::{client::CALL, guard::GuardedBody, setup::Server, sockets::ledger::Le
 /// Linux's upper limit for the accept queue of a listener.
 const BACKLOG: u32 = 4096;
 
-/// Makes a server that listens on `addresses` addresses of this machine, for as long as the runtime runs. With several
-/// addresses, neither ports nor accept queues are exhausted.
+/// Serves on `addresses` addresses of this machine until the runtime ends. Returns the addresses.
+///
+/// With several addresses, neither ports nor accept queues are exhausted.
 pub fn serve(
     runtime: &Handle,
     addresses: u8,

@@ -1,4 +1,4 @@
-//! A server and clients that call it without pause, on separate processors if the machine has enough.
+//! A server and clients that call it without pause, on separate processors if possible.
 
 use std::{ops::Range, thread::available_parallelism};
 
@@ -86,9 +86,13 @@ impl Side {
 pub fn play(role: &str) -> Result<()> {
     let words = Vec::from_iter(role.split(' '));
     if let ["clients", threads] = words[..] {
-        let (first, all) = (threads.parse()?, available_parallelism()?.get());
+        let (first, available) = (threads.parse()?, available_parallelism()?.get());
         // Without other processors, the clients share those of the server.
-        let clients = threads_in(if first < all { first..all } else { 0..all })?;
+        let clients = threads_in(if first < available {
+            first..available
+        } else {
+            0..available
+        })?;
         let mut load = Load::default();
         return clients.block_on(obey(async |words| load.act(words).await));
     }

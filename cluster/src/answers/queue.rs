@@ -27,10 +27,10 @@ use crate::{
 };
 
 /// Maximum size of the answers of one session: 1 MiB. Equal to what the library retains for a session by default.
-pub(super) const MAX_OF_SESSION: usize = 1024 * 1024;
+pub(super) const MAX_SESSION_SIZE: usize = 1024 * 1024;
 
 /// Maximum size of all answers of an instance: 64 MiB.
-pub(super) const MAX_IN_ALL: usize = 64 * 1024 * 1024;
+pub(super) const MAX_INSTANCE_SIZE: usize = 64 * 1024 * 1024;
 
 /// Size that is added to the bytes of each answer: 256.
 ///
@@ -66,7 +66,7 @@ pub(super) struct AnswerQueue {
     unwritten: BTreeSet<u64>,
     /// The place of each key. A key also has one while it is in flight or in `removals`.
     places: HashMap<AnswerKey, u64>,
-    sessions: HashMap<SessionHash, OfSession>,
+    sessions: HashMap<SessionHash, SessionAnswers>,
     /// The total size of `answers`.
     size: usize,
     in_flight: usize,
@@ -97,10 +97,10 @@ pub(super) struct Place {
 /// The bound that caused an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// [`MAX_OF_SESSION`].
-    OfSession,
-    /// [`MAX_IN_ALL`].
-    InAll,
+    /// [`MAX_SESSION_SIZE`].
+    Session,
+    /// [`MAX_INSTANCE_SIZE`].
+    Instance,
     /// [`ANSWER_TTL`], before the answer was written.
     Time,
 }
@@ -112,7 +112,7 @@ pub(super) struct Operation {
     /// The answer to write, or `None` to remove it.
     pub(super) text: Option<Bytes>,
     /// The remaining time for which the answer is kept.
-    pub(super) time: Duration,
+    pub(super) ttl: Duration,
     place: Place,
     /// The value of `losses` when the operation began.
     losses: u64,
@@ -144,7 +144,7 @@ struct Removal {
 }
 
 #[derive(Debug, Default)]
-struct OfSession {
+struct SessionAnswers {
     size: usize,
     places: BTreeSet<u64>,
 }
@@ -174,12 +174,12 @@ impl AnswerQueue {
     ///
     /// # Edge cases
     ///
-    /// A key that has a place already keeps its place and its answer. An answer that is larger than [`MAX_OF_SESSION`], including its
+    /// A key that has a place already keeps its place and its answer. An answer that is larger than [`MAX_SESSION_SIZE`], including its
     /// [`OVERHEAD`], exceeds the bound and is not queued.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
-        if size > MAX_OF_SESSION {
-            return Some(Bound::OfSession);
+        if size > MAX_SESSION_SIZE {
+            return Some(Bound::Session);
         }
         let Slot::Vacant(free) = self.places.entry(key) else {
             return None;
@@ -230,7 +230,7 @@ impl AnswerQueue {
             Some((number, Removal { key, expires })) => Operation {
                 key,
                 text: None,
-                time: expires - now,
+                ttl: expires - now,
                 place: Place { number, expires },
                 losses: self.losses,
             },
@@ -253,7 +253,7 @@ impl AnswerQueue {
         Some(Operation {
             key: queued.key,
             text: Some(text),
-            time: queued.expires - now,
+            ttl: queued.expires - now,
             place: Place {
                 number,
                 expires: queued.expires,
@@ -308,7 +308,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Returns when the next work is due, unless something else happens first.
+    /// Returns when the next answer or removal expires, or the pause ends.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queued = self
             .answers
@@ -345,17 +345,17 @@ impl AnswerQueue {
     fn enforce_bounds(&mut self, session: SessionHash) -> Option<Bound> {
         let mut exceeded = None;
         while let Some(of_session) = self.sessions.get(&session)
-            && of_session.size > MAX_OF_SESSION
+            && of_session.size > MAX_SESSION_SIZE
             && let Some(&oldest) = of_session.places.first()
         {
             self.evict(oldest);
-            exceeded = Some(Bound::OfSession);
+            exceeded = Some(Bound::Session);
         }
-        while self.size > MAX_IN_ALL
+        while self.size > MAX_INSTANCE_SIZE
             && let Some((&oldest, _)) = self.answers.first_key_value()
         {
             self.evict(oldest);
-            exceeded = Some(Bound::InAll);
+            exceeded = Some(Bound::Instance);
         }
         exceeded
     }
@@ -419,9 +419,9 @@ impl Operation {
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OfSession => f.write_str("1 MiB of a session (MAX_OF_SESSION)"),
-            Self::InAll => f.write_str("64 MiB of an instance (MAX_IN_ALL)"),
-            Self::Time => f.write_str("ten minutes without a directory (ANSWER_TTL)"),
+            Self::Session => f.write_str("1 MiB per session"),
+            Self::Instance => f.write_str("64 MiB per instance"),
+            Self::Time => f.write_str("ten minutes without the directory"),
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A source that has an answer for every call. The field is the length of its text in bytes.
-struct Memory(usize);
+/// A source that has an answer for every call. The field is the length of that answer's message in bytes.
+struct FakeSource(usize);
 
-impl AnswerSource for Memory {
+impl AnswerSource for FakeSource {
     fn answer(&self, _session: &str, _event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
         let error = json!({ "code": -1, "message": "x".repeat(self.0) });
         let answer = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
@@ -50,7 +50,7 @@ impl Instance {
             ),
             directory,
             generation: me.incarnation,
-            source: Arc::new(Memory(length)),
+            source: Arc::new(FakeSource(length)),
         }
     }
 
@@ -135,7 +135,7 @@ async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_sent_during_a_long_outage_is_stored_after_it() {
+async fn an_answer_queued_during_a_long_outage_is_stored_after_it() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::Fails);
     instance.end_calls("a", 0..1);
@@ -147,7 +147,7 @@ async fn an_answer_sent_during_a_long_outage_is_stored_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_sent_during_a_long_outage_is_stored_by_a_later_shutdown() {
+async fn an_answer_queued_during_a_long_outage_is_stored_by_a_later_shutdown() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);
@@ -210,9 +210,9 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
     drop(cluster);
     sleep(SECOND).await;
     assert!(answers.upgrade().is_none());
-    let asked = directory.asked("heartbeat");
+    let heartbeats = directory.request_count("heartbeat");
     sleep(60 * SECOND).await;
-    assert_eq!(directory.asked("heartbeat"), asked);
+    assert_eq!(directory.request_count("heartbeat"), heartbeats);
 }
 
 /// A stream may be dropped outside a runtime.

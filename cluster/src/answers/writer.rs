@@ -30,8 +30,9 @@ pub(super) struct AnswerWriter {
     has_work: Notify,
     /// Wakes [`flush`](Self::flush).
     progress: Notify,
-    evicted: [RateLimitedWarning; 3],
-    failing: RateLimitedWarning,
+    /// One for each [`Bound`].
+    eviction_warnings: [RateLimitedWarning; 3],
+    failure_warning: RateLimitedWarning,
 }
 
 /// A reserved place for the answer of a call that has ended. Freed when dropped without an answer.
@@ -50,8 +51,8 @@ impl AnswerWriter {
             queue: Mutex::default(),
             has_work: Notify::new(),
             progress: Notify::new(),
-            evicted: Default::default(),
-            failing: RateLimitedWarning::default(),
+            eviction_warnings: Default::default(),
+            failure_warning: RateLimitedWarning::default(),
         })
     }
 
@@ -63,7 +64,7 @@ impl AnswerWriter {
         }
     }
 
-    /// Writes while it is polled. Must be run only once.
+    /// Writes queued answers while it is polled. Must be called only once.
     ///
     /// # Cancel safety
     ///
@@ -71,7 +72,8 @@ impl AnswerWriter {
     pub(super) async fn run(self: Arc<Self>) {
         let mut in_flight = FuturesUnordered::new();
         loop {
-            let deadline = self.start(|operation| in_flight.push(self.carry_out(operation)));
+            let deadline =
+                self.start_operations(|operation| in_flight.push(self.carry_out(operation)));
             let deadline = async {
                 match deadline {
                     Some(deadline) => sleep_until(deadline).await,
@@ -86,15 +88,15 @@ impl AnswerWriter {
         }
     }
 
-    /// Waits until all answers queued by now are written or evicted, or `until`. Returns `true` if they are.
+    /// Waits until all answers queued by now are written, evicted or expired, or `until`. Returns `true` if they are.
     pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
-        let all = wait_until(&self.progress, || self.queue().is_written_until(end));
+        let all_written = wait_until(&self.progress, || self.queue().is_written_until(end));
         match until {
             // The rest is left to the task.
-            Some(until) => timeout_at(until, all).await.is_ok(),
+            Some(until) => timeout_at(until, all_written).await.is_ok(),
             None => {
-                all.await;
+                all_written.await;
                 true
             }
         }
@@ -111,8 +113,8 @@ impl AnswerWriter {
         self.has_work.notify_one();
     }
 
-    /// Starts operations up to the limits. Returns the time of the next work.
-    fn start(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
+    /// Starts operations up to the limits. Returns when this must be called again, unless an operation completes first.
+    fn start_operations(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
         let now = Instant::now();
         let mut queue = self.queue();
         let has_unwritten = queue.expire(now);
@@ -136,10 +138,10 @@ impl AnswerWriter {
         } = operation.key;
         let result = match operation.text.clone() {
             Some(text) => {
-                let kept =
+                let write =
                     self.directory
-                        .keep_answer(session, generation, call, text, operation.time);
-                kept.await
+                        .keep_answer(session, generation, call, text, operation.ttl);
+                write.await
             }
             None => {
                 self.directory
@@ -154,17 +156,17 @@ impl AnswerWriter {
         let (is_done, now) = (result.is_ok(), Instant::now());
         self.queue().complete(operation, is_done, now);
         if let Err(error) = result {
-            self.failing.warn(&format_args!(
+            self.failure_warning.warn(&format_args!(
                 "{error}: answers of ended calls are not in the directory yet, and are written again until they are"
             ));
         }
     }
 
     fn warn(&self, bound: Bound) {
-        let [of_session, in_all, time] = &self.evicted;
+        let [session, instance, time] = &self.eviction_warnings;
         let warning = match bound {
-            Bound::OfSession => of_session,
-            Bound::InAll => in_all,
+            Bound::Session => session,
+            Bound::Instance => instance,
             Bound::Time => time,
         };
         warning.warn(&format_args!(

@@ -16,7 +16,7 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// Returns a session that begins now.
+/// Returns the registration of a session that begins now.
 pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),
@@ -48,8 +48,10 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     .await;
     leases_and_answers::a_heartbeat_that_was_overtaken_does_not_replace_a_newer_status(&*directory)
         .await;
-    leases_and_answers::an_owner_with_a_lease_learns_that_its_record_was_replaced(&*directory)
-        .await;
+    leases_and_answers::a_heartbeat_reports_once_that_a_record_of_its_instance_was_replaced(
+        &*directory,
+    )
+    .await;
     leases_and_answers::an_answer_is_found_under_its_own_key_only(&*directory).await;
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }
@@ -138,15 +140,15 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
         both.sort_by_key(|owner| owner.incarnation.to_string());
         both
     };
-    let even = session("even");
-    for (owner, is_taken) in [(larger, true), (smaller, false), (larger, true)] {
+    let tied = session("tied");
+    for (owner, is_registered) in [(larger, true), (smaller, false), (larger, true)] {
         assert_eq!(
-            register(owner, std::slice::from_ref(&even))
+            register(owner, std::slice::from_ref(&tied))
                 .await
                 .is_empty(),
-            is_taken
+            is_registered
         );
-        assert_eq!(owner_of(directory, even.session).await, Some(larger));
+        assert_eq!(owner_of(directory, tied.session).await, Some(larger));
     }
 }
 
@@ -162,11 +164,11 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     let current = ownership(directory, taken.session).await.unwrap();
     // Later than the epoch of the other instance.
     let renewed = current.epoch.next();
-    let renews = both.map(|registered| Registration {
+    let renewals = both.map(|registered| Registration {
         renewed: Some(renewed),
         ..registered
     });
-    let differing = directory.register(me, &renews).await.unwrap();
+    let differing = directory.register(me, &renewals).await.unwrap();
     assert_eq!(differing, [(taken.session, Record::Owned(current))]);
     let now = Ownership {
         owner: me,
@@ -174,11 +176,11 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     };
     assert_eq!(ownership(directory, mine.session).await, Some(now));
     // Without a record, a later claim may have been lost.
-    let renews = Registration {
+    let renewal = Registration {
         renewed: Some(renewed),
         ..lost.clone()
     };
-    let differing = directory.register(me, &[renews]).await.unwrap();
+    let differing = directory.register(me, &[renewal]).await.unwrap();
     assert_eq!(differing, [(lost.session, owned(me, &lost))]);
     let wanted = read.claimed_by(other);
     let late = directory.claim(mine.session, read, wanted).await.unwrap();
@@ -199,17 +201,17 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
         .await
         .unwrap();
     let read = ownership(directory, claimed.session).await.unwrap();
-    let [wins, loses] = [winner, loser].map(|owner| read.claimed_by(owner));
+    let [winning, losing] = [winner, loser].map(|owner| read.claimed_by(owner));
     let claim = async |wanted| {
         directory
             .claim(claimed.session, read, wanted)
             .await
             .unwrap()
     };
-    assert_eq!(claim(wins).await, Claim::Won);
+    assert_eq!(claim(winning).await, Claim::Won);
     let now = ownership(directory, claimed.session).await.unwrap();
-    assert_eq!(now, wins);
-    assert_eq!(claim(loses).await, Claim::Lost(Record::Owned(now)));
+    assert_eq!(now, winning);
+    assert_eq!(claim(losing).await, Claim::Lost(Record::Owned(now)));
     assert_eq!(ownership(directory, claimed.session).await, Some(now));
     let differing = directory
         .register(former, std::slice::from_ref(&claimed))
@@ -225,7 +227,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
 async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
     let (owner, late) = (instance(1), instance(2));
     let taken = session("taken once more");
-    let registers = async |epoch| {
+    let register = async |epoch| {
         let registered = Registration {
             epoch,
             ..taken.clone()
@@ -233,9 +235,9 @@ async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
         let registered = directory.register(owner, &[registered]).await;
         assert_eq!(registered.unwrap(), []);
     };
-    registers(taken.epoch).await;
+    register(taken.epoch).await;
     let read = ownership(directory, taken.session).await.unwrap();
-    registers(taken.epoch).await;
+    register(taken.epoch).await;
     assert_eq!(
         ownership(directory, taken.session).await,
         Some(read),
@@ -252,7 +254,7 @@ async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
     // The claim also fails if the record was written again with a later epoch.
-    registers(now.epoch.next()).await;
+    register(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
     assert!(
@@ -355,24 +357,24 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
     claim_from(directory, hash, former, owner).await;
     let read = ownership(directory, hash).await.unwrap();
     // An owner that no longer knows its epoch can also delete the session.
-    let by = Tombstone {
+    let tombstone = Tombstone {
         by: owner.incarnation,
         epoch: deleted.epoch,
     };
     for _ in 0..2 {
-        directory.delete(hash, by).await.unwrap();
+        directory.delete(hash, tombstone).await.unwrap();
         let expected = Record::Deleted(Tombstone {
             epoch: read.epoch,
-            ..by
+            ..tombstone
         });
         let look = directory.look(hash).await.unwrap();
         assert_eq!(look.record, Some(expected));
         assert_eq!(directory.load(hash).await.unwrap(), None);
-        let again = Registration {
+        let rewrite = Registration {
             epoch: read.epoch,
             ..deleted.clone()
         };
-        for (registrant, registration) in [(former, &deleted), (owner, &again)] {
+        for (registrant, registration) in [(former, &deleted), (owner, &rewrite)] {
             let differing = directory
                 .register(registrant, std::slice::from_ref(registration))
                 .await;
@@ -383,9 +385,9 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
     }
     // A session that the directory has lost also gets a tombstone.
     let lost = session("deleted and lost").session;
-    directory.delete(lost, by).await.unwrap();
+    directory.delete(lost, tombstone).await.unwrap();
     let look = directory.look(lost).await.unwrap();
-    assert_eq!(look.record, Some(Record::Deleted(by)));
+    assert_eq!(look.record, Some(Record::Deleted(tombstone)));
 }
 
 async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Directory) {
@@ -396,10 +398,10 @@ async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Direct
         .await
         .unwrap();
     claim_from(directory, kept.session, former, owner).await;
-    let by = Tombstone {
+    let tombstone = Tombstone {
         by: former.incarnation,
         epoch: kept.epoch,
     };
-    directory.delete(kept.session, by).await.unwrap();
+    directory.delete(kept.session, tombstone).await.unwrap();
     assert_eq!(owner_of(directory, kept.session).await, Some(owner));
 }

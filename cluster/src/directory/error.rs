@@ -8,7 +8,7 @@ use std::{
 /// The reason why a request to the directory failed.
 #[derive(Debug)]
 pub(crate) struct DirectoryError {
-    what: &'static str,
+    message: &'static str,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -18,20 +18,23 @@ impl DirectoryError {
     /// There was no answer in time.
     pub(crate) fn timed_out() -> Self {
         Self {
-            what: "the directory did not answer in time",
+            message: "the directory did not answer in time",
             source: None,
         }
     }
 
     /// The backend cannot be a directory, or cannot be reached with this configuration.
-    pub(crate) fn unusable(what: &'static str) -> Self {
-        Self { what, source: None }
+    pub(crate) fn unusable(message: &'static str) -> Self {
+        Self {
+            message,
+            source: None,
+        }
     }
 
     /// The backend could not be reached, or refused.
     pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
-            what: "the directory failed",
+            message: "the directory failed",
             source: Some(source.into()),
         }
     }
@@ -39,7 +42,7 @@ impl DirectoryError {
     /// The answer of a call is larger than [`MAX_ANSWER`](super::MAX_ANSWER).
     pub(crate) fn too_large() -> Self {
         Self {
-            what: "the answer is too large to be kept",
+            message: "the answer is too large to be kept",
             source: None,
         }
     }
@@ -47,7 +50,7 @@ impl DirectoryError {
     /// The directory holds a value that no instance can have written.
     pub(crate) fn unreadable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
-            what: "the directory holds a value that no instance wrote",
+            message: "the directory holds a value that no instance wrote",
             source: Some(source.into()),
         }
     }
@@ -55,7 +58,7 @@ impl DirectoryError {
 
 impl Display for DirectoryError {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(self.what)?;
+        f.write_str(self.message)?;
         match &self.source {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),

@@ -31,13 +31,13 @@ pub(crate) enum Fault {
     NoReply,
     /// Every request takes this long.
     Slow(Duration),
-    /// Every request of this name is executed, and its answer is lost.
+    /// Every request with this command is executed, and its answer is lost.
     NoReplyAt(&'static str),
-    /// Every request of this name takes this long.
+    /// Every request with this command takes this long.
     SlowAt(&'static str, Duration),
-    /// Every request of this name fails.
+    /// Every request with this command fails.
     FailsAt(&'static str),
-    /// Names this owner as the owner of every session.
+    /// The directory names this owner as the owner of every session.
     WrongOwner(Owner),
 }
 
@@ -46,17 +46,18 @@ pub(crate) enum Fault {
 pub(crate) struct Faulty {
     pub(crate) memory: MemoryDirectory,
     fault: watch::Sender<Fault>,
-    asked: Arc<Mutex<Vec<&'static str>>>,
+    commands: Arc<Mutex<Vec<&'static str>>>,
     gate: Option<Arc<dyn Gate>>,
 }
 
 /// Decides when, and whether, a request is executed. The simulation has one for each instance.
 pub(crate) trait Gate: Debug + Send + Sync {
-    fn pass(&self, what: &'static str, work: Work) -> Work;
+    /// Returns the request as this gate executes it.
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest;
 }
 
 /// A request to the directory. The type of its answer is erased.
-pub(crate) type Work = BoxFuture<'static, Result<Box<dyn Any + Send>, DirectoryError>>;
+pub(crate) type ErasedRequest = BoxFuture<'static, Result<Box<dyn Any + Send>, DirectoryError>>;
 
 // === impl Faulty ===
 
@@ -65,7 +66,7 @@ impl Faulty {
         Self {
             memory,
             fault: watch::Sender::new(Fault::None),
-            asked: Arc::default(),
+            commands: Arc::default(),
             gate: None,
         }
     }
@@ -82,64 +83,65 @@ impl Faulty {
         self.fault.send_replace(fault);
     }
 
-    /// Returns how many times the request `what` was made. Requests through a gate are not counted.
-    pub(crate) fn asked(&self, what: &str) -> usize {
-        self.asked
+    /// Returns the number of requests with this command. Requests through a gate are not counted.
+    pub(crate) fn request_count(&self, command: &str) -> usize {
+        self.commands
             .lock()
             .unwrap()
             .iter()
-            .filter(|name| **name == what)
+            .filter(|requested| **requested == command)
             .count()
     }
 
-    async fn answer_to<T: Send + 'static>(
+    async fn execute<T: Send + 'static>(
         &self,
-        what: &'static str,
-        work: impl Future<Output = Result<T, DirectoryError>> + Send + 'static,
+        command: &'static str,
+        request: impl Future<Output = Result<T, DirectoryError>> + Send + 'static,
     ) -> Result<T, DirectoryError> {
         if let Some(gate) = &self.gate {
-            let work = async move {
-                work.await
+            let request = async move {
+                request
+                    .await
                     .map(|answer| Box::new(answer) as Box<dyn Any + Send>)
             };
-            let answer = gate.pass(what, Box::pin(work)).await?;
+            let answer = gate.pass(command, Box::pin(request)).await?;
             return Ok(*answer.downcast().unwrap());
         }
-        self.asked.lock().unwrap().push(what);
+        self.commands.lock().unwrap().push(command);
         let fault = *self.fault.borrow();
         match fault {
-            Fault::SlowAt(slow, time) if slow == what => {
+            Fault::SlowAt(slow, time) if slow == command => {
                 sleep(time).await;
-                work.await
+                request.await
             }
-            Fault::FailsAt(fails) if fails == what => {
+            Fault::FailsAt(fails) if fails == command => {
                 Err(DirectoryError::failed("it is switched off"))
             }
-            Fault::NoReplyAt(unanswered) if unanswered == what => {
-                work.await?;
+            Fault::NoReplyAt(unanswered) if unanswered == command => {
+                request.await?;
                 std::future::pending().await
             }
             Fault::None
             | Fault::WrongOwner(_)
             | Fault::SlowAt(..)
             | Fault::FailsAt(_)
-            | Fault::NoReplyAt(_) => work.await,
+            | Fault::NoReplyAt(_) => request.await,
             Fault::Slow(time) => {
                 sleep(time).await;
-                work.await
+                request.await
             }
             Fault::Fails => Err(DirectoryError::failed("it is switched off")),
             Fault::NoReply => {
-                work.await?;
+                request.await?;
                 std::future::pending().await
             }
             Fault::Stopped => {
                 let mut fault = self.fault.subscribe();
-                let late = tokio::spawn(async move {
+                let resumed = tokio::spawn(async move {
                     drop(fault.wait_for(|fault| *fault != Fault::Stopped).await);
-                    work.await
+                    request.await
                 });
-                late.await.unwrap()
+                resumed.await.unwrap()
             }
         }
     }
@@ -158,7 +160,7 @@ impl Directory for Faulty {
     async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
         let memory = self.memory.clone();
         let wrong_owner = self.wrong_owner();
-        self.answer_to("look", async move {
+        self.execute("look", async move {
             let look = memory.look(session).await?;
             Ok(Look {
                 record: wrong_owner.map(Record::Owned).or(look.record),
@@ -170,7 +172,7 @@ impl Directory for Faulty {
 
     async fn leases(&self) -> Result<Leases, DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("leases", async move { memory.leases().await })
+        self.execute("leases", async move { memory.leases().await })
             .await
     }
 
@@ -180,7 +182,7 @@ impl Directory for Faulty {
             return Ok(Some(Entry { ownership, params }));
         }
         let memory = self.memory.clone();
-        self.answer_to("load", async move { memory.load(session).await })
+        self.execute("load", async move { memory.load(session).await })
             .await
     }
 
@@ -196,7 +198,7 @@ impl Directory for Faulty {
         }
         let memory = self.memory.clone();
         let sessions = sessions.to_vec();
-        self.answer_to("register", async move {
+        self.execute("register", async move {
             memory.register(owner, &sessions).await
         })
         .await
@@ -212,16 +214,23 @@ impl Directory for Faulty {
             return Ok(Claim::Lost(Record::Owned(ownership)));
         }
         let memory = self.memory.clone();
-        self.answer_to("claim", async move {
+        self.execute("claim", async move {
             memory.claim(session, former, wanted).await
         })
         .await
     }
 
-    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
+    async fn delete(
+        &self,
+        session: SessionHash,
+        tombstone: Tombstone,
+    ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("delete", async move { memory.delete(session, by).await })
-            .await
+        self.execute(
+            "delete",
+            async move { memory.delete(session, tombstone).await },
+        )
+        .await
     }
 
     async fn heartbeat(
@@ -230,7 +239,7 @@ impl Directory for Faulty {
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
         let (memory, status) = (self.memory.clone(), status.clone());
-        self.answer_to("heartbeat", async move {
+        self.execute("heartbeat", async move {
             memory.heartbeat(owner, &status).await
         })
         .await
@@ -238,7 +247,7 @@ impl Directory for Faulty {
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (memory, status) = (self.memory.clone(), status.clone());
-        self.answer_to("acquire_lease", async move {
+        self.execute("acquire_lease", async move {
             memory.acquire_lease(owner, &status).await
         })
         .await
@@ -246,7 +255,7 @@ impl Directory for Faulty {
 
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to(
+        self.execute(
             "release_lease",
             async move { memory.release_lease(owner).await },
         )
@@ -262,7 +271,7 @@ impl Directory for Faulty {
         time: Duration,
     ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("keep_answer", async move {
+        self.execute("keep_answer", async move {
             memory
                 .keep_answer(session, incarnation, call, answer, time)
                 .await
@@ -277,7 +286,7 @@ impl Directory for Faulty {
         call: CallNumber,
     ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("remove_answer", async move {
+        self.execute("remove_answer", async move {
             memory.remove_answer(session, incarnation, call).await
         })
         .await
@@ -290,7 +299,7 @@ impl Directory for Faulty {
         call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("answer", async move {
+        self.execute("answer", async move {
             memory.answer(session, incarnation, call).await
         })
         .await

@@ -87,8 +87,12 @@ impl Directory for Limited {
         limited(self.0.claim(session, former, wanted)).await
     }
 
-    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
-        limited(self.0.delete(session, by)).await
+    async fn delete(
+        &self,
+        session: SessionHash,
+        tombstone: Tombstone,
+    ) -> Result<(), DirectoryError> {
+        limited(self.0.delete(session, tombstone)).await
     }
 
     async fn heartbeat(
@@ -155,16 +159,16 @@ mod tests {
     /// Simulates a stall of this process, after which an old answer is read.
     #[tokio::test(start_paused = true)]
     async fn an_answer_after_the_timeout_is_discarded() {
-        for (waits, is_answer) in [
+        for (stall, is_returned) in [
             (DIRECTORY_TIMEOUT / 2, true),
             (2 * DIRECTORY_TIMEOUT, false),
         ] {
-            let (answers, answer) = oneshot::channel();
-            let mut asked = Box::pin(limited(async { Ok(answer.await.unwrap()) }));
-            assert!((&mut asked).now_or_never().is_none());
-            answers.send(1).unwrap();
-            advance(waits).await;
-            assert_eq!(asked.await.ok(), is_answer.then_some(1));
+            let (sender, answer) = oneshot::channel();
+            let mut request = Box::pin(limited(async { Ok(answer.await.unwrap()) }));
+            assert!((&mut request).now_or_never().is_none());
+            sender.send(1).unwrap();
+            advance(stall).await;
+            assert_eq!(request.await.ok(), is_returned.then_some(1));
         }
     }
 }

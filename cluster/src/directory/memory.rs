@@ -31,7 +31,7 @@ const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// A directory in memory, for several instances in one process. Clones share the directory.
 ///
-/// It is for tests, demonstrations, and servers with one runtime per core. Like the real directory, it keeps a session for an hour after
+/// It is for tests, demonstrations, and servers with one runtime per core. Like a Redis, it keeps a session for an hour after
 /// its owner last registered or claimed it. It keeps an answer for ten minutes after its call ended, and 64 MiB of answers at most.
 ///
 /// ```
@@ -48,9 +48,9 @@ pub struct MemoryDirectory(Arc<Mutex<State>>);
 struct State {
     /// Number of restarts.
     starts: u64,
-    /// When its clock was at [`CLOCK_START`].
+    /// When the directory's clock was at [`CLOCK_START`].
     started: Instant,
-    sessions: HashMap<SessionHash, Known>,
+    sessions: HashMap<SessionHash, StoredSession>,
     leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away.
     turned_away: Option<Instant>,
@@ -61,21 +61,22 @@ struct State {
 }
 
 #[cfg_attr(test, derive(Clone))]
-struct Known {
+struct StoredSession {
     record: Record,
     params: Bytes,
-    until: Instant,
+    expires: Instant,
 }
 
 /// A lease, and the status that its instance wrote with it.
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
     renewed: Instant,
+    /// The number of that status.
     number: u64,
     written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
-    /// Another owner has replaced a record of the instance since.
+    /// Whether another owner has replaced a record of the instance since.
     was_replaced: bool,
 }
 
@@ -210,15 +211,19 @@ impl Directory for MemoryDirectory {
             return Ok(Claim::Lost(known.record));
         }
         known.record = Record::Owned(wanted);
-        known.until = now + RECORD_TTL;
+        known.expires = now + RECORD_TTL;
         Ok(Claim::Won)
     }
 
-    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
+    async fn delete(
+        &self,
+        session: SessionHash,
+        tombstone: Tombstone,
+    ) -> Result<(), DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
         let known = state.session(session, now).map(|known| known.record);
-        if let Some(tombstone) = by.replacing(known) {
+        if let Some(tombstone) = tombstone.replacing(known) {
             state.write(session, Record::Deleted(tombstone), Bytes::new(), now);
         }
         Ok(())
@@ -323,25 +328,25 @@ impl State {
         BackendRunId::new(&self.starts.to_string())
     }
 
-    fn session(&mut self, session: SessionHash, now: Instant) -> Option<&mut Known> {
+    fn session(&mut self, session: SessionHash, now: Instant) -> Option<&mut StoredSession> {
         self.sessions
             .get_mut(&session)
-            .filter(|known| known.until > now)
+            .filter(|known| known.expires > now)
     }
 
     fn write(&mut self, session: SessionHash, record: Record, params: Bytes, now: Instant) {
-        let until = now + RECORD_TTL;
-        let known = Known {
+        let expires = now + RECORD_TTL;
+        let known = StoredSession {
             record,
             params,
-            until,
+            expires,
         };
         self.sessions.insert(session, known);
     }
 
     fn leases(&self, now: Instant) -> Leases {
-        let current = self.leases.iter().filter(|(_, lease)| lease.lasts(now));
-        let all = current.map(|(incarnation, lease)| Lease {
+        let current = self.leases.iter().filter(|(_, lease)| lease.is_valid(now));
+        let leases = current.map(|(incarnation, lease)| Lease {
             incarnation: *incarnation,
             age: now - lease.renewed,
             written_in: lease.written_in.clone(),
@@ -350,14 +355,17 @@ impl State {
         });
         Leases {
             run: self.run(),
-            all: all.collect(),
-            turned_away: self.turned_away.max(self.lapsed(now)).map(|at| now - at),
+            entries: leases.collect(),
+            turned_away: self
+                .turned_away
+                .max(self.last_lapse(now))
+                .map(|at| now - at),
         }
     }
 
     /// Returns when a lease last lapsed. A lease that was released has not lapsed.
-    fn lapsed(&self, now: Instant) -> Option<Instant> {
-        let lapsed = self.leases.values().filter(|lease| !lease.lasts(now));
+    fn last_lapse(&self, now: Instant) -> Option<Instant> {
+        let lapsed = self.leases.values().filter(|lease| !lease.is_valid(now));
         lapsed.map(|lease| lease.renewed + LEASE_TTL).max()
     }
 
@@ -393,9 +401,9 @@ impl State {
     /// Removes expired leases, records and answers. An expired answer remains stored while one that was written earlier has not expired.
     /// [`answer`](Directory::answer) returns no expired answer.
     fn sweep(&mut self, now: Instant) {
-        self.turned_away = self.turned_away.max(self.lapsed(now));
-        self.leases.retain(|_, lease| lease.lasts(now));
-        self.sessions.retain(|_, known| known.until > now);
+        self.turned_away = self.turned_away.max(self.last_lapse(now));
+        self.leases.retain(|_, lease| lease.is_valid(now));
+        self.sessions.retain(|_, known| known.expires > now);
         while let Some(oldest) = self.write_order.front()
             && self
                 .answers
@@ -436,7 +444,7 @@ impl StoredLease {
         }
     }
 
-    fn lasts(&self, now: Instant) -> bool {
+    fn is_valid(&self, now: Instant) -> bool {
         now - self.renewed < LEASE_TTL
     }
 }

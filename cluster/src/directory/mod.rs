@@ -94,7 +94,11 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Replaces a session's record with a tombstone, unless another owner's epoch is not lower.
     ///
     /// The tombstone is kept for [`RECORD_TTL`].
-    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
+    async fn delete(
+        &self,
+        session: SessionHash,
+        tombstone: Tombstone,
+    ) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. Never acquires one. Does not change a lease with a later [`number`](Status::number).
     async fn heartbeat(
@@ -162,7 +166,7 @@ pub(crate) struct Look {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leases {
     pub(crate) run: BackendRunId,
-    pub(crate) all: Vec<Lease>,
+    pub(crate) entries: Vec<Lease>,
     /// How long ago any instance last turned a client away. Includes instances that no longer have a lease.
     ///
     /// An instance may have turned clients away until its lease lapsed.
@@ -248,20 +252,20 @@ pub(crate) struct HeartbeatReply {
 
 impl Leases {
     pub(crate) fn of(&self, incarnation: Incarnation) -> Option<&Lease> {
-        let mut all = self.all.iter();
-        all.find(|lease| lease.incarnation == incarnation)
+        let mut entries = self.entries.iter();
+        entries.find(|lease| lease.incarnation == incarnation)
     }
 
     /// Returns `true` if all living instances but `asker` have written their sessions in the run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
-        let others = |lease: &&Lease| lease.incarnation != asker;
+        let is_other = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
-        self.all.iter().filter(others).all(has_written)
+        self.entries.iter().filter(is_other).all(has_written)
     }
 
     /// Returns `true` if a living instance has late answers.
     pub(crate) fn have_late_answers(&self) -> bool {
-        self.all.iter().any(|lease| lease.has_late_answers)
+        self.entries.iter().any(|lease| lease.has_late_answers)
     }
 
     /// Returns `true` if an instance has settled in this run of the backend.
@@ -270,7 +274,7 @@ impl Leases {
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);
-        self.all.iter().any(is_settled)
+        self.entries.iter().any(is_settled)
     }
 }
 

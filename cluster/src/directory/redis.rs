@@ -59,7 +59,7 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long leases that no heartbeat renews are kept: one day.
+/// How long the key of the leases is kept after the last heartbeat of any instance: one day.
 ///
 /// Chosen to be long, because a backend that evicts by remaining time then removes them last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
@@ -68,7 +68,7 @@ const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) struct RedisDirectory {
     connections: Connections,
     inspection: Inspection,
-    unreadable: RateLimitedWarning,
+    unreadable_warning: RateLimitedWarning,
     scripts: Scripts,
 }
 
@@ -85,7 +85,7 @@ impl RedisDirectory {
         Ok(Self {
             connections: Connections::new(source),
             inspection,
-            unreadable: RateLimitedWarning::default(),
+            unreadable_warning: RateLimitedWarning::default(),
             scripts: Scripts::default(),
         })
     }
@@ -116,7 +116,7 @@ impl RedisDirectory {
         self.connections.get().await
     }
 
-    fn lease_of(&self, owner: Owner, status: &Status, how: &str) -> ScriptInvocation<'_> {
+    fn lease_script(&self, owner: Owner, status: &Status, mode: &str) -> ScriptInvocation<'_> {
         let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
         let run = status.written_in.as_ref().map(BackendRunId::as_str);
         let marks = [
@@ -131,7 +131,7 @@ impl RedisDirectory {
         lease.arg(if marks.is_empty() { NONE } else { &marks });
         lease.arg(owner.address.to_string());
         lease.arg(millis(LEASE_TTL)).arg(millis(CLOCK_SKEW));
-        lease.arg(how).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
+        lease.arg(mode).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
         let composed_at = status.composed_at.map(|DirectoryTime(at)| at.to_string());
         lease.arg(composed_at.as_deref().unwrap_or(NONE));
         lease.arg(status.number);
@@ -146,12 +146,12 @@ impl RedisDirectory {
     ) -> Result<HeartbeatReply, DirectoryError> {
         let mut pipeline = pipe();
         pipeline.load_script(&self.scripts.lease).ignore();
-        pipeline.invoke_script(&self.lease_of(owner, status, "renew"));
+        pipeline.invoke_script(&self.lease_script(owner, status, "renew"));
         pipeline.cmd("INFO").arg("server");
         let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // The backend may have become a replica, and its name may resolve to another one now. Or it refuses the connection, which is
-            // not retried automatically.
+            // The backend may have become a replica, and its name may resolve to another server now. Or the backend refuses the
+            // connection, which is not retried automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }
@@ -167,21 +167,22 @@ impl RedisDirectory {
 
     /// Sends a command about an answer, on the connection for answers. Such a command may be executed twice.
     ///
-    /// That connection is idle for long, so the backend or the network may have closed it. The second attempt uses another one.
-    async fn ask_for_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+    /// That connection may be idle for a long time, so the backend or the network may have closed it. The second attempt uses a new
+    /// connection.
+    async fn query_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
         let mut connection = self.connections.for_answers().await?;
         match command.query_async(&mut connection).await {
             Err(error) if error.is_connection_dropped() => {
                 command.query_async(&mut connection).await
             }
-            answered => answered,
+            result => result,
         }
     }
 
     /// Writes or removes an answer. A failure does not affect heartbeats.
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
-        let done: Result<(), RedisError> = self.ask_for_answers(command).await;
-        Ok(done.inspect_err(|error| {
+        let result: Result<(), RedisError> = self.query_answers(command).await;
+        Ok(result.inspect_err(|error| {
             // Other refusals, such as writes when the memory is full, would occur on every connection.
             if matches!(
                 error.kind(),
@@ -206,7 +207,7 @@ impl Directory for RedisDirectory {
         let mut look = pipe();
         look.atomic();
         look.cmd("HGET").arg(session_key(session)).arg("o");
-        ask_for_leases(&mut look);
+        append_lease_queries(&mut look);
         let answer = look.query_async(&mut self.connection().await?).await?;
         let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = answer;
         let record = record.map(|text| read_record(session, &text));
@@ -219,7 +220,7 @@ impl Directory for RedisDirectory {
     async fn leases(&self) -> Result<Leases, DirectoryError> {
         let mut look = pipe();
         look.atomic();
-        ask_for_leases(&mut look);
+        append_lease_queries(&mut look);
         let answer = look.query_async(&mut self.connection().await?).await?;
         let (leases, time, info): (_, _, String) = answer;
         read_leases(leases, time, &info)
@@ -271,7 +272,7 @@ impl Directory for RedisDirectory {
                 Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
                 Ok(record) => differing.push((registered.session, record)),
                 // One such record must not block the others.
-                Err(error) => self.unreadable.warn(&format_args!("{error}")),
+                Err(error) => self.unreadable_warning.warn(&format_args!("{error}")),
             }
         }
         Ok(differing)
@@ -295,9 +296,15 @@ impl Directory for RedisDirectory {
         })
     }
 
-    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
+    async fn delete(
+        &self,
+        session: SessionHash,
+        tombstone: Tombstone,
+    ) -> Result<(), DirectoryError> {
         let mut delete = self.scripts.delete.key(session_key(session));
-        delete.arg(by.by.to_string()).arg(by.epoch.to_string());
+        delete
+            .arg(tombstone.by.to_string())
+            .arg(tombstone.epoch.to_string());
         delete.arg(millis(RECORD_TTL));
         let () = delete.invoke_async(&mut self.connection().await?).await?;
         Ok(())
@@ -308,19 +315,19 @@ impl Directory for RedisDirectory {
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        self.connections.heartbeat_begins();
+        self.connections.on_heartbeat_begun();
         let mut connection = self.connection().await?;
         let renewed = self.renew_lease(connection.clone(), owner, status);
         let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
         inspected?;
         let reply = renewed?;
-        self.connections.heartbeat_answered();
-        self.inspection.answered(&reply.run);
+        self.connections.on_heartbeat_answered();
+        self.inspection.on_answered(&reply.run);
         Ok(reply)
     }
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
-        let lease = self.lease_of(owner, status, "acquire");
+        let lease = self.lease_script(owner, status, "acquire");
         let _reply: (bool, bool, u64) = lease.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
@@ -365,13 +372,13 @@ impl Directory for RedisDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
-        let answer: Option<Vec<u8>> = self.ask_for_answers(&get).await?;
+        let answer: Option<Vec<u8>> = self.query_answers(&get).await?;
         Ok(answer.map(Bytes::from))
     }
 }
 
 /// Appends the commands that read the leases.
-fn ask_for_leases(look: &mut Pipeline) {
+fn append_lease_queries(look: &mut Pipeline) {
     look.cmd("HGETALL").arg(LEASES);
     look.cmd("TIME");
     look.cmd("INFO").arg("server");

@@ -268,30 +268,30 @@ mod tests {
     #[test]
     fn a_record_yields_to_a_later_ownership_and_to_none_that_it_ended() {
         let address = (std::net::Ipv4Addr::LOCALHOST, 9).into();
-        let by = |incarnation, epoch| Ownership {
+        let ownership = |incarnation, epoch| Ownership {
             owner: Owner {
                 address,
                 incarnation: Incarnation(incarnation),
             },
             epoch: Epoch(epoch),
         };
-        let ended = |incarnation, epoch| Tombstone {
+        let tombstone = |incarnation, epoch| Tombstone {
             by: Incarnation(incarnation),
             epoch: Epoch(epoch),
         };
-        for (record, incarnation, epoch, yields) in [
-            (Record::Owned(by(2, 5)), 1, 6, true),
-            (Record::Owned(by(2, 5)), 3, 5, true),
-            (Record::Owned(by(2, 5)), 2, 5, true),
-            (Record::Owned(by(2, 5)), 1, 5, false),
-            (Record::Owned(by(2, 5)), 3, 4, false),
-            (Record::Deleted(ended(2, 5)), 2, 5, false),
-            (Record::Deleted(ended(2, 5)), 9, 4, false),
-            (Record::Deleted(ended(2, 5)), 1, 6, true),
+        for (record, incarnation, epoch, expected) in [
+            (Record::Owned(ownership(2, 5)), 1, 6, true),
+            (Record::Owned(ownership(2, 5)), 3, 5, true),
+            (Record::Owned(ownership(2, 5)), 2, 5, true),
+            (Record::Owned(ownership(2, 5)), 1, 5, false),
+            (Record::Owned(ownership(2, 5)), 3, 4, false),
+            (Record::Deleted(tombstone(2, 5)), 2, 5, false),
+            (Record::Deleted(tombstone(2, 5)), 9, 4, false),
+            (Record::Deleted(tombstone(2, 5)), 1, 6, true),
         ] {
             assert_eq!(
-                record.yields_to(&by(incarnation, epoch)),
-                yields,
+                record.yields_to(&ownership(incarnation, epoch)),
+                expected,
                 "{record} {incarnation} {epoch}"
             );
         }

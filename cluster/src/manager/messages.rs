@@ -22,7 +22,7 @@ pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     Some(call.clone().into_json_value())
 }
 
-/// Answers a request that does not begin, because another instance may have its session.
+/// Returns the answer to a request that does not begin. Another instance may have its session.
 pub(super) fn not_begun(message: &ClientJsonRpcMessage) -> ServerSseMessage {
     let id = match message {
         ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),

@@ -10,7 +10,7 @@
 //!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
 //!    set while answers of its calls are late, or calls of sessions that it must close may still be running. `turned_away` is the time
 //!    since this instance last turned a client away. A missing record proves that the session does not exist only if
-//!    [`Heartbeat::proves`] returns `true`.
+//!    [`Heartbeat::proves_absence`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -86,9 +86,9 @@ pub(crate) struct Heartbeat {
     answers: Arc<Answers>,
     health: Mutex<DirectoryHealth>,
     /// Number of the next status.
-    number: AtomicU64,
-    unreachable: RateLimitedWarning,
-    unwritten: RateLimitedWarning,
+    next_number: AtomicU64,
+    unreachable_warning: RateLimitedWarning,
+    unwritten_warning: RateLimitedWarning,
     stop: Notify,
     /// Wakes the task to send a heartbeat at once.
     heartbeat_due: Notify,
@@ -114,9 +114,9 @@ impl Heartbeat {
             turned_away,
             answers,
             health: Mutex::new(DirectoryHealth::new(requires_lease)),
-            number: AtomicU64::new(1),
-            unreachable: RateLimitedWarning::default(),
-            unwritten: RateLimitedWarning::default(),
+            next_number: AtomicU64::new(1),
+            unreachable_warning: RateLimitedWarning::default(),
+            unwritten_warning: RateLimitedWarning::default(),
             stop: Notify::new(),
             heartbeat_due: Notify::new(),
             directory_reachable: Notify::new(),
@@ -147,7 +147,7 @@ impl Heartbeat {
         self.sessions.relinquished.until_closed(session).await;
     }
 
-    /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be run only once.
+    /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be called only once.
     ///
     /// # Cancel safety
     /// If the future is dropped, the lease lapses, and nothing more is written.
@@ -165,9 +165,9 @@ impl Heartbeat {
         // This status carries when this instance last turned a client away. A lease that expires counts as such a report.
         let reported = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
-        metrics::directory_consistent(false);
+        metrics::set_directory_consistent(false);
         if reported.is_err() || self.directory.release_lease(self.me).await.is_err() {
-            log(|| tracing::debug!("the lease is not released, it will expire"));
+            log(|| tracing::debug!("the lease is not released, and will expire"));
         }
     }
 
@@ -189,8 +189,8 @@ impl Heartbeat {
             if !is_unreachable {
                 self.directory_reachable.notify_one();
             }
-            self.sessions.changed();
-            metrics::directory_consistent(self.consistent_since().is_some());
+            self.sessions.notify_changed();
+            metrics::set_directory_consistent(self.consistent_since().is_some());
             let interval = if is_unreachable {
                 RETRY_INTERVAL
             } else {
@@ -209,16 +209,17 @@ impl Heartbeat {
 
     /// Waits for a turned-away client that no heartbeat has reported, at least until `earliest`.
     async fn until_turned_away(&self, earliest: Instant) {
-        self.turned_away.unreported().await;
+        self.turned_away.until_unreported().await;
         sleep_until(earliest).await;
     }
 
     async fn send_heartbeat(&self, begun: Instant) {
         if let Err(error) = self.try_send_heartbeat(begun).await {
             self.health().on_heartbeat_failed();
-            let what = "No session begins or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
-            self.unreachable
-                .warn(&format_args!("directory heartbeat failed: {error}. {what}"));
+            let consequence = "No session begins or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
+            self.unreachable_warning.warn(&format_args!(
+                "directory heartbeat failed: {error}. {consequence}"
+            ));
         }
     }
 
@@ -310,7 +311,7 @@ impl Heartbeat {
             has_late_answers: self.has_late_answers(),
             turned_away: self.turned_away.age(now),
             composed_at,
-            number: self.number.fetch_add(1, Ordering::Relaxed),
+            number: self.next_number.fetch_add(1, Ordering::Relaxed),
         }
     }
 
@@ -383,7 +384,7 @@ impl Heartbeat {
             }
         };
         if let Err(error) = &written {
-            self.unwritten.warn(&format_args!(
+            self.unwritten_warning.warn(&format_args!(
                 "{error}: sessions of this instance are not written yet"
             ));
         }
@@ -398,10 +399,10 @@ impl Heartbeat {
             // Other instances wait for the status with which this one reports that everything is written.
             self.heartbeat_due.notify_one();
         }
-        if is_consistent && self.unreachable.clear() {
+        if is_consistent && self.unreachable_warning.clear() {
             log(|| {
                 tracing::info!(
-                    "directory reachable again, all sessions of this instance are written"
+                    "the directory is reachable again, and all sessions of this instance are written"
                 )
             });
         }

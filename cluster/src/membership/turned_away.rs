@@ -52,7 +52,7 @@ struct State {
     waiting: usize,
 }
 
-/// A client that waits until this is dropped. Counts as turned away unless [served](Self::served).
+/// A client that waits until this is dropped. Counts as turned away unless [marked as served](Self::mark_served).
 #[derive(Debug)]
 pub(crate) struct Waiting {
     turned_away: Arc<TurnedAway>,
@@ -71,7 +71,7 @@ impl TurnedAway {
     }
 
     /// Returns when a client was turned away, or began to wait, since this last returned.
-    pub(crate) async fn unreported(&self) {
+    pub(crate) async fn until_unreported(&self) {
         self.unreported.notified().await;
     }
 
@@ -82,7 +82,7 @@ impl TurnedAway {
     }
 
     /// Records that a client waits for an owner or an inner service that may not answer.
-    pub(crate) fn wait(self: &Arc<Self>) -> Waiting {
+    pub(crate) fn begin_wait(self: &Arc<Self>) -> Waiting {
         self.state().waiting += 1;
         self.unreported.notify_one();
         Waiting {
@@ -100,10 +100,10 @@ impl TurnedAway {
         if let Ok(served) = timeout(SLOW_THRESHOLD, &mut serving).await {
             return served;
         }
-        let waiting = self.wait();
+        let waiting = self.begin_wait();
         let served = serving.await;
         if served.is_ok() {
-            waiting.served();
+            waiting.mark_served();
         }
         served
     }
@@ -128,7 +128,7 @@ impl TurnedAway {
 
 impl Waiting {
     /// Records that the client was served.
-    pub(crate) fn served(mut self) {
+    pub(crate) fn mark_served(mut self) {
         self.is_served = true;
     }
 }
@@ -158,13 +158,13 @@ mod tests {
         turned_away.record();
         advance(Duration::from_secs(3)).await;
         assert_eq!(age(), Some(Duration::from_secs(3)));
-        let waiting = [(); 2].map(|()| turned_away.wait());
+        let waiting = [(); 2].map(|()| turned_away.begin_wait());
         advance(Duration::from_secs(1)).await;
         assert_eq!(age(), Some(Duration::ZERO));
         let [served, unserved] = waiting;
         drop(unserved);
         advance(Duration::from_secs(2)).await;
-        served.served();
+        served.mark_served();
         assert_eq!(age(), Some(Duration::from_secs(2)));
     }
 }

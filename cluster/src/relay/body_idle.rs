@@ -31,7 +31,7 @@ struct IdleLimited {
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-/// Returns the body with the limit.
+/// Returns a body that fails once no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is read.
 pub(crate) fn limit_idle(body: Body) -> Body {
     if body.is_end_stream() {
         return body;
@@ -69,8 +69,8 @@ impl http_body::Body for IdleLimited {
         let pause = this
             .pause
             .get_or_insert_with(|| Box::pin(sleep(BODY_IDLE_TIMEOUT)));
-        let is_over = pause.as_mut().poll(cx);
-        is_over.map(|()| Some(Err(axum::Error::new(BodyStalled))))
+        let expired = pause.as_mut().poll(cx);
+        expired.map(|()| Some(Err(axum::Error::new(BodyStalled))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -106,13 +106,13 @@ mod tests {
 
     use super::*;
 
-    /// Returns a body of `pauses` frames, each after `pause`. Then the body ends if `ends`, and stalls otherwise.
-    fn body(pauses: u64, pause: Duration, ends: bool) -> Body {
-        let frames = stream::iter(0..pauses).then(move |_| async move {
+    /// Returns a body of `frame_count` frames, each after `pause`. Then the body ends if `is_complete`, and stalls otherwise.
+    fn body(frame_count: u64, pause: Duration, is_complete: bool) -> Body {
+        let frames = stream::iter(0..frame_count).then(move |_| async move {
             sleep(pause).await;
             Ok::<_, io::Error>(Bytes::from_static(b"x"))
         });
-        let rest = if ends {
+        let rest = if is_complete {
             stream::empty().boxed()
         } else {
             stream::pending().boxed()

@@ -67,7 +67,7 @@ pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
 
-/// Maximum number of fields that a relay adds to a head.
+/// Maximum number of fields that a relay adds to a head: 8.
 const MAX_ADDED: usize = 8;
 
 /// Fields of one connection, in addition to those named by `Connection`. `Expect` is fulfilled here.
@@ -110,13 +110,13 @@ pub(crate) struct Relay {
     network: Network,
     filter: PeersFilter,
     secret: Secret,
-    untrusted_address: RateLimitedWarning,
-    untrusted_answer: RateLimitedWarning,
+    untrusted_address_warning: RateLimitedWarning,
+    untrusted_answer_warning: RateLimitedWarning,
 }
 
 /// The body of a response, with the connection on which it arrives.
 struct HopBody {
-    /// Dropped first: the connection is closed before anything else is dropped.
+    /// Dropped first, so the connection is closed before anything else is dropped.
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
@@ -135,8 +135,8 @@ impl Relay {
             network,
             filter,
             secret,
-            untrusted_address: RateLimitedWarning::default(),
-            untrusted_answer: RateLimitedWarning::default(),
+            untrusted_address_warning: RateLimitedWarning::default(),
+            untrusted_answer_warning: RateLimitedWarning::default(),
         }
     }
 
@@ -159,10 +159,10 @@ impl Relay {
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            let what = "the directory names an address that no peer may have";
+            let message = "the directory names an address that no peer may have";
             let address = owner.address;
-            self.untrusted_address
-                .warn(&format_args!("{what}: {address}"));
+            self.untrusted_address_warning
+                .warn(&format_args!("{message}: {address}"));
             return Err(Failure::Unreachable);
         }
         let stream = self.connect(owner.address).await?;
@@ -174,8 +174,8 @@ impl Relay {
         let signal =
             (is_call && !request.body().is_end_stream()).then(|| expect_continue(&mut request));
         let disconnect = client_disconnect(&replayable.head.extensions);
-        let answered = self.answered(stream, request, disconnect, owner, signal.as_ref());
-        let failure = match answered.await {
+        let response = self.await_response(stream, request, disconnect, owner, signal.as_ref());
+        let failure = match response.await {
             Ok(response) => return Ok(response),
             Err(failure) => failure,
         };
@@ -208,7 +208,7 @@ impl Relay {
     }
 
     /// Returns the response of the owner, or the reason why there is none.
-    async fn answered(
+    async fn await_response(
         &self,
         stream: Stream,
         request: Request<Body>,
@@ -216,10 +216,10 @@ impl Relay {
         owner: Owner,
         signal: Option<&ContinueSignal>,
     ) -> Result<Response<Body>, Failure> {
-        let mut answered = pin!(exchange(stream, request, disconnect));
-        let mut response = match timeout(HEAD_TIMEOUT, &mut answered).await {
-            Ok(answered) => answered?,
-            Err(_) if signal.is_some_and(ContinueSignal::is_signalled) => answered.await?,
+        let mut exchange = pin!(exchange(stream, request, disconnect));
+        let mut response = match timeout(HEAD_TIMEOUT, &mut exchange).await {
+            Ok(response) => response?,
+            Err(_) if signal.is_some_and(ContinueSignal::is_signalled) => exchange.await?,
             Err(_) => return Err(Failure::Silent),
         };
         let responder = Responder::take(response.headers_mut());
@@ -233,10 +233,10 @@ impl Relay {
                 });
             }
             Responder::Moved(_) | Responder::UnknownPeer => {
-                let what = "the server at a peer's address is not a peer, or has another secret";
+                let message = "the server at a peer's address is not a peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
-                self.untrusted_answer
-                    .warn(&format_args!("{what}: {address}, {status}"));
+                self.untrusted_answer_warning
+                    .warn(&format_args!("{message}: {address}, {status}"));
                 return Err(Failure::Unreachable);
             }
         }
@@ -278,10 +278,10 @@ fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
     *request.body_mut() = body;
     let expectation = HeaderValue::from_static("100-continue");
     request.headers_mut().insert(header::EXPECT, expectation);
-    let continues = signal.clone();
+    let continue_signal = signal.clone();
     ext::on_informational(request, move |informational| {
         if informational.status() == StatusCode::CONTINUE {
-            continues.send();
+            continue_signal.on_continue();
         }
     });
     signal
@@ -299,14 +299,14 @@ async fn exchange(
     let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
     let mut connection = Some(connection);
     let mut answer = pin!(sender.send_request(request));
-    let answered = poll_fn(|cx| {
+    let response = poll_fn(|cx| {
         if is_disconnected(&mut disconnect, cx) {
             return Poll::Ready(None);
         }
         drive(&mut connection, cx);
         answer.as_mut().poll(cx).map(Some)
     });
-    match answered.await {
+    match response.await {
         Some(Ok(response)) => Ok(response.map(|incoming| HopBody {
             connection,
             incoming,

@@ -58,7 +58,7 @@ impl ContinueSignal {
     }
 
     /// Called when the peer asks for the body.
-    pub(crate) fn send(&self) {
+    pub(crate) fn on_continue(&self) {
         self.0.is_signalled.store(true, Ordering::Release);
         self.0.waker.wake();
     }
@@ -134,7 +134,7 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!sent.is_finished());
         assert!(!signal.is_signalled());
-        signal.send();
+        signal.on_continue();
         assert!(signal.is_signalled());
         assert_eq!(sent.await.unwrap().unwrap().to_bytes(), "call");
         assert!(signal.take_back().is_none());
@@ -145,7 +145,7 @@ mod tests {
         let (signal, mut sent) = ContinueSignal::defer(Body::from("call"));
         assert!(sent.frame().now_or_never().is_none());
         let body = signal.take_back().unwrap();
-        signal.send();
+        signal.on_continue();
         assert!(sent.frame().await.unwrap().is_err());
         assert_eq!(body.collect().await.unwrap().to_bytes(), "call");
     }

@@ -80,10 +80,10 @@ mod tests {
         ] {
             assert!(!filter.admits(excluded.parse().unwrap()), "{excluded}");
         }
-        let own = PeersFilter::new(|address| address == IpAddr::from([8, 8, 8, 8]));
-        assert!(own.admits("8.8.8.8".parse().unwrap()));
-        assert!(own.admits("::ffff:8.8.8.8".parse().unwrap()));
-        assert!(!own.admits("10.0.0.7".parse().unwrap()));
+        let custom = PeersFilter::new(|address| address == IpAddr::from([8, 8, 8, 8]));
+        assert!(custom.admits("8.8.8.8".parse().unwrap()));
+        assert!(custom.admits("::ffff:8.8.8.8".parse().unwrap()));
+        assert!(!custom.admits("10.0.0.7".parse().unwrap()));
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Network {
 ///
 /// The owner takes 90 s to detect that nothing arrives from this instance. In a one-way partition, the clients of this instance therefore
 /// count as turned away before the owner considers their calls detached. The owner's retransmissions do not prevent this.
-fn dead_owner() -> DeadPeer {
+fn dead_owner_options() -> DeadPeer {
     let second = Duration::from_secs(1);
     let probes = DeadPeer::new().idle(10 * second).interval(5 * second);
     probes.probes(4).user_timeout(30 * second)
@@ -72,13 +72,13 @@ fn dead_owner() -> DeadPeer {
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     // On one machine a connection to a port without a listener can connect to itself.
-    if stream.local_addr().is_ok_and(|own| own == address) {
+    if stream.local_addr().is_ok_and(|local| local == address) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     // Nagle's algorithm would delay a small write by up to 40 ms, until the previous write is acknowledged.
     let _best_effort = stream.set_nodelay(true);
     // Options that the kernel does not know are skipped.
-    let _best_effort = dead_owner().apply(&stream);
+    let _best_effort = dead_owner_options().apply(&stream);
     Ok(stream)
 }
 

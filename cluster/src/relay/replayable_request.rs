@@ -23,6 +23,7 @@ use crate::{
 /// Chosen because messages of a session are far shorter, except for large arguments.
 const MAX_REPLAY: usize = 64 * 1024;
 
+/// A request whose body is kept for further attempts, if it is short enough.
 #[derive(Debug)]
 pub(crate) struct ReplayableRequest {
     pub(crate) head: Parts,
@@ -57,7 +58,7 @@ impl ReplayableRequest {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
             ReplayableBody::Unread(body) => ReplayableBody::read(body, MAX_REPLAY).await?,
-            read => read,
+            already_read => already_read,
         };
         Ok(())
     }
@@ -72,7 +73,7 @@ impl ReplayableRequest {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
                 ReplayableBody::read(body, limit).await?
             }
-            read => read,
+            already_read => already_read,
         };
         Ok(())
     }
@@ -123,7 +124,7 @@ impl ReplayableBody {
         let mut more = BytesMut::new();
         while let Some(frame) = body.frame().await {
             // MCP does not use trailers.
-            let Ok(data) = frame.map_err(|error| unread(&error))?.into_data() else {
+            let Ok(data) = frame.map_err(|error| refusal_of(&error))?.into_data() else {
                 continue;
             };
             if first.is_empty() {
@@ -140,7 +141,7 @@ impl ReplayableBody {
                 } else {
                     more.freeze()
                 };
-                return Ok(Self::Long(chained(read, body)));
+                return Ok(Self::Long(chain(read, body)));
             }
         }
         Ok(Self::Whole(if more.is_empty() {
@@ -152,7 +153,7 @@ impl ReplayableBody {
 }
 
 /// Returns the reason to refuse a request whose body cannot be read.
-fn unread(error: &axum::Error) -> Refusal {
+fn refusal_of(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
     } else {
@@ -166,7 +167,7 @@ fn is_long(body: &Body) -> bool {
 }
 
 /// Returns a body that begins with the part that was already read.
-fn chained(read: Bytes, rest: Body) -> Body {
+fn chain(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))
 }
@@ -186,8 +187,8 @@ mod tests {
         let pieces: Vec<_> = pieces
             .iter()
             .enumerate()
-            .map(|(at, length)| {
-                let letter = b'a' + u8::try_from(at % 26).unwrap();
+            .map(|(index, length)| {
+                let letter = b'a' + u8::try_from(index % 26).unwrap();
                 Ok::<_, std::io::Error>(Bytes::from(vec![letter; *length]))
             })
             .collect();
@@ -198,7 +199,7 @@ mod tests {
         body.collect().await.unwrap().to_bytes()
     }
 
-    async fn read_of(body: Body) -> ReplayableRequest {
+    async fn read_request(body: Body) -> ReplayableRequest {
         let mut replayable = ReplayableRequest::new(Request::new(body));
         replayable.read().await.unwrap();
         replayable
@@ -214,7 +215,7 @@ mod tests {
             &[MAX_REPLAY - 1, 1],
         ] {
             let expected = whole(body(pieces)).await;
-            let mut replayable = read_of(body(pieces)).await;
+            let mut replayable = read_request(body(pieces)).await;
             for _ in 0..3 {
                 assert_eq!(
                     whole(replayable.body_for_attempt().unwrap()).await,
@@ -236,7 +237,7 @@ mod tests {
             &[9, 0, 7, MAX_REPLAY, 5, 4],
         ] {
             let expected = whole(body(pieces)).await;
-            let mut replayable = read_of(body(pieces)).await;
+            let mut replayable = read_request(body(pieces)).await;
             assert!(replayable.is_whole());
             let sent = replayable.body_for_attempt().unwrap();
             assert!(!replayable.is_whole());

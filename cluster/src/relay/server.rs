@@ -42,7 +42,7 @@ pub(crate) const MAX_FIELDS: usize = 512;
 
 /// Maximum number of bytes of a refused request's body that are read: 64 KiB.
 ///
-/// Chosen because closing a connection with unread bytes may lose the response.
+/// They are read because closing a connection with unread bytes may lose the response.
 const MAX_DRAINED: usize = 64 * 1024;
 
 /// Timeout for reading the body of a refused request: 1 s.
@@ -53,8 +53,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct PeerAuth {
     filter: PeersFilter,
     secret: Secret,
-    untrusted_address: RateLimitedWarning,
-    untrusted_request: RateLimitedWarning,
+    untrusted_address_warning: RateLimitedWarning,
+    untrusted_request_warning: RateLimitedWarning,
 }
 
 /// The application that is served to peers.
@@ -81,17 +81,17 @@ impl PeerAuth {
         Self {
             filter,
             secret,
-            untrusted_address: RateLimitedWarning::default(),
-            untrusted_request: RateLimitedWarning::default(),
+            untrusted_address_warning: RateLimitedWarning::default(),
+            untrusted_request_warning: RateLimitedWarning::default(),
         }
     }
 
     fn admits(&self, address: SocketAddr) -> bool {
         let admits = self.filter.admits(address.ip());
         if !admits {
-            let what = "a connection from a disallowed address";
-            self.untrusted_address
-                .warn(&format_args!("{what}: {address}"));
+            let message = "a connection from a disallowed address";
+            self.untrusted_address_warning
+                .warn(&format_args!("{message}: {address}"));
         }
         admits
     }
@@ -99,7 +99,7 @@ impl PeerAuth {
     fn verify(&self, request: &HeaderMap) -> bool {
         let is_peer = self.secret.verify(request);
         if !is_peer {
-            self.untrusted_request
+            self.untrusted_request_warning
                 .warn(&"a request to the listener for peers lacks the secret of the cluster");
         }
         is_peer
@@ -107,7 +107,7 @@ impl PeerAuth {
 }
 
 /// Prepares a listener for peers.
-pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
+pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
         Err(error) => {
@@ -128,11 +128,11 @@ pub(crate) async fn serve(
     let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
-            // Accepting has priority: connections that were established before the listener closes are served.
+            // Accepting has priority, so connections that were established before the listener closes are served.
             biased;
             (stream, address) = listener.accept() => {
                 if peer_auth.admits(address) {
-                    connections.spawn(connection(stream, app.clone(), peer_auth.clone()));
+                    connections.spawn(serve_connection(stream, app.clone(), peer_auth.clone()));
                 }
             }
             Some(_ended) = connections.join_next() => {}
@@ -150,7 +150,11 @@ pub(crate) async fn serve(
 /// Returns the 421 that reports a session as not local.
 ///
 /// Reads and discards the body, unless the peer defers it with `Expect`.
-pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
+pub(crate) async fn moved_response(
+    headers: &HeaderMap,
+    body: Body,
+    me: Incarnation,
+) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
         let _whole_or_not = timeout(DRAIN_TIMEOUT, rest).await;
@@ -161,13 +165,13 @@ pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> R
     response
 }
 
-async fn connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAuth>) {
+async fn serve_connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAuth>) {
     let peer = stream.peer();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        answer(app.clone(), peer_auth.clone(), request)
+        answer_request(app.clone(), peer_auth.clone(), request)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -183,7 +187,7 @@ async fn connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAut
     }
 }
 
-async fn answer(
+async fn answer_request(
     mut app: impl App,
     peer_auth: Arc<PeerAuth>,
     mut request: Request<Incoming>,

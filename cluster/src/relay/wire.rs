@@ -41,7 +41,9 @@ pub(crate) struct Secret {
     also_accepted: Option<HeaderValue>,
 }
 
-/// The secret has characters that a header field cannot have, or is empty.
+/// The secret cannot be used.
+///
+/// It is empty, begins or ends with whitespace, or has characters that a header field cannot have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
@@ -97,15 +99,15 @@ impl Secret {
         }
     }
 
-    /// Returns `true` if a request carries an accepted secret once. Both secrets are compared in constant time.
+    /// Returns `true` if a request carries exactly one secret, and that secret is accepted. Both secrets are compared in constant time.
     pub(crate) fn verify(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(&CLUSTER).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
             return false;
         };
         let matches = |secret: &HeaderValue| value.as_bytes().ct_eq(secret.as_bytes());
-        let also = self.also_accepted.as_ref().map_or(Choice::from(0), matches);
-        (matches(&self.sent) | also).into()
+        let matches_other = self.also_accepted.as_ref().map_or(Choice::from(0), matches);
+        (matches(&self.sent) | matches_other).into()
     }
 }
 

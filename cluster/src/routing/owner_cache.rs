@@ -63,8 +63,9 @@ struct CacheState {
     owners: TtlCache<Ownership>,
     /// Sessions without an owner, each with the look that found none.
     unowned: TtlCache<Look>,
+    /// The look-ups in progress, each with its number.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
-    next: u64,
+    next_number: u64,
 }
 
 type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
@@ -77,7 +78,7 @@ pub(crate) enum Found {
     Unowned(Look),
 }
 
-/// A look-up in progress, until dropped.
+/// A look-up in progress. It is removed from the cache when this is dropped.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -96,7 +97,7 @@ impl OwnerCache {
                 owners: TtlCache::new(MAX_OWNERS, OWNER_TTL),
                 unowned: TtlCache::new(MAX_UNOWNED, UNOWNED_TTL),
                 lookups: HashMap::new(),
-                next: 0,
+                next_number: 0,
             }),
         }))
     }
@@ -108,10 +109,10 @@ impl OwnerCache {
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
             let mut state = self.0.state();
-            if let Some(found) = state.found(session) {
+            if let Some(found) = state.cached(session) {
                 return Ok(found);
             }
-            self.join(&mut state, session)
+            self.shared_lookup(&mut state, session)
         };
         lookup.await.map(Found::from)
     }
@@ -140,7 +141,7 @@ impl OwnerCache {
     }
 
     /// Returns the look-up of a session in progress, or a new one.
-    fn join(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
+    fn shared_lookup(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
         if let Some(lookup) = state
             .lookups
             .get(&session)
@@ -148,8 +149,8 @@ impl OwnerCache {
         {
             return lookup;
         }
-        let number = state.next;
-        state.next += 1;
+        let number = state.next_number;
+        state.next_number += 1;
         let pending = PendingLookup {
             cache: self.0.clone(),
             session,
@@ -207,7 +208,7 @@ impl From<Look> for Found {
 // === impl CacheState ===
 
 impl CacheState {
-    fn found(&self, session: SessionHash) -> Option<Found> {
+    fn cached(&self, session: SessionHash) -> Option<Found> {
         let now = Instant::now();
         if let Some(ownership) = self.owners.get(session, now) {
             return Some(Found::Owner(*ownership));

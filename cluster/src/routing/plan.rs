@@ -1,4 +1,4 @@
-//! Decides where a request is served. The plan does no I/O: it receives results, and returns the next action.
+//! Decides where a request is served. The plan does no I/O. It receives results, and returns the next action.
 //!
 //! 1. A client's request is served here without a look-up if it has no session, or if its session is open here.
 //! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
@@ -154,7 +154,7 @@ impl RoutingPlan {
     /// Returns the action for a relinquished session that no other instance has claimed yet.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
-            return Action::Refuse(Refusal::Again);
+            return Action::Refuse(Refusal::SessionMoved);
         }
         self.lookup_retries += 1;
         Action::LookUpLater
@@ -206,7 +206,7 @@ impl RoutingPlan {
             _ if self.may_have_begun => Action::Refuse(Refusal::Broken),
             Claimed::NoAnswer => Action::Refuse(Refusal::Inconsistent),
             Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::Inconsistent),
-            _ if !is_whole => Action::Refuse(Refusal::Again),
+            _ if !is_whole => Action::Refuse(Refusal::SessionMoved),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,
             Claimed::Lost(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,

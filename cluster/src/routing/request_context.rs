@@ -16,10 +16,10 @@ task_local! {
     static IS_RESUMED: Cell<bool>;
 }
 
-/// Serves a resume. Returns `true` if the session manager has resumed its session, so the application has accepted the resume.
-pub(crate) async fn with_resume_recorded<F: Future>(served: F) -> (F::Output, bool) {
-    let served = async { (served.await, IS_RESUMED.with(Cell::get)) };
-    IS_RESUMED.scope(Cell::new(false), served).await
+/// Serves a resume. Also returns `true` if the session manager has resumed the session, so the application has accepted the resume.
+pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, bool) {
+    let recorded = async { (response.await, IS_RESUMED.with(Cell::get)) };
+    IS_RESUMED.scope(Cell::new(false), recorded).await
 }
 
 /// Called when the session manager resumes a session.
@@ -32,19 +32,19 @@ pub(crate) fn on_resumed() {
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,
-    served: F,
+    response: F,
 ) -> F::Output {
-    RESUMED_CALL.scope((generation, call), served).await
+    RESUMED_CALL.scope((generation, call), response).await
 }
 
-/// Returns the generation and the call of the resume that this task serves. `None` if it named no event of an instance.
+/// Returns the generation and the call of the resume that this task serves. `None` if the resume named no event of an instance.
 pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
     RESUMED_CALL.try_with(Clone::clone).ok()
 }
 
 /// Serves a request whose session provably does not exist.
-pub(crate) async fn without_session<F: Future>(served: F) -> F::Output {
-    HAS_NO_SESSION.scope((), served).await
+pub(crate) async fn without_session<F: Future>(response: F) -> F::Output {
+    HAS_NO_SESSION.scope((), response).await
 }
 
 /// Returns `true` if this task serves a request whose session provably does not exist.
@@ -53,8 +53,8 @@ pub(crate) fn has_no_session() -> bool {
 }
 
 /// Serves the request that restores its session, which this instance has claimed.
-pub(crate) async fn with_restore<F: Future>(served: F) -> F::Output {
-    MAY_RESTORE.scope((), served).await
+pub(crate) async fn with_restore<F: Future>(response: F) -> F::Output {
+    MAY_RESTORE.scope((), response).await
 }
 
 /// Polls the response of a request that still restores its session.

@@ -78,10 +78,10 @@ mod tests {
             .unwrap()
     }
 
-    async fn get(last: Option<&str>) -> RequestKind {
+    async fn get(last_event_id: Option<&str>) -> RequestKind {
         let mut request = Request::get("/mcp");
-        if let Some(last) = last {
-            request = request.header("last-event-id", last);
+        if let Some(last_event_id) = last_event_id {
+            request = request.header("last-event-id", last_event_id);
         }
         let request = request.body(Body::empty());
         RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))

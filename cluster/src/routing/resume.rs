@@ -40,13 +40,13 @@ pub(crate) struct LostCall {
     /// The id of its request, as JSON text. Without it no error can be addressed to the call.
     request: Option<String>,
     /// The event id, as the client sent it.
-    named: HeaderValue,
+    event_id: HeaderValue,
 }
 
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The head has no event id of an instance. The id of a former event without a call was removed.
+    /// The head has no event id of an instance. It may have had the id of a former event without a call, which was removed.
     Unchanged,
     /// An event of the current generation of the session. The call is `None` if the event belongs to no call.
     Local(Incarnation, Option<NamedCall>),
@@ -61,17 +61,17 @@ pub(crate) fn rewrite_event_id(
     headers: &mut HeaderMap,
     generation: Option<Incarnation>,
 ) -> RewriteOutcome {
-    read(headers, generation).unwrap_or(RewriteOutcome::Unchanged)
+    try_rewrite(headers, generation).unwrap_or(RewriteOutcome::Unchanged)
 }
 
-fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<RewriteOutcome> {
+fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<RewriteOutcome> {
     let session = Fields::of(headers).session.map(SessionHash::of)?;
-    let mut named = headers.get_all(&LAST_EVENT_ID).iter();
-    let (Some(only), None) = (named.next(), named.next()) else {
+    let mut event_ids = headers.get_all(&LAST_EVENT_ID).iter();
+    let (Some(event_id), None) = (event_ids.next(), event_ids.next()) else {
         return None;
     };
-    let only = only.clone();
-    let event = ClusterEventId::read(only.to_str().ok()?)?;
+    let event_id = event_id.clone();
+    let event = ClusterEventId::read(event_id.to_str().ok()?)?;
     if Some(event.incarnation) == generation {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);
@@ -88,7 +88,7 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
         incarnation: event.incarnation,
         number: call.number,
         request: call.request.filter(|request| is_request_id(request)),
-        named: only,
+        event_id,
     }))
 }
 
@@ -138,7 +138,7 @@ impl LostCall {
             return Some(event.into_bytes());
         };
         // Repeats the event id of the client. If the answer is cut off, the client can resume with that id.
-        let mut events = [b"id: ", self.named.as_bytes(), b"\ndata:\n\n"].concat();
+        let mut events = [b"id: ", self.event_id.as_bytes(), b"\ndata:\n\n"].concat();
         for line in answer.split(|byte| *byte == b'\n') {
             events.extend_from_slice(b"data: ");
             events.extend_from_slice(line);
@@ -157,19 +157,19 @@ mod tests {
     const ME: &str = "0123456789abcdef";
     const OTHER: &str = "fedcba9876543210";
 
-    fn rewritten(named: &[&str]) -> (Option<LostCall>, Vec<String>) {
+    fn rewrite(event_ids: &[&str]) -> (Option<LostCall>, Vec<String>) {
         let mut headers = HeaderMap::new();
         headers.insert("mcp-session-id", HeaderValue::from_static("a session"));
-        for value in named {
+        for value in event_ids {
             headers.append(&LAST_EVENT_ID, value.parse().unwrap());
         }
         let lost = match rewrite_event_id(&mut headers, ME.parse().ok()) {
             RewriteOutcome::LostCall(lost) => Some(lost),
             RewriteOutcome::Unchanged | RewriteOutcome::Local(..) => None,
         };
-        let left = headers.get_all(&LAST_EVENT_ID).iter();
-        let left = left.map(|value| value.to_str().unwrap().to_owned());
-        (lost, left.collect())
+        let remaining = headers.get_all(&LAST_EVENT_ID).iter();
+        let remaining = remaining.map(|value| value.to_str().unwrap().to_owned());
+        (lost, remaining.collect())
     }
 
     fn strings(texts: &[&str]) -> Vec<String> {
@@ -179,37 +179,37 @@ mod tests {
     #[test]
     fn an_event_of_this_incarnation_has_its_plain_id() {
         for call in ["4~7", "4~%2222%22", "~"] {
-            let (lost, left) = rewritten(&[&format!("3/0~{ME}~{call}")]);
-            assert_eq!((lost, left), (None, vec!["3/0".to_owned()]));
+            let (lost, remaining) = rewrite(&[&format!("3/0~{ME}~{call}")]);
+            assert_eq!((lost, remaining), (None, vec!["3/0".to_owned()]));
         }
     }
 
     #[test]
     fn an_event_of_another_incarnation_is_not_passed_on() {
         for (encoded, call) in [("7", "7"), ("%22a%20b%22", "\"a b\""), ("1%2E0", "1.0")] {
-            let (lost, left) = rewritten(&[&format!("3/0~{OTHER}~4~{encoded}")]);
+            let (lost, remaining) = rewrite(&[&format!("3/0~{OTHER}~4~{encoded}")]);
             let lost = lost.unwrap();
             assert_eq!(
                 (lost.request.as_deref(), lost.number, lost.incarnation),
                 (Some(call), CallNumber::new(4), OTHER.parse().unwrap())
             );
-            assert_eq!(left, [NO_EVENT]);
+            assert_eq!(remaining, [NO_EVENT]);
         }
     }
 
     #[test]
     fn a_stream_of_no_call_restarts() {
-        let (lost, left) = rewritten(&[&format!("12~{OTHER}~~")]);
-        assert_eq!((lost, left), (None, Vec::new()));
+        let (lost, remaining) = rewrite(&[&format!("12~{OTHER}~~")]);
+        assert_eq!((lost, remaining), (None, Vec::new()));
     }
 
     #[test]
     fn a_call_without_its_id_gets_its_answer_and_no_error() {
         for call in ["", "nonsense", "null", "%5B7%5D", "7%0A", "%22%0A%22"] {
-            let (lost, left) = rewritten(&[&format!("12~{OTHER}~4~{call}")]);
+            let (lost, remaining) = rewrite(&[&format!("12~{OTHER}~4~{call}")]);
             let lost = lost.unwrap();
             assert_eq!(
-                (lost.number, left),
+                (lost.number, remaining),
                 (CallNumber::new(4), strings(&[NO_EVENT]))
             );
             assert_eq!(lost.events(None), None, "{call}");
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn an_event_id_that_no_instance_tagged_passes_unchanged() {
         let twice = format!("0/0~{ME}~4~7");
-        for named in [
+        for event_ids in [
             &[][..],
             &["0/0"],
             &["0/0~4~7"],
@@ -233,14 +233,14 @@ mod tests {
             &[""],
             &[&*twice, &*twice],
         ] {
-            let (lost, left) = rewritten(named);
-            assert_eq!((lost, left), (None, strings(named)));
+            let (lost, remaining) = rewrite(event_ids);
+            assert_eq!((lost, remaining), (None, strings(event_ids)));
         }
     }
 
     #[test]
     fn the_error_is_sent_alone_and_the_answer_after_the_named_id() {
-        let (lost, _) = rewritten(&[&format!("3/0~{OTHER}~4~7")]);
+        let (lost, _) = rewrite(&[&format!("3/0~{OTHER}~4~7")]);
         let lost = lost.unwrap();
         let error = String::from_utf8(lost.events(None).unwrap()).unwrap();
         let data = error

@@ -49,15 +49,15 @@ impl Routed {
         match replayable.into_request() {
             Some(request) => Self::Local(request, restore),
             // `RoutingPlan` serves only whole requests here.
-            None => Self::Answered(Refusal::Again.into()),
+            None => Self::Answered(Refusal::SessionMoved.into()),
         }
     }
 }
 
-/// Records that the client no longer waits for an owner.
-pub(crate) fn served(waiting: Option<Waiting>, routed: Routed) -> Routed {
+/// Records that the client no longer waits for an owner. Returns the result of its request.
+pub(crate) fn end_wait(waiting: Option<Waiting>, routed: Routed) -> Routed {
     if let Some(waiting) = waiting {
-        waiting.served();
+        waiting.mark_served();
     }
     routed
 }

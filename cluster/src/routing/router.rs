@@ -23,7 +23,7 @@ use crate::{
         owner_cache::{Found, OwnerCache},
         plan::{Action, Cause, Claimed, IncomingRequest, Known, LeaseState, RoutingPlan},
         resume::{self, RewriteOutcome},
-        routed::{Presence, Reclaimed, Routed, served},
+        routed::{Presence, Reclaimed, Routed, end_wait},
     },
     sessions::{
         Sessions,
@@ -128,7 +128,7 @@ impl Router {
         self.shutdown.on_call_ended(Some(id));
     }
 
-    /// Returns `true` if a session is open here. One that is being restored may not be open yet.
+    /// Returns `true` if a session is open here. A session that is being restored may not be open yet.
     pub(crate) fn is_open_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
@@ -136,7 +136,7 @@ impl Router {
     /// Waits until a local session may serve new requests, for at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
     ///
     /// After a stall of this process, the session may first have to be written again.
-    pub(crate) async fn is_verified(&self, id: &str) -> bool {
+    pub(crate) async fn until_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
         }
@@ -159,8 +159,8 @@ impl Router {
     pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let look = self.directory.look(SessionHash::of(id)).await;
-        let is_anothers = |look: &Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
-        if look.is_ok_and(|look| !is_anothers(&look)) && self.give_up_if_unrestorable(id) {
+        let has_other_owner = |look: &Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        if look.is_ok_and(|look| !has_other_owner(&look)) && self.give_up_if_unrestorable(id) {
             return refusals::no_session();
         }
         self.reject(Refusal::Inconsistent)
@@ -190,16 +190,16 @@ impl Router {
         }
         let session = Fields::of(request.headers()).session;
         let generation = session
-            .filter(|id| self.sessions.has(id))
+            .filter(|id| self.sessions.has_open_gate(id))
             .map(|id| self.generations.of(id));
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
     /// Returns a response unchanged, or 503 if its new session cannot be given to the client.
     pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
-        let opened = response.headers().get(&SESSION_ID);
-        let opened = opened.and_then(|id| id.to_str().ok());
-        if opened.is_none_or(|id| self.sessions.admit_new_session(id)) {
+        let new_session = response.headers().get(&SESSION_ID);
+        let new_session = new_session.and_then(|id| id.to_str().ok());
+        if new_session.is_none_or(|id| self.sessions.admit_new_session(id)) {
             response
         } else {
             refusals::not_begun()
@@ -222,7 +222,7 @@ impl Router {
             action = match action {
                 Action::LookUp => {
                     let (known, is_consistent) = self.look_up(session).await;
-                    metrics::looked_up(known.label());
+                    metrics::count_lookup(known.label());
                     match known {
                         Known::Owner(Ownership { owner, .. })
                             if owner == self.me && self.shutdown.has_relinquished(&id) =>
@@ -238,7 +238,7 @@ impl Router {
                 }
                 // No session is restored on an instance that has stopped.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
-                    plan.refuse(Refusal::Again)
+                    plan.refuse(Refusal::SessionMoved)
                 }
                 Action::Relay(ownership) => {
                     restore = None;
@@ -247,18 +247,18 @@ impl Router {
                         Ok(sent) => sent,
                         Err(refusal) => return Routed::Answered(refusal.into()),
                     };
-                    metrics::relayed(
+                    metrics::count_relay(
                         sent.as_ref()
                             .err()
                             .map_or("answered", |failure| failure.label()),
                     );
                     match sent {
-                        Ok(response) => return served(waiting, Routed::Answered(response)),
+                        Ok(response) => return end_wait(waiting, Routed::Answered(response)),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %ownership.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, ownership);
                             // The next steps take time. A client that disconnects meanwhile counts as turned away.
-                            waiting = waiting.or_else(|| Some(self.turned_away.wait()));
+                            waiting = waiting.or_else(|| Some(self.turned_away.begin_wait()));
                             plan.on_relay_failure(ownership, failure)
                         }
                     }
@@ -268,12 +268,12 @@ impl Router {
                     Action::Refuse(Refusal::Inconsistent)
                 }
                 Action::CheckLease(ownership) => {
-                    plan.on_lease(ownership, self.lease(ownership.owner).await)
+                    plan.on_lease(ownership, self.lease_state(ownership.owner).await)
                 }
                 Action::Claim(former, cause) => {
                     restore = Some(self.restores.add(session));
                     let (claimed, is_consistent) = self.claim(session, former).await;
-                    metrics::claimed(claimed.label());
+                    metrics::count_claim(claimed.label());
                     if claimed == Claimed::Won {
                         info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
                     }
@@ -281,16 +281,16 @@ impl Router {
                 }
                 Action::Reclaim => {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
-                    return served(waiting, Routed::local(replayable, Some(restore)));
+                    return end_wait(waiting, Routed::local(replayable, Some(restore)));
                 }
                 // The session provably has no owner, and is open here. The write finds its tombstone, or restores its record.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
-                    Action::Refuse(Refusal::Again)
+                    Action::Refuse(Refusal::SessionMoved)
                 }
                 Action::Serve | Action::Transfer | Action::Moved => {
                     self.until_closed(&id).await;
-                    return served(waiting, Routed::local(replayable, None));
+                    return end_wait(waiting, Routed::local(replayable, None));
                 }
                 Action::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
@@ -331,13 +331,13 @@ impl Router {
             }
             next_look = OWNER_RECHECK_INTERVAL;
             let look = self.directory.look(session).await;
-            let is_its = |look: &Look| match look.record {
+            let is_owner = |look: &Look| match look.record {
                 Some(Record::Owned(ownership)) => ownership.owner == owner,
                 Some(Record::Deleted(_)) => false,
                 // A living owner writes its record again.
                 None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
             };
-            if look.is_ok_and(|look| !is_its(&look)) {
+            if look.is_ok_and(|look| !is_owner(&look)) {
                 return Ok(Err(Failure::Broken));
             }
         }
@@ -354,13 +354,14 @@ impl Router {
 
     /// Returns `true` if a look that found no owner proves that there is none.
     pub(crate) fn is_proof(&self, look: &Look) -> bool {
-        matches!(look.record, Some(Record::Deleted(_))) || self.heartbeat.proves(&look.leases)
+        matches!(look.record, Some(Record::Deleted(_)))
+            || self.heartbeat.proves_absence(&look.leases)
     }
 
-    async fn lease(&self, owner: Owner) -> LeaseState {
+    async fn lease_state(&self, owner: Owner) -> LeaseState {
         match self.directory.leases().await {
             Ok(leases) if leases.of(owner.incarnation).is_some() => LeaseState::Alive,
-            Ok(leases) if self.heartbeat.proves(&leases) => LeaseState::Expired,
+            Ok(leases) if self.heartbeat.proves_absence(&leases) => LeaseState::Expired,
             Ok(_) | Err(_) => LeaseState::NoAnswer,
         }
     }
@@ -392,7 +393,7 @@ impl Router {
                 (Claimed::NoAnswer, _) => (Known::NoAnswer, false),
             };
         }
-        Reclaimed::Refused(Refusal::Again)
+        Reclaimed::Refused(Refusal::SessionMoved)
     }
 
     /// Claims a session. The `bool` is `true` if the session provably does not exist.

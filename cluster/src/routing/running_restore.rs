@@ -137,7 +137,7 @@ impl http_body::Body for RestoringBody {
 
 impl Drop for RestoringBody {
     fn drop(&mut self) {
-        // Dropped first, because rmcp then ends its part of the restore.
+        // The body is dropped first, because rmcp then ends its part of the restore.
         drop(mem::take(&mut self.body));
         self.end();
     }

@@ -56,7 +56,7 @@ pub(crate) async fn serve_peer<S: Inner>(
     let (action, mut presence) = router.classify_from_peer(session.as_deref());
     if let Some(id) = &session
         && presence.guard.is_some()
-        && !router.is_verified(id).await
+        && !router.until_verified(id).await
     {
         return Ok(retry_later(router));
     }
@@ -68,31 +68,31 @@ pub(crate) async fn serve_peer<S: Inner>(
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
-                TransferOutcome::Moved(request) => return Ok(moved(router, request).await),
+                TransferOutcome::Moved(request) => return Ok(answer_moved(router, request).await),
                 TransferOutcome::Answered(mut response) => {
                     wire::mark(response.headers_mut(), router.me.incarnation);
                     return Ok(response);
                 }
             };
         }
-        _ => return Ok(moved(router, request).await),
+        _ => return Ok(answer_moved(router, request).await),
     }
     let Presence { restore, guard } = presence;
-    let served = match restore {
+    let outcome = match restore {
         Some(restore) => restore_and_serve(router, inner, request, restore).await?,
         None if guard.is_none() => Restored::Served(serve_absent(router, inner, request).await?),
         None => {
             let rewritten = router.rewrite_event_id(&mut request);
-            let served = serve(router, inner, request, rewritten, guard).await?;
-            Restored::Served(served)
+            let response = serve(router, inner, request, rewritten, guard).await?;
+            Restored::Served(response)
         }
     };
-    match served {
+    match outcome {
         Restored::Served(mut response) => {
             wire::mark(response.headers_mut(), router.me.incarnation);
             Ok(response)
         }
-        Restored::Moved(request) => Ok(misdirected(router, request).await),
+        Restored::Moved(request) => Ok(answer_moved_once_flushed(router, request).await),
     }
 }
 
@@ -104,14 +104,14 @@ fn session_of(request: &Request<Body>) -> Option<String> {
 ///
 /// If the session is here by now, the client is asked to retry instead. If this instance reclaims the session after the answer, the peer's
 /// claim fails.
-async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
+async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_of(&request);
     if let Some(id) = &session {
         router.relinquish_idle(id).await;
     }
-    let moved = misdirected(router, request).await;
+    let response = answer_moved_once_flushed(router, request).await;
     match router.classify_from_peer(session.as_deref()).0 {
-        Action::Moved => moved,
+        Action::Moved => response,
         _ => retry_later(router),
     }
 }
@@ -119,18 +119,18 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 /// Answers a peer that a session is not here, once the answers of its calls are written.
 ///
 /// If they are not written in time, the client is asked to retry instead.
-async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> {
+async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let moved = server::moved(&head.headers, body, router.me.incarnation).await;
+    let response = server::moved_response(&head.headers, body, router.me.incarnation).await;
     if router.shutdown.flush_answers().await {
-        return moved;
+        return response;
     }
     retry_later(router)
 }
 
 /// Returns a response to a peer that asks the peer's client to retry.
 fn retry_later(router: &Router) -> Response<Body> {
-    let mut retry_later = router.reject(Refusal::Again);
+    let mut retry_later = router.reject(Refusal::SessionMoved);
     wire::mark(retry_later.headers_mut(), router.me.incarnation);
     retry_later
 }
@@ -148,15 +148,15 @@ pub(crate) async fn serve_remote<S: Inner>(
             Routed::Answered(response) => return Ok(response),
             Routed::Local(request, None) => return serve_absent(router, inner, request).await,
             Routed::Local(request, Some(restore)) => {
-                let served = restore_and_serve(router, inner, request, restore).await?;
-                match served {
+                let outcome = restore_and_serve(router, inner, request, restore).await?;
+                match outcome {
                     Restored::Served(response) => return Ok(response),
                     Restored::Moved(request) => request,
                 }
             }
         };
     }
-    Ok(router.reject(Refusal::Again))
+    Ok(router.reject(Refusal::SessionMoved))
 }
 
 /// Serves a request whose session is neither open here nor about to be restored.
@@ -167,9 +167,9 @@ async fn serve_absent<S: Inner>(
 ) -> Result<Response<Body>, S::Error> {
     let session = session_of(&request);
     let rewritten = router.rewrite_event_id(&mut request);
-    let served = without_session(serve(router, inner, request, rewritten, None)).await?;
-    let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
-    Ok(unless_failed(router, session.as_deref(), served, is_not_loaded).await)
+    let response = without_session(serve(router, inner, request, rewritten, None)).await?;
+    let is_not_loaded = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
+    Ok(unless_failed(router, session.as_deref(), response, is_not_loaded).await)
 }
 
 /// Serves a request here. Restores its session, unless another request has done so.
@@ -194,18 +194,18 @@ async fn restore_and_serve<S: Inner>(
         return Ok(Restored::Served(refusal.into()));
     }
     let Some(mut request) = replayable.into_request() else {
-        return Ok(Restored::Served(Refusal::Again.into()));
+        return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
     // If the client whose request restores the session does not read, no task drives the restore.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
-        return Ok(Restored::Served(router.reject(Refusal::Again)));
+        return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
     let turn = (!router.is_open_here(session.as_deref())).then_some(turn);
     if turn.is_none()
         && let Some(id) = &session
-        && !router.is_verified(id).await
+        && !router.until_verified(id).await
     {
-        return Ok(Restored::Served(router.reject(Refusal::Again)));
+        return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     }
     if turn.is_some()
         && let Some(id) = &session
@@ -228,12 +228,12 @@ async fn restore_and_serve<S: Inner>(
     };
     let Some(running) = running else {
         let guard = session.as_deref().and_then(|id| router.sessions.enter(id));
-        let served = serve(router, inner, request, rewritten, guard).await?;
-        return Ok(Restored::Served(served));
+        let response = serve(router, inner, request, rewritten, guard).await?;
+        return Ok(Restored::Served(response));
     };
-    let served = with_restore(serve(router, inner, request, rewritten, None)).await?;
-    let served = running.end_with(served);
-    let has_failed = match served.status() {
+    let response = with_restore(serve(router, inner, request, rewritten, None)).await?;
+    let response = running.end_with(response);
+    let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
         // rmcp reuses the result of the previous attempt, which was given up.
         StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
@@ -244,7 +244,7 @@ async fn restore_and_serve<S: Inner>(
         }),
         _ => false,
     };
-    let response = unless_failed(router, session.as_deref(), served, has_failed);
+    let response = unless_failed(router, session.as_deref(), response, has_failed);
     Ok(Restored::Served(response.await))
 }
 
@@ -254,12 +254,12 @@ async fn restore_and_serve<S: Inner>(
 async fn unless_failed(
     router: &Router,
     session: Option<&str>,
-    served: Response<Body>,
+    response: Response<Body>,
     has_failed: bool,
 ) -> Response<Body> {
     match session {
         Some(id) if has_failed && !router.is_open_here(session) => router.not_restored(id).await,
-        _ => served,
+        _ => response,
     }
 }
 
@@ -297,26 +297,26 @@ pub(crate) async fn serve<S: Inner>(
     request
         .extensions_mut()
         .insert(RoutedBy(router.me.incarnation));
-    let served = async {
+    let response = async {
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(request).await
     };
-    let served = async {
+    let response = async {
         if is_resume {
             // The grace of the call may end before the resume arrives at it.
-            router.turned_away.record_if_slow(served).await
+            router.turned_away.record_if_slow(response).await
         } else {
-            served.await
+            response.await
         }
     };
     let response = match rewritten {
-        RewriteOutcome::Unchanged => served.await?.into_response(),
+        RewriteOutcome::Unchanged => response.await?.into_response(),
         RewriteOutcome::Local(generation, call) => {
-            let served = with_resumed_call(generation, call, served);
-            served.await?.into_response()
+            let response = with_resumed_call(generation, call, response);
+            response.await?.into_response()
         }
         RewriteOutcome::LostCall(lost) => {
-            let (response, is_resumed) = with_resume_recorded(served).await;
+            let (response, is_resumed) = with_resume_recorded(response).await;
             let response = response?.into_response();
             if is_resumed && resume::is_accepted(&response) {
                 router.answer(&lost, response).await
@@ -330,7 +330,7 @@ pub(crate) async fn serve<S: Inner>(
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
 ///
-/// For this reason rmcp answers 500 to a call that it could not begin, and 404 to one that waited for the same restore.
+/// If so, rmcp answers 500 to a call that it could not begin, and 404 to a request that waited for the same restore.
 pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,
@@ -341,7 +341,7 @@ pub(crate) fn unless_relinquished(
         StatusCode::INTERNAL_SERVER_ERROR | StatusCode::NOT_FOUND
     );
     if has_failed && guard.is_some_and(InFlightGuard::is_closed) {
-        return router.reject(Refusal::Again);
+        return router.reject(Refusal::SessionMoved);
     }
     response
 }

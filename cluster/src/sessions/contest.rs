@@ -27,18 +27,18 @@ impl Sessions {
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(ownership) if ownership.owner.incarnation == self.me => {
-                let is_to_be_renewed = self.shard(session).get_mut(&session).is_some_and(|local| {
+                let must_renew = self.shard(session).get_mut(&session).is_some_and(|local| {
                     let is_later = ownership.epoch > local.epoch;
                     local.epoch = local.epoch.max(ownership.epoch);
                     local.written = Some(Instant::now());
                     local.contested = None;
-                    let Some(since) = local.renews.take() else {
+                    let Some(since) = local.renewal_due.take() else {
                         local.unconfirmed = None;
                         return false;
                     };
                     if is_later {
                         // An earlier write took this epoch, and its response was lost. The next write takes a higher one.
-                        local.renews = Some(since);
+                        local.renewal_due = Some(since);
                     } else {
                         // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so a
                         // claim on the former record fails. It is lower than that of any claim, so a later claim that the directory has
@@ -47,13 +47,13 @@ impl Sessions {
                     }
                     true
                 });
-                if is_to_be_renewed {
+                if must_renew {
                     self.write_again(session);
                 }
             }
             Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
-                    // Contested first: the status of this instance must show one of the two.
+                    // Set before the session is confirmed, because the status of this instance must show one of the two.
                     local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }
@@ -80,10 +80,10 @@ impl Sessions {
         }
         let contested = self.shards.iter().flat_map(|shard| {
             let shard = lock(shard);
-            let by = shard
+            let ownerships = shard
                 .iter()
                 .filter_map(|(session, local)| Some((*session, local.contested.as_ref()?.by)));
-            Vec::from_iter(by)
+            Vec::from_iter(ownerships)
         });
         contested.collect()
     }

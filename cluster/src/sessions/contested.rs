@@ -13,25 +13,25 @@ use crate::ids::Ownership;
 #[derive(Debug)]
 pub(super) struct Contested {
     pub(super) by: Ownership,
-    _counted: Counted,
+    _count_guard: CountGuard,
 }
 
 /// Counts a session as unconfirmed until dropped. Its record may be lost, or another instance may have claimed the session.
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) since: Instant,
-    _counted: Counted,
+    _count_guard: CountGuard,
 }
 
 #[derive(Debug)]
-struct Counted(Arc<AtomicUsize>);
+struct CountGuard(Arc<AtomicUsize>);
 
 // === impl Contested ===
 
 impl Contested {
     pub(super) fn new(by: Ownership, count: &Arc<AtomicUsize>) -> Self {
-        let _counted = Counted::new(count);
-        Self { by, _counted }
+        let _count_guard = CountGuard::new(count);
+        Self { by, _count_guard }
     }
 }
 
@@ -39,21 +39,24 @@ impl Contested {
 
 impl Unconfirmed {
     pub(super) fn new(since: Instant, count: &Arc<AtomicUsize>) -> Self {
-        let _counted = Counted::new(count);
-        Self { since, _counted }
+        let _count_guard = CountGuard::new(count);
+        Self {
+            since,
+            _count_guard,
+        }
     }
 }
 
 // === impl Counted ===
 
-impl Counted {
+impl CountGuard {
     fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self(count.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -53,19 +53,19 @@ impl DrainGate {
     ///
     /// Does not close it if a request entered meanwhile. Returns `true` if the gate is closed.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
-        let seen = *self.state();
-        if seen.is_closed {
+        let before = *self.state();
+        if before.is_closed {
             return true;
         }
-        if seen.in_flight > 0 || !is_idle() {
+        if before.in_flight > 0 || !is_idle() {
             return false;
         }
         let is_closed = {
             let mut state = self.state();
-            state.is_closed |= state.entries == seen.entries;
+            state.is_closed |= state.entries == before.entries;
             state.is_closed
         };
-        self.changed();
+        self.notify_changed();
         is_closed
     }
 
@@ -76,21 +76,21 @@ impl DrainGate {
 
     /// Returns when the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
     pub(crate) async fn until_idle(&self, is_idle: impl Fn() -> bool) {
-        let is_over = || {
-            let seen = *self.state();
-            seen.is_closed || seen.in_flight == 0 && is_idle()
+        let is_done = || {
+            let before = *self.state();
+            before.is_closed || before.in_flight == 0 && is_idle()
         };
-        wait_until(&self.changed, is_over).await;
+        wait_until(&self.changed, is_done).await;
     }
 
     /// Closes the gate, even if requests are in flight.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
-        self.changed();
+        self.notify_changed();
     }
 
     /// Wakes the tasks that wait for the gate, because what they check may have changed.
-    pub(crate) fn changed(&self) {
+    pub(crate) fn notify_changed(&self) {
         self.changed.notify_waiters();
     }
 
@@ -116,7 +116,7 @@ impl Drop for InFlightGuard {
             state.in_flight == 0
         };
         if is_last {
-            self.0.changed();
+            self.0.notify_changed();
         }
     }
 }
@@ -149,40 +149,32 @@ mod tests {
     #[test]
     fn a_request_during_the_check_keeps_the_gate_open() {
         let gate = Arc::new(DrainGate::default());
-        let enters_and_leaves = || {
+        let enter_and_exit = || {
             drop(gate.enter().unwrap());
             true
         };
-        assert!(!gate.close_if_idle(enters_and_leaves) && !gate.is_closed());
+        assert!(!gate.close_if_idle(enter_and_exit) && !gate.is_closed());
         assert!(gate.close_if_idle(|| true));
     }
 
     #[test]
-    fn all_waiting_tasks_see_the_gate_closed_when_idle() {
+    fn closing_the_gate_when_idle_wakes_all_waiting_tasks() {
         let gate = Arc::new(DrainGate::default());
         let in_flight = gate.enter().unwrap();
         let mut waiting = [(); 2].map(|()| Box::pin(gate.close_when_idle(|| true)));
-        assert!(
-            waiting
-                .iter_mut()
-                .all(|waits| waits.now_or_never().is_none())
-        );
+        assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
         drop(in_flight);
-        assert!(
-            waiting
-                .iter_mut()
-                .all(|waits| waits.now_or_never().is_some())
-        );
+        assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_some()));
     }
 
     #[test]
     fn the_gate_can_be_closed_while_requests_are_in_flight() {
         let gate = Arc::new(DrainGate::default());
         let in_flight = gate.enter().unwrap();
-        let mut waits = Box::pin(gate.close_when_idle(|| true));
-        assert!((&mut waits).now_or_never().is_none());
+        let mut wait = Box::pin(gate.close_when_idle(|| true));
+        assert!((&mut wait).now_or_never().is_none());
         gate.close();
-        assert!(waits.now_or_never().is_some() && gate.enter().is_none());
+        assert!(wait.now_or_never().is_some() && gate.enter().is_none());
         drop(in_flight);
         assert!(gate.is_closed());
     }
@@ -193,7 +185,7 @@ mod tests {
         for _ in 0..2_000 {
             let gate = Arc::new(DrainGate::default());
             let other = gate.clone();
-            let enters = std::thread::spawn(move || {
+            let entering = std::thread::spawn(move || {
                 let mut entered = 0;
                 while let Some(guard) = other.enter() {
                     assert!(!other.is_closed());
@@ -206,7 +198,7 @@ mod tests {
                 std::hint::spin_loop();
             }
             assert_eq!(gate.state().in_flight, 0);
-            enters.join().unwrap();
+            entering.join().unwrap();
         }
     }
 }

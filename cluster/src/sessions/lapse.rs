@@ -9,13 +9,14 @@ use tokio::time::Instant;
 pub(crate) struct Lapse {
     /// A session is verified if it was confirmed since then.
     pub(crate) since: Instant,
-    /// This process stalled. Then only a new epoch verifies a session, and a mere write does not.
+    /// Whether this process stalled. If so, only a new epoch verifies a session, and a mere write does not.
     pub(crate) by_stall: bool,
 }
 
 // === impl Lapse ===
 
 impl Lapse {
+    /// Returns the lapse of an instance whose process stalled.
     pub(crate) fn by_stall(since: Instant) -> Self {
         let by_stall = true;
         Self { since, by_stall }

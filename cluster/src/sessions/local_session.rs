@@ -30,10 +30,10 @@ pub(super) struct LocalSession {
     /// When the session last took an epoch. A claim on an earlier record can no longer succeed.
     pub(super) renewed: Instant,
     /// When a new epoch became due. `None` if none is due.
-    pub(super) renews: Option<Instant>,
+    pub(super) renewal_due: Option<Instant>,
     pub(super) is_queued: bool,
-    /// The session was sent to the directory at least once.
-    pub(super) is_sent: bool,
+    /// Whether the session was sent to the directory at least once.
+    pub(super) was_sent: bool,
 }
 
 /// How far a session is restored.
@@ -62,9 +62,9 @@ impl LocalSession {
             phase: Phase::Open,
             written: None,
             renewed: Instant::now(),
-            renews: None,
+            renewal_due: None,
             is_queued: false,
-            is_sent: false,
+            was_sent: false,
         }
     }
 
@@ -94,7 +94,7 @@ impl LocalSession {
         let is_verified = |lapse: Lapse| {
             let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stall;
             self.params.is_none()
-                || self.renews.is_none() && (is_written || self.renewed >= lapse.since)
+                || self.renewal_due.is_none() && (is_written || self.renewed >= lapse.since)
         };
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
@@ -109,12 +109,12 @@ impl LocalSession {
         if let Some(epoch) = renewed {
             self.epoch = self.epoch.max(epoch);
             self.renewed = at;
-            self.renews = self.renews.filter(|since| *since > at);
+            self.renewal_due = self.renewal_due.filter(|since| *since > at);
         }
     }
 
-    /// Returns `true` if the session must be written, and was not.
-    pub(super) fn is_unknown(&self) -> bool {
+    /// Returns `true` if the session must still be written.
+    pub(super) fn is_unwritten(&self) -> bool {
         self.params.is_some() && self.written.is_none()
     }
 }

@@ -116,7 +116,7 @@ impl Drop for PendingRestore {
         let mut restoring = self.pending_restores.restoring();
         if let Entry::Occupied(mut entry) = restoring.entry(self.session) {
             match entry.get().requests.checked_sub(1) {
-                Some(left @ 1..) => entry.get_mut().requests = left,
+                Some(remaining @ 1..) => entry.get_mut().requests = remaining,
                 _ => drop(entry.remove()),
             }
         }

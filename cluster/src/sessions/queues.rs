@@ -28,8 +28,8 @@ pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
     /// When the batch was taken from the queues.
     pub(super) begun: Instant,
-    /// The directory may have had these sessions already.
-    pub(super) is_again: bool,
+    /// Whether the directory may have had these sessions already.
+    pub(super) is_rewrite: bool,
 }
 
 /// Everything that is to be written.
@@ -38,7 +38,7 @@ pub(super) struct Queues {
     /// Sessions that the directory has never had. They are written first, because a client waits.
     pub(super) fresh: VecDeque<SessionHash>,
     /// All other sessions.
-    pub(super) again: VecDeque<SessionHash>,
+    pub(super) rewrites: VecDeque<SessionHash>,
     /// Deleted sessions whose tombstones are not written yet.
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions whose tombstones are written, and since when, the oldest first.
@@ -51,16 +51,16 @@ pub(super) struct Deleted {
     pub(super) session: SessionHash,
     pub(super) epoch: Epoch,
     pub(super) is_in_flight: bool,
-    /// The directory had a tombstone, and may have lost it.
-    pub(super) is_again: bool,
+    /// Whether the directory had the tombstone, and may have lost it.
+    pub(super) is_rewrite: bool,
 }
 
 // === impl Queues ===
 
 impl Queues {
-    pub(super) fn next(&mut self, is_again: bool) -> Option<SessionHash> {
-        let queue = if is_again {
-            &mut self.again
+    pub(super) fn next(&mut self, is_rewrite: bool) -> Option<SessionHash> {
+        let queue = if is_rewrite {
+            &mut self.rewrites
         } else {
             &mut self.fresh
         };
@@ -93,13 +93,13 @@ impl Queues {
                 session,
                 epoch,
                 is_in_flight: false,
-                is_again: true,
+                is_rewrite: true,
             });
         self.deleted.extend(lost);
     }
 
     /// Returns `true` if a tombstone that the directory may have lost is not written again yet.
     pub(super) fn has_lost_tombstones(&self) -> bool {
-        self.deleted.iter().any(|deleted| deleted.is_again)
+        self.deleted.iter().any(|deleted| deleted.is_rewrite)
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct RelinquishedSessions {
 /// A session that is still open here, but was relinquished.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Relinquished {
-    /// The session's id, to close it by.
+    /// The session's id, by which it is closed.
     pub(crate) id: Arc<str>,
     pub(crate) session: SessionHash,
     pub(crate) to: RelinquishedTo,
@@ -61,6 +61,7 @@ impl RelinquishedSessions {
         (sessions, receiver)
     }
 
+    /// Sends a session to the task that closes it.
     pub(crate) fn notify(&self, session: Relinquished) {
         *self.closing().entry(session.session).or_default() += 1;
         // Fails only if the task that closes sessions has ended.
@@ -71,7 +72,7 @@ impl RelinquishedSessions {
     pub(crate) fn on_closed(&self, session: &Relinquished) {
         if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
             match count.get().checked_sub(1) {
-                Some(left @ 1..) => *count.get_mut() = left,
+                Some(remaining @ 1..) => *count.get_mut() = remaining,
                 _ => drop(count.remove()),
             }
         }

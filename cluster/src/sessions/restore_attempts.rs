@@ -27,6 +27,7 @@ const MAX_ATTEMPTS: u32 = 3;
 ///
 /// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
 const CAPACITY: usize = 64 * 1024;
+
 /// How long the attempts of a session are counted: 10 min.
 const TTL: Duration = Duration::from_secs(10 * 60);
 

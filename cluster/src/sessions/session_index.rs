@@ -78,7 +78,7 @@ impl SessionIndex {
 
     /// Closes all gates, including those of later sessions, even if requests are in flight.
     pub(super) fn close_all(&self) {
-        // Stored first: a concurrent `insert` either loads this flag as set, or its gate is closed below.
+        // Stored first, so a concurrent `insert` either loads this flag as set, or its gate is closed below.
         self.is_closed.store(true, Ordering::Release);
         for shard in &self.shards {
             for row in lock(shard).values() {
@@ -91,8 +91,8 @@ impl SessionIndex {
     fn remove(&self, id: &Arc<str>) -> Option<SessionRow> {
         match self.shard(id).entry(id.clone()) {
             Entry::Occupied(mut row) => match row.get().count.checked_sub(1) {
-                Some(left @ 1..) => {
-                    row.get_mut().count = left;
+                Some(remaining @ 1..) => {
+                    row.get_mut().count = remaining;
                     None
                 }
                 _ => Some(row.remove()),
@@ -104,9 +104,9 @@ impl SessionIndex {
     fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
         // The end of an id varies most. Ids that a client makes up can at worst contend for one of the locks.
         let end = id.as_bytes().iter().rev().take(2);
-        let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]
-        lock(&self.shards[at])
+        let index = end.fold(0, |hash, byte| hash * 31 + usize::from(*byte)) % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]
+        lock(&self.shards[index])
     }
 }
 

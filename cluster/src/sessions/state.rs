@@ -37,7 +37,7 @@ pub(crate) struct Sessions {
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
     pub(super) me: Incarnation,
     pub(crate) restore_attempts: RestoreAttempts,
-    pub(super) work: Mutex<Queues>,
+    pub(super) queues: Mutex<Queues>,
     /// Number of contested sessions: nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
     /// Number of sessions that must be written again before the directory counts as consistent.
@@ -62,7 +62,7 @@ impl Sessions {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             me,
             restore_attempts: RestoreAttempts::default(),
-            work: Mutex::default(),
+            queues: Mutex::default(),
             contested: Arc::default(),
             unconfirmed: Arc::default(),
             wake: Notify::new(),
@@ -116,7 +116,7 @@ impl Sessions {
     }
 
     /// Returns `true` if a session is local, and its gate is open.
-    pub(crate) fn has(&self, id: &str) -> bool {
+    pub(crate) fn has_open_gate(&self, id: &str) -> bool {
         self.gate(id).is_some_and(|gate| !gate.is_closed())
     }
 
@@ -164,10 +164,10 @@ impl Sessions {
     /// Queues a session that the directory must have, and that was not written yet.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
-            local.is_unknown() && !std::mem::replace(&mut local.is_queued, true)
+            local.is_unwritten() && !std::mem::replace(&mut local.is_queued, true)
         });
         if is_new {
-            self.work().fresh.push_back(session);
+            self.queues().fresh.push_back(session);
             self.wake.notify_one();
         }
     }
@@ -187,11 +187,11 @@ impl Sessions {
         let session = SessionHash::of(id);
         let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
         let local = match self.shard(session).entry(session) {
-            Entry::Occupied(local) if is_closed || local.get().is_unknown() => local.remove(),
+            Entry::Occupied(local) if is_closed || local.get().is_unwritten() => local.remove(),
             _ => return true,
         };
-        self.work().fresh.retain(|fresh| *fresh != session);
-        if local.is_sent {
+        self.queues().fresh.retain(|fresh| *fresh != session);
+        if local.was_sent {
             // A write in flight may still succeed.
             self.delete_later(session, local.epoch);
         }
@@ -273,7 +273,7 @@ impl Sessions {
         self.end(id, epoch);
     }
 
-    /// Ends a session. `epoch` is the tombstone's if the session is closed.
+    /// Ends a session. If the session is not local, its tombstone has this `epoch`.
     fn end(&self, id: &str, epoch: Epoch) {
         let session = SessionHash::of(id);
         let epoch = match self.remove(session) {
@@ -294,15 +294,15 @@ impl Sessions {
     /// Queues a tombstone of a session.
     fn delete_later(&self, session: SessionHash, epoch: Epoch) {
         {
-            let mut work = self.work();
-            work.deleted.push_back(Deleted {
+            let mut queues = self.queues();
+            queues.deleted.push_back(Deleted {
                 session,
                 epoch,
                 is_in_flight: false,
-                is_again: false,
+                is_rewrite: false,
             });
-            if work.deleted.len() > MAX_DELETED {
-                work.deleted.pop_front();
+            if queues.deleted.len() > MAX_DELETED {
+                queues.deleted.pop_front();
             }
         }
         self.wake.notify_one();
@@ -320,8 +320,9 @@ impl Sessions {
 
     /// Returns `true` if a tombstone of a session is still to be written.
     pub(crate) fn is_deleted(&self, session: SessionHash) -> bool {
-        let work = self.work();
-        work.deleted
+        let queues = self.queues();
+        queues
+            .deleted
             .iter()
             .any(|deleted| deleted.session == session)
     }
@@ -333,7 +334,7 @@ impl Sessions {
 
     /// Returns when the directory has the tombstones of all deleted sessions.
     pub(crate) async fn until_all_removed(&self) {
-        self.until(|| self.work().deleted.is_empty()).await;
+        self.until(|| self.queues().deleted.is_empty()).await;
     }
 
     /// Returns when `condition` returns `true`. Checks after each write, relinquishment and heartbeat.
@@ -376,15 +377,15 @@ impl Sessions {
             let mut local = local.remove();
             // Counts as contested until its close is pending.
             let _contested = local.contested.take();
-            // Sent under the lock: a request that no longer finds the session here then finds its pending close.
+            // Sent under the lock, so a request that no longer finds the session here then finds its pending close.
             self.relinquished
                 .notify(local.into_relinquished(session, to));
-            self.changed();
+            self.notify_changed();
         }
     }
 
     /// Wakes the tasks that wait in [`until`](Self::until).
-    pub(crate) fn changed(&self) {
+    pub(crate) fn notify_changed(&self) {
         self.written.notify_waiters();
     }
 
@@ -392,13 +393,13 @@ impl Sessions {
         &self,
         session: SessionHash,
     ) -> MutexGuard<'_, HashMap<SessionHash, LocalSession>> {
-        let at = session.spread() % SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]
-        lock(&self.shards[at])
+        let index = session.spread() % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "`index` is below `SHARDS`")]
+        lock(&self.shards[index])
     }
 
-    pub(super) fn work(&self) -> MutexGuard<'_, Queues> {
-        lock(&self.work)
+    pub(super) fn queues(&self) -> MutexGuard<'_, Queues> {
+        lock(&self.queues)
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct ClusterStore {
     me: Incarnation,
     directory: Limited,
     sessions: Arc<Sessions>,
-    too_large: RateLimitedWarning,
+    too_large_warning: RateLimitedWarning,
 }
 
 // === impl ClusterStore ===
@@ -47,7 +47,7 @@ impl ClusterStore {
             me,
             directory,
             sessions,
-            too_large: RateLimitedWarning::default(),
+            too_large_warning: RateLimitedWarning::default(),
         }
     }
 }
@@ -86,9 +86,9 @@ impl SessionStore for ClusterStore {
     async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
         let mut params = serde_json::to_vec(state)?;
         if params.len() > MAX_PARAMS {
-            let what = "the parameters of a session are too large to be stored: the session ends with this instance";
-            self.too_large.warn(&format_args!(
-                "{what} ({} bytes, {MAX_PARAMS} at most)",
+            let message = "the parameters of a session are too large to be stored: the session ends with this instance";
+            self.too_large_warning.warn(&format_args!(
+                "{message} ({} bytes, {MAX_PARAMS} at most)",
                 params.len()
             ));
             params.clear();

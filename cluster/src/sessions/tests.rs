@@ -32,11 +32,11 @@ fn other() -> Owner {
     }
 }
 
-fn names(batch: &Batch) -> Vec<SessionHash> {
+fn hashes(batch: &Batch) -> Vec<SessionHash> {
     batch
         .sessions
         .iter()
-        .map(|written| written.session)
+        .map(|registration| registration.session)
         .collect()
 }
 
@@ -50,35 +50,35 @@ fn next(sessions: &Sessions) -> Option<Batch> {
 }
 
 /// Returns the sessions to be written next, and reports them as written.
-fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
+fn write_next(sessions: &Sessions) -> Vec<SessionHash> {
     let batch = next(sessions);
-    let names = batch.as_ref().map(names).unwrap_or_default();
+    let hashes = batch.as_ref().map(hashes).unwrap_or_default();
     if let Some(batch) = batch {
         sessions.on_written(batch, &[]);
     }
-    names
+    hashes
 }
 
 /// Returns the deletions to be written next. The deletions stay due, because they are reported as failed.
 fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
-    let mut all = Vec::new();
+    let mut deleted = Vec::new();
     while let Some(Work::Delete(batch)) = sessions.next_deletions() {
-        all.extend(batch.into_iter().map(|(session, _)| session));
+        deleted.extend(batch.into_iter().map(|(session, _)| session));
     }
-    for session in &all {
+    for session in &deleted {
         sessions.on_deletion_result(*session, false);
     }
-    all
+    deleted
 }
 
 /// Returns sessions that are open, initialized and written.
-fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
+fn written_sessions(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
     let (sessions, relinquished_sessions) = Sessions::new(me());
     for id in ids {
         sessions.on_opened(id, false);
         sessions.begin(id, params());
     }
-    assert_eq!(next_names(&sessions).len(), ids.len());
+    assert_eq!(write_next(&sessions).len(), ids.len());
     (sessions, relinquished_sessions)
 }
 
@@ -97,10 +97,10 @@ fn a_session_is_local_until_it_is_closed() {
 fn a_session_is_written_once_its_parameters_are_known() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.on_opened("a", false);
-    assert_eq!(next_names(&sessions), []);
+    assert_eq!(write_next(&sessions), []);
     sessions.on_initialized("a", params());
-    assert_eq!(next_names(&sessions), [hash("a")]);
-    assert_eq!(next_names(&sessions), []);
+    assert_eq!(write_next(&sessions), [hash("a")]);
+    assert_eq!(write_next(&sessions), []);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_session_whose_write_failed_is_queued_again() {
         sessions.requeue(batch);
     }
     sessions.write_all_again();
-    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert_eq!(write_next(&sessions), [hash("a")]);
 }
 
 #[test]
@@ -122,18 +122,18 @@ fn a_session_that_was_closed_meanwhile_is_not_written_again() {
     let batch = next(&sessions).unwrap();
     sessions.on_closed("a");
     sessions.requeue(batch);
-    assert_eq!(next_names(&sessions), []);
+    assert_eq!(write_next(&sessions), []);
 }
 
 #[test]
 fn new_sessions_are_written_before_those_that_are_written_again() {
-    let (sessions, _relinquished) = written(&["old"]);
+    let (sessions, _relinquished) = written_sessions(&["old"]);
     sessions.write_all_again();
     sessions.begin("new", params());
-    assert_eq!(next_names(&sessions), [hash("new")]);
+    assert_eq!(write_next(&sessions), [hash("new")]);
     assert!(sessions.has_unconfirmed());
     let old = next(&sessions).unwrap();
-    assert_eq!(names(&old), [hash("old")]);
+    assert_eq!(hashes(&old), [hash("old")]);
     assert!(sessions.has_unconfirmed(), "the write is not confirmed yet");
     sessions.on_written(old, &[]);
     assert!(!sessions.has_unconfirmed());
@@ -141,11 +141,11 @@ fn new_sessions_are_written_before_those_that_are_written_again() {
 
 #[test]
 fn all_sessions_are_written_again_once_even_if_requested_twice() {
-    let (sessions, _relinquished) = written(&["a", "b"]);
+    let (sessions, _relinquished) = written_sessions(&["a", "b"]);
     sessions.write_all_again();
     sessions.write_all_again();
-    assert_eq!(next_names(&sessions).len(), 2);
-    assert_eq!(next_names(&sessions), []);
+    assert_eq!(write_next(&sessions).len(), 2);
+    assert_eq!(write_next(&sessions), []);
 }
 
 #[test]
@@ -154,17 +154,17 @@ fn a_batch_is_bounded_by_number_and_by_size() {
     for id in 0..300 {
         sessions.begin(&id.to_string(), params());
     }
-    let sizes: Vec<usize> = (0..4).map(|_| next_names(&sessions).len()).collect();
+    let sizes: Vec<usize> = (0..4).map(|_| write_next(&sessions).len()).collect();
     assert_eq!(sizes, [MAX_BATCH, MAX_BATCH, 300 - 2 * MAX_BATCH, 0]);
     for id in 0..20 {
         sessions.begin(&format!("large {id}"), vec![b' '; 64 * 1024].into());
     }
-    assert_eq!(next_names(&sessions).len(), 4);
+    assert_eq!(write_next(&sessions).len(), 4);
 }
 
 #[test]
 fn a_session_whose_record_has_a_higher_epoch_is_contested_until_its_owner_is_decided() {
-    let (sessions, mut relinquished_sessions) = written(&["a", "b", "c"]);
+    let (sessions, mut relinquished_sessions) = written_sessions(&["a", "b", "c"]);
     let other = Ownership::begin(other());
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
@@ -196,7 +196,7 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_its_owner_is_dec
 
 #[test]
 fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
-    let (sessions, mut relinquished_sessions) = written(&["a"]);
+    let (sessions, mut relinquished_sessions) = written_sessions(&["a"]);
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
     let tombstone = Tombstone {
@@ -213,7 +213,7 @@ fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_verified_by_a_later_write_which_must_take_the_new_epoch_if_one_is_due() {
-    let (sessions, _relinquished) = written(&["a"]);
+    let (sessions, _relinquished) = written_sessions(&["a"]);
     sessions.on_opened("without parameters", false);
     let since = Instant::now() + Duration::from_secs(1);
     sleep(Duration::from_secs(2)).await;
@@ -234,9 +234,9 @@ async fn a_session_is_verified_by_a_later_write_which_must_take_the_new_epoch_if
     sessions.renew_all();
     sessions.on_written(batch, &[]);
     assert!(!is_verified("a"));
-    let again = next(&sessions).unwrap();
-    assert!(again.sessions[0].renewed.is_some());
-    sessions.on_written(again, &[]);
+    let batch = next(&sessions).unwrap();
+    assert!(batch.sessions[0].renewed.is_some());
+    sessions.on_written(batch, &[]);
     assert!(is_verified("a"));
 
     sleep(Duration::from_secs(2)).await;
@@ -244,7 +244,7 @@ async fn a_session_is_verified_by_a_later_write_which_must_take_the_new_epoch_if
     let since = Instant::now();
     assert!(!is_verified(Lapse::by_failures(since)));
     sessions.write_all_again();
-    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert_eq!(write_next(&sessions), [hash("a")]);
     assert!(
         is_verified(Lapse::by_failures(since)),
         "no new epoch is due"
@@ -254,7 +254,7 @@ async fn a_session_is_verified_by_a_later_write_which_must_take_the_new_epoch_if
 
 #[test]
 fn an_epoch_that_was_taken_without_a_reply_is_not_the_next_one() {
-    let (sessions, _relinquished) = written(&["a"]);
+    let (sessions, _relinquished) = written_sessions(&["a"]);
     sessions.renew_all();
     let unanswered = next(&sessions).unwrap();
     let taken = Ownership {
@@ -285,7 +285,7 @@ fn a_session_whose_handler_refused_it_is_not_local() {
 
 #[test]
 fn no_id_is_shown_for_debugging() {
-    let (sessions, mut relinquished_sessions) = written(&["secret"]);
+    let (sessions, mut relinquished_sessions) = written_sessions(&["secret"]);
     sessions.relinquish_to_owner(hash("secret"), other());
     let relinquished = relinquished_sessions.try_recv().unwrap();
     assert!(!format!("{sessions:?} {relinquished:?}").contains("secret"));
@@ -293,7 +293,7 @@ fn no_id_is_shown_for_debugging() {
 
 #[test]
 fn a_deleted_session_is_remembered_until_it_is_removed() {
-    let (sessions, _relinquished) = written(&["a"]);
+    let (sessions, _relinquished) = written_sessions(&["a"]);
     sessions.write_all_again();
     sessions.on_deleted("a");
     assert!(!sessions.is_local(hash("a")));
@@ -310,7 +310,7 @@ fn a_deleted_session_is_remembered_until_it_is_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_is_written_again_until_it_expires() {
-    let (sessions, _relinquished) = written(&["a"]);
+    let (sessions, _relinquished) = written_sessions(&["a"]);
     let end = |id: &str| {
         sessions.on_deleted(id);
         assert_eq!(deletions(&sessions), [hash(id)]);
@@ -334,7 +334,7 @@ async fn a_tombstone_is_written_again_until_it_expires() {
 #[test]
 fn a_session_that_was_deleted_twice_needs_no_further_write() {
     for is_first_accepted in [true, false] {
-        let (sessions, _relinquished) = written(&["a"]);
+        let (sessions, _relinquished) = written_sessions(&["a"]);
         sessions.on_deleted("a");
         sessions.on_deleted("a");
         let Some(Work::Delete(batch)) = sessions.next_deletions() else {
@@ -354,19 +354,19 @@ fn deleted_sessions_are_bounded() {
     for id in 0..MAX_DELETED + 10 {
         sessions.on_deleted(&id.to_string());
     }
-    assert_eq!(sessions.work().deleted.len(), MAX_DELETED);
+    assert_eq!(sessions.queues().deleted.len(), MAX_DELETED);
     assert_eq!(deletions(&sessions)[0], hash("10"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_written_again_after_a_minute_and_not_before() {
-    let (sessions, _relinquished) = written(&["a"]);
+    let (sessions, _relinquished) = written_sessions(&["a"]);
     sleep(REFRESH_INTERVAL - Duration::from_millis(1)).await;
     sessions.refresh();
-    assert_eq!(next_names(&sessions), []);
+    assert_eq!(write_next(&sessions), []);
     sleep(Duration::from_millis(1)).await;
     sessions.refresh();
-    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert_eq!(write_next(&sessions), [hash("a")]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -376,7 +376,7 @@ async fn a_session_that_is_loaded_and_never_opened_is_removed() {
     sessions.on_loaded("b", Epoch::now(), params());
     sessions.on_opened("b", false);
     assert_eq!(
-        next_names(&sessions),
+        write_next(&sessions),
         [hash("b")],
         "a restored session is written"
     );
@@ -385,24 +385,24 @@ async fn a_session_that_is_loaded_and_never_opened_is_removed() {
     assert!(!sessions.is_local(hash("a")) && sessions.is_local(hash("b")));
 }
 
-/// Its former close, which took longer than the instance waited, ends while the session is restored.
+/// The close of the former session outlasts the wait of the instance. It ends while the session is restored.
 #[test]
 fn a_session_that_is_loaded_survives_the_end_of_its_former_close() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.on_loaded("a", Epoch::now(), params());
     sessions.on_closed("a");
     sessions.on_opened("a", true);
-    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert_eq!(write_next(&sessions), [hash("a")]);
 }
 
 #[test]
 fn a_session_is_unclosed_from_its_contest_until_it_is_closed() {
-    let (sessions, mut relinquished_sessions) = written(&["a"]);
-    let by = Ownership::begin(other());
+    let (sessions, mut relinquished_sessions) = written_sessions(&["a"]);
+    let ownership = Ownership::begin(other());
     assert!(!sessions.has_unclosed());
-    sessions.on_found(hash("a"), Record::Owned(by));
+    sessions.on_found(hash("a"), Record::Owned(ownership));
     assert!(sessions.has_unclosed());
-    sessions.relinquish_contested(hash("a"), by);
+    sessions.relinquish_contested(hash("a"), ownership);
     assert!(sessions.has_unclosed() && !sessions.has_contested());
     let relinquished = relinquished_sessions.try_recv().unwrap();
     sessions.relinquished.on_closed(&relinquished);
@@ -414,22 +414,22 @@ async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     let second = Duration::from_secs(1);
-    let waits = async || {
+    let times_out = async || {
         timeout(second, sessions.until_written(hash("a")))
             .await
             .is_err()
     };
-    assert!(waits().await);
+    assert!(times_out().await);
     let batch = next(&sessions).unwrap();
-    let (waited, ()) = tokio::join!(waits(), async { sessions.on_written(batch, &[]) });
-    assert!(!waited);
+    let (has_timed_out, ()) = tokio::join!(times_out(), async { sessions.on_written(batch, &[]) });
+    assert!(!has_timed_out);
     sessions.on_closed("a");
-    assert!(!waits().await, "no task waits for a closed session");
+    assert!(!times_out().await, "no task waits for a closed session");
 }
 
 #[test]
 fn a_session_is_given_to_its_client_if_it_is_written_or_needs_no_record() {
-    let (sessions, mut relinquished_sessions) = written(&["written"]);
+    let (sessions, mut relinquished_sessions) = written_sessions(&["written"]);
     sessions.on_opened("without parameters", false);
     for id in ["written", "without parameters", "unknown"] {
         assert!(sessions.admit_new_session(id), "{id}");
@@ -470,11 +470,11 @@ fn a_session_that_is_refused_during_its_write_is_removed_from_the_directory() {
 
 #[test]
 fn a_session_is_relinquished_only_if_its_gate_is_closed() {
-    let (sessions, mut relinquished_sessions) = written(&["a"]);
+    let (sessions, mut relinquished_sessions) = written_sessions(&["a"]);
     sessions.relinquish(hash("a"));
-    assert!(relinquished_sessions.try_recv().is_err() && sessions.has("a"));
+    assert!(relinquished_sessions.try_recv().is_err() && sessions.has_open_gate("a"));
     sessions.gate("a").unwrap().close();
-    assert!(!sessions.has("a") && sessions.enter("a").is_none());
+    assert!(!sessions.has_open_gate("a") && sessions.enter("a").is_none());
     sessions.relinquish(hash("a"));
     sessions.relinquish(hash("a"));
     let relinquished = relinquished_sessions.try_recv().unwrap();

@@ -33,7 +33,7 @@ impl Sessions {
 
     /// Queues all sessions and tombstones, because the directory may have lost them.
     pub(crate) fn write_all_again(&self) {
-        self.work().requeue_tombstones();
+        self.queues().requeue_tombstones();
         let now = Instant::now();
         for shard in &self.shards {
             for local in lock(shard).values_mut() {
@@ -50,7 +50,7 @@ impl Sessions {
         let now = Instant::now();
         for shard in &self.shards {
             for local in lock(shard).values_mut() {
-                local.renews = Some(now);
+                local.renewal_due = Some(now);
             }
         }
         self.write_all_again();
@@ -63,12 +63,12 @@ impl Sessions {
 
     /// Queues a session again, for example because its record is missing or another owner's.
     pub(crate) fn write_again(&self, session: SessionHash) {
-        let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|local| {
+        let must_queue = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.written = None;
             local.params.is_some() && !std::mem::replace(&mut local.is_queued, true)
         });
-        if is_to_be_written {
-            self.work().again.push_back(session);
+        if must_queue {
+            self.queues().rewrites.push_back(session);
             self.wake.notify_one();
         }
     }
@@ -93,13 +93,13 @@ impl Sessions {
                     due.push(*session);
                 }
             }
-            self.work().again.extend(due);
+            self.queues().rewrites.extend(due);
         }
     }
 
     /// Returns `true` if a session or tombstone that needs confirmation is not written again yet.
     pub(crate) fn has_unconfirmed(&self) -> bool {
-        self.unconfirmed.load(Ordering::Acquire) > 0 || self.work().has_lost_tombstones()
+        self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }
 
     /// Returns the next sessions to write: first new ones, then those that are written again.
@@ -115,8 +115,8 @@ impl Sessions {
     }
 
     fn take_deleted(&self) -> Vec<(SessionHash, Tombstone)> {
-        let mut work = self.work();
-        let waiting = work
+        let mut queues = self.queues();
+        let waiting = queues
             .deleted
             .iter_mut()
             .filter(|deleted| !deleted.is_in_flight);
@@ -128,12 +128,12 @@ impl Sessions {
         taken.collect()
     }
 
-    fn take_batch(&self, is_again: bool) -> Option<Batch> {
+    fn take_batch(&self, is_rewrite: bool) -> Option<Batch> {
         let begun = Instant::now();
         let mut sessions = Vec::new();
         let mut bytes = 0;
         while sessions.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
-            let Some(session) = self.work().next(is_again) else {
+            let Some(session) = self.queues().next(is_rewrite) else {
                 break;
             };
             if let Some(local) = self.shard(session).get_mut(&session) {
@@ -143,10 +143,10 @@ impl Sessions {
                     sessions.push(Registration {
                         session,
                         epoch: local.epoch,
-                        renewed: local.renews.map(|_| local.epoch.next()),
+                        renewed: local.renewal_due.map(|_| local.epoch.next()),
                         params: params.clone(),
                     });
-                    local.is_sent = true;
+                    local.was_sent = true;
                 }
             }
         }
@@ -156,7 +156,7 @@ impl Sessions {
         Some(Batch {
             sessions,
             begun,
-            is_again,
+            is_rewrite,
         })
     }
 
@@ -181,34 +181,34 @@ impl Sessions {
 
     /// Requeues a batch whose outcome is unknown.
     pub(crate) fn requeue(&self, batch: Batch) {
-        let mut again = Vec::new();
+        let mut requeued = Vec::new();
         for Registration { session, .. } in &batch.sessions {
             if let Some(local) = self.shard(*session).get_mut(session)
                 && !local.is_queued
             {
                 local.is_queued = true;
-                again.push(*session);
+                requeued.push(*session);
             }
         }
         {
-            let mut work = self.work();
-            let queue = if batch.is_again {
-                &mut work.again
+            let mut queues = self.queues();
+            let queue = if batch.is_rewrite {
+                &mut queues.rewrites
             } else {
-                &mut work.fresh
+                &mut queues.fresh
             };
-            queue.extend(again);
+            queue.extend(requeued);
         }
     }
 
     /// Records whether the directory has accepted the tombstone of a session.
     pub(crate) fn on_deletion_result(&self, session: SessionHash, is_accepted: bool) {
         {
-            let mut work = self.work();
+            let mut queues = self.queues();
             if is_accepted {
-                work.confirm_tombstone(session);
+                queues.confirm_tombstone(session);
             } else {
-                let mut deleted = work.deleted.iter_mut();
+                let mut deleted = queues.deleted.iter_mut();
                 if let Some(deleted) = deleted.find(|deleted| deleted.session == session) {
                     deleted.is_in_flight = false;
                 }

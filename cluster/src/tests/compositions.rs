@@ -36,7 +36,7 @@ use tokio::{
 
 use super::{
     fake_owner::FakeOwner,
-    node::{Node, ask, hash, pass},
+    node::{Node, call_app, hash, pass},
     steps::{close_session, directory, join_as, post_echo, status, unreachable_owner},
 };
 use crate::{
@@ -54,14 +54,14 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A handler whose `initialize` waits while it is slow.
 #[derive(Clone, Default)]
-struct Slow {
+struct SlowHandler {
     is_slow: Arc<AtomicBool>,
-    fails: Arc<AtomicBool>,
+    fails_once: Arc<AtomicBool>,
     begun: Arc<AtomicUsize>,
     wake: Arc<Notify>,
 }
 
-impl Slow {
+impl SlowHandler {
     fn block(&self) {
         self.is_slow.store(true, Ordering::SeqCst);
     }
@@ -71,7 +71,7 @@ impl Slow {
         self.wake.notify_waiters();
     }
 
-    /// Waits until more than `before` of its `initialize` have begun.
+    /// Waits until more than `before` of the `initialize` requests have begun.
     async fn until_begun_after(&self, before: usize) {
         let begun = async {
             while self.begun.load(Ordering::SeqCst) == before {
@@ -82,7 +82,7 @@ impl Slow {
     }
 }
 
-impl ServerHandler for Slow {
+impl ServerHandler for SlowHandler {
     async fn initialize(
         &self,
         _request: InitializeRequestParams,
@@ -92,7 +92,7 @@ impl ServerHandler for Slow {
         while self.is_slow.load(Ordering::SeqCst) {
             self.wake.notified().await;
         }
-        if self.fails.swap(false, Ordering::SeqCst) {
+        if self.fails_once.swap(false, Ordering::SeqCst) {
             return Err(ErrorData::internal_error("once", None));
         }
         Ok(self.get_info())
@@ -107,51 +107,52 @@ impl ServerHandler for Slow {
     }
 }
 
-/// A manager without sessions. Each look-up takes this long.
+/// A manager without sessions, which takes this long for each look-up and each close.
 #[derive(Default)]
 struct OtherManager {
-    has: Duration,
-    close: Duration,
+    has_delay: Duration,
+    close_delay: Duration,
 }
 
 #[async_trait]
 impl CloseSession for OtherManager {
     async fn has(&self, _session: &str) -> bool {
-        sleep(self.has).await;
+        sleep(self.has_delay).await;
         false
     }
 
     async fn close(&self, _session: &str) {
-        sleep(self.close).await;
+        sleep(self.close_delay).await;
     }
 }
 
-/// An instance whose handler is [`Slow`]. The next request of its session restores the session.
+/// An instance whose handler is [`SlowHandler`]. The next request of its session restores the session.
 struct SlowInstance {
     directory: Faulty,
     cluster: Cluster,
-    handler: Slow,
+    handler: SlowHandler,
     served: Served,
     mcp: Mcp,
 }
 
 impl SlowInstance {
-    async fn start(within: fn(Router) -> Router) -> Self {
-        Self::start_after(&Arc::default(), within).await
+    async fn start(wrap: fn(Router) -> Router) -> Self {
+        Self::start_after(&Arc::default(), wrap).await
     }
 
     /// Starts an instance with another manager, which closes its sessions first.
-    async fn start_after(other: &Arc<OtherManager>, within: fn(Router) -> Router) -> Self {
+    async fn start_after(other: &Arc<OtherManager>, wrap: fn(Router) -> Router) -> Self {
         let directory = directory();
         let cluster = join_as(unreachable_owner(), &directory);
         cluster.add_closer(Arc::<OtherManager>::downgrade(other));
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
         let mut config = Mode::Session.config();
         config.session_store = Some(Arc::new(cluster.clone()));
-        let handler = Slow::default();
-        let made = handler.clone();
-        let service = StreamableHttpService::new(move || Ok(made.clone()), sessions, config);
-        let app = within(Router::new().nest_service(PATH, service));
+        let handler = SlowHandler::default();
+        let handler_clone = handler.clone();
+        let service =
+            StreamableHttpService::new(move || Ok(handler_clone.clone()), sessions, config);
+        let app = wrap(Router::new().nest_service(PATH, service));
         let app = app.layer(Extension(cluster.clone())).layer(cluster.layer());
         let served = serve(app).await;
         pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
@@ -182,8 +183,8 @@ impl SlowInstance {
     }
 }
 
-/// Sends the heads of responses while the handler still begins.
-fn committed(app: Router) -> Router {
+/// Adds a layer that sends the heads of responses while the handler still begins.
+fn with_early_heads(app: Router) -> Router {
     app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
 }
 
@@ -193,8 +194,8 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
 }
 
 /// The handler takes longer to begin than the timeout of the client, which then retries. No restore has failed, because the client gave up
-/// each of them. Then the directory fails once, or the handler does.
-async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
+/// each of them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
+async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
     let SlowInstance {
         directory,
@@ -203,7 +204,7 @@ async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
         ..
     } = &instance;
     handler.block();
-    for id in 0..hang_ups {
+    for id in 0..disconnects {
         let before = handler.begun.load(Ordering::SeqCst);
         let call = mcp.request(id, "tools/list", json!({})).await;
         handler.until_begun_after(before).await;
@@ -214,7 +215,7 @@ async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
     pass(2 * SECOND).await;
 
     if is_handler {
-        handler.fails.store(true, Ordering::SeqCst);
+        handler.fails_once.store(true, Ordering::SeqCst);
     } else {
         directory.set(Fault::FailsAt("load"));
     }
@@ -226,8 +227,11 @@ async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
 #[tokio::test]
 async fn a_session_whose_clients_disconnected_during_its_restore_is_not_given_up() {
     for is_handler in [false, true] {
-        for hang_ups in [1, 3] {
-            assert_eq!(after_hang_ups(is_handler, hang_ups).await, [503, 200]);
+        for disconnects in [1, 3] {
+            assert_eq!(
+                statuses_after_disconnects(is_handler, disconnects).await,
+                [503, 200]
+            );
         }
     }
 }
@@ -249,12 +253,12 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
 }
 
 /// An instance was cut off, and reaches the directory again. Another instance has claimed its session meanwhile. The call still runs, and
-/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The first
-/// instance is cut off for `away` after the claim.
-async fn resumed_while_running(is_restored: bool, away: Duration) -> (u16, String) {
+/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
+/// first instance is cut off for `cut_off_for` after the claim.
+async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16, String) {
     let memory = MemoryDirectory::default();
-    let (of_a, of_b) = (Faulty::new(memory.clone()), Faulty::new(memory.clone()));
-    let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
+    let (link_a, link_b) = (Faulty::new(memory.clone()), Faulty::new(memory.clone()));
+    let (a, b) = (Node::start(&link_a).await, Node::start(&link_b).await);
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
@@ -263,10 +267,10 @@ async fn resumed_while_running(is_restored: bool, away: Duration) -> (u16, Strin
         assert_eq!(status(&mcp, 7).await, 200);
         assert!(a.has(&mcp));
     }
-    let named = a.detach(&mcp, 1, "first").await;
+    let last_event_id = a.detach(&mcp, 1, "first").await;
     // A is cut off from the directory and from B.
     a.peers.abort();
-    of_a.set(Fault::Fails);
+    link_a.set(Fault::Fails);
     pass(LEASE_TTL + HEARTBEAT_INTERVAL + SECOND).await;
     let at_b = b.client_of(&mcp);
     let mut claimed = 0;
@@ -279,37 +283,37 @@ async fn resumed_while_running(is_restored: bool, away: Duration) -> (u16, Strin
     }
     assert_eq!(claimed, 200);
     assert!(b.has(&mcp));
-    pass(away).await;
+    pass(cut_off_for).await;
     // A reaches the directory again, but cannot read the leases at first.
-    of_a.set(Fault::FailsAt("leases"));
+    link_a.set(Fault::FailsAt("leases"));
     pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(a.witness.is_running("first"));
 
-    let mut resumed = at_b.resume(&named).await;
+    let mut resumed = at_b.resume(&last_event_id).await;
     let head = within("a head", resumed.head()).await.status;
     let body = within("the body", resumed.body_to_end()).await;
     assert!(a.witness.is_running("first"));
     // The call ends, and its answer is stored.
     a.witness.release("first");
     pass(SECOND).await;
-    of_a.set(Fault::None);
+    link_a.set(Fault::None);
     pass(2 * HEARTBEAT_INTERVAL).await;
-    let mut again = at_b.resume(&named).await;
-    let messages = within("the answer", again.messages()).await;
+    let mut resumed_later = at_b.resume(&last_event_id).await;
+    let messages = within("the answer", resumed_later.messages()).await;
     assert_eq!(messages.last().unwrap()["id"], 1);
     (head, String::from_utf8_lossy(&body).into_owned())
 }
 
 #[tokio::test]
 async fn a_call_that_still_runs_is_not_lost() {
-    for (is_restored, away) in [(false, 0), (true, 0), (false, 20), (true, 20)] {
-        let (status, body) = resumed_while_running(is_restored, away * SECOND).await;
-        assert_eq!(status, 503, "{away} s: {body}");
+    for (is_restored, cut_off_for) in [(false, 0), (true, 0), (false, 20), (true, 20)] {
+        let (status, body) = resumed_while_running(is_restored, cut_off_for * SECOND).await;
+        assert_eq!(status, 503, "{cut_off_for} s: {body}");
     }
 }
 
-/// A layer with a timeout that is shorter than the handler takes to begin.
-fn limited(app: Router, status: StatusCode) -> Router {
+/// Adds a layer whose timeout is shorter than the time that the handler takes to begin.
+fn with_timeout(app: Router, status: StatusCode) -> Router {
     app.layer(from_fn(move |request: Request, next: Next| async move {
         let served = timeout(SECOND, next.run(request)).await;
         served.unwrap_or_else(|_| status.into_response())
@@ -319,8 +323,8 @@ fn limited(app: Router, status: StatusCode) -> Router {
 /// No restore has failed, because an inner layer has given up each of them.
 #[tokio::test]
 async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
-    let gateway_timeout: fn(_) -> _ = |app| limited(app, StatusCode::GATEWAY_TIMEOUT);
-    let internal_error: fn(_) -> _ = |app| limited(app, StatusCode::INTERNAL_SERVER_ERROR);
+    let gateway_timeout: fn(_) -> _ = |app| with_timeout(app, StatusCode::GATEWAY_TIMEOUT);
+    let internal_error: fn(_) -> _ = |app| with_timeout(app, StatusCode::INTERNAL_SERVER_ERROR);
     for (expected, layer) in [(504, gateway_timeout), (503, internal_error)] {
         let instance = SlowInstance::start(layer).await;
         let SlowInstance {
@@ -347,7 +351,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
 /// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until the handler has begun.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
-    let instance = SlowInstance::start(committed).await;
+    let instance = SlowInstance::start(with_early_heads).await;
     let SlowInstance { handler, mcp, .. } = &instance;
     let router = instance.cluster.router();
     handler.block();
@@ -355,12 +359,12 @@ async fn a_restore_continues_after_the_head_of_its_response() {
     assert_eq!(within("a head", first.head()).await.status, 200);
     assert!(router.restores.contains(hash(mcp)));
     let mut second = mcp.request(2, "tools/list", json!({})).await;
-    let waits = async {
+    let until_both_wait = async {
         while router.restores.requests(hash(mcp)) < 2 {
             yield_now().await;
         }
     };
-    within("the second request", waits).await;
+    within("the second request", until_both_wait).await;
     handler.unblock();
     assert_eq!(within("a head", second.head()).await.status, 200);
     for response in [&mut first, &mut second] {
@@ -374,13 +378,13 @@ async fn a_restore_continues_after_the_head_of_its_response() {
 /// The head of the response is sent before the handler refuses the restored session.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_heads() {
-    let instance = SlowInstance::start(committed).await;
+    let instance = SlowInstance::start(with_early_heads).await;
     let SlowInstance { handler, mcp, .. } = &instance;
     for id in 1..=3 {
         handler.block();
         let mut listed = mcp.request(id, "tools/list", json!({})).await;
         assert_eq!(within("a head", listed.head()).await.status, 200);
-        handler.fails.store(true, Ordering::SeqCst);
+        handler.fails_once.store(true, Ordering::SeqCst);
         handler.unblock();
         let answer = within("an answer", listed.answer()).await.unwrap();
         assert!(answer["error"].is_object(), "{answer}");
@@ -426,7 +430,7 @@ async fn a_request_does_not_begin_in_a_session_that_is_about_to_be_closed() {
         }))
     };
     let other = Arc::new(OtherManager {
-        close: SECOND,
+        close_delay: SECOND,
         ..OtherManager::default()
     });
     let instance = SlowInstance::start_after(&other, relinquishes).await;
@@ -449,7 +453,7 @@ async fn a_request_that_waits_for_one_whose_client_disconnects_is_to_be_sent_aga
         }))
     };
     let other = Arc::new(OtherManager {
-        has: SECOND,
+        has_delay: SECOND,
         ..OtherManager::default()
     });
     let instance = SlowInstance::start_after(&other, delays).await;
@@ -484,21 +488,21 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
     close_session(&a, &mcp).await;
     let app = a.app.clone();
     let request = post_echo(&mcp, 1);
-    let answered = timeout(8 * SECOND, ask(&a, app, request)).await;
+    let answered = timeout(8 * SECOND, call_app(&a, app, request)).await;
     assert_eq!(answered.map(|answered| answered.status().as_u16()), Ok(200));
     drop(b);
 }
 
-/// The client of the request that restores the session does not read its response: its HTTP/2 window is closed. The handler takes 20 s to
+/// A client does not read the response to the request that restores its session. Its HTTP/2 window is closed. The handler takes 20 s to
 /// begin. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
 #[tokio::test]
 async fn a_client_that_reads_nothing_does_not_lock_its_session() {
-    for reads in [true, false] {
-        let instance = SlowInstance::start(committed).await;
+    for reads_response in [true, false] {
+        let instance = SlowInstance::start(with_early_heads).await;
         let SlowInstance { handler, mcp, .. } = &instance;
         let router = instance.cluster.router();
         handler.block();
-        let window = (!reads).then_some(0);
+        let window = (!reads_response).then_some(0);
         let mut h2 = test_support::h2::H2::open_with_window(instance.served.addr, window).await;
         let message = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {} });
         let mut first = h2.send(&mcp.message_request(&message)).await;
@@ -509,7 +513,10 @@ async fn a_client_that_reads_nothing_does_not_lock_its_session() {
         let mut second = mcp.request(2, "tools/list", json!({})).await;
         pass(180 * SECOND).await;
         let head = timeout(SECOND, second.head()).await;
-        assert!(head.is_ok(), "no answer for three minutes, reads: {reads}");
+        assert!(
+            head.is_ok(),
+            "no answer for three minutes, reads: {reads_response}"
+        );
     }
 }
 
@@ -525,7 +532,7 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
     } = &instance;
     let router = instance.cluster.router();
     for id in 1..=2 {
-        handler.fails.store(true, Ordering::SeqCst);
+        handler.fails_once.store(true, Ordering::SeqCst);
         assert_eq!(list(mcp, id).await, 503);
         instance.until_closed().await;
     }
@@ -544,7 +551,7 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
         pass(SECOND).await;
         other.renew_lease().await;
     }
-    handler.fails.store(true, Ordering::SeqCst);
+    handler.fails_once.store(true, Ordering::SeqCst);
     handler.unblock();
     pass(SECOND).await;
     let status = within("a head", third.head()).await.status;

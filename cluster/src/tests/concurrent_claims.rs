@@ -16,7 +16,7 @@ use super::{
     node::{Node, hash},
     steps::{
         close_session, directory, echo, post, run_other_tasks, status, unreachable_owner,
-        until_asked,
+        until_requested,
     },
 };
 use crate::{
@@ -28,17 +28,17 @@ use crate::{
     ids::Record,
 };
 
-/// Longer than any test takes.
+/// The limit of a shutdown, longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
-    let leaving = a.routing().shutdown.begin();
-    // A session may still begin while the shutdown has begun.
+    let shutdown = a.routing().shutdown.begin();
+    // A session may still begin during the shutdown.
     let before = a.session().await;
-    leaving.stop_serving();
+    shutdown.stop_serving();
     let mut refused = a.initialize().await;
     assert_eq!(within("a head", refused.head()).await.status, 503);
     run_other_tasks().await;
@@ -54,7 +54,7 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
 async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
     let (directory, [a, b, c], mcp) = Node::with_session().await;
     a.detach(&mcp, 1, "first").await;
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     let mut second = b
         .client_of(&mcp)
         .call(2, "echo", json!({ "text": "x" }))
@@ -70,7 +70,7 @@ async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
     assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
 }
 
-/// The client hangs up while its session is restored on a leaving instance.
+/// The client disconnects while its session is restored on an instance that shuts down.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() {
     let (_directory, [mut a, mut b], mcp) = Node::with_session().await;
@@ -78,7 +78,7 @@ async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() 
     let at_b = b.client_of(&mcp);
     let message = json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" });
     let cluster = b.cluster.clone();
-    let _leaving = cluster.router().shutdown.begin();
+    let _shutdown = cluster.router().shutdown.begin();
     let mut waited = 0;
     for polls in 0..40 {
         let mut first = Box::pin(b.app.call(post(&at_b, &message)));
@@ -92,18 +92,18 @@ async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() 
         let session = at_b.session_id().unwrap();
         if let Some(gate) = routing.sessions.gate(session) {
             let is_idle = || !routing.restores.contains(hash(&at_b));
-            let mut empty = Box::pin(gate.until_idle(is_idle));
-            let waits = (&mut empty).now_or_never().is_none();
+            let mut idle = Box::pin(gate.until_idle(is_idle));
+            let is_waiting = (&mut idle).now_or_never().is_none();
             drop(first);
             run_other_tasks().await;
-            assert!(!waits || empty.now_or_never().is_some(), "{polls}");
-            waited += usize::from(waits);
+            assert!(!is_waiting || idle.now_or_never().is_some(), "{polls}");
+            waited += usize::from(is_waiting);
         }
     }
     assert!(waited > 0);
 }
 
-/// A session is closed at its owner, as an idle one is. Another instance gets "not here", and is about to claim it.
+/// A session is closed at its owner, as an idle one is. Another instance receives 421, and is about to claim the session.
 #[tokio::test]
 async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -111,7 +111,7 @@ async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     directory.set(Fault::SlowAt("claim", Duration::from_millis(400)));
     let at_b = b.client_of(&mcp);
     let restore = async {
-        until_asked(&directory, "claim").await;
+        until_requested(&directory, "claim").await;
         let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
         within("a head", call.head()).await;
         call
@@ -160,10 +160,10 @@ async fn a_late_claim_takes_no_session_that_is_open_again() {
 async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_served() {
     let (directory, [a], mcp) = Node::with_session().await;
     close_session(&a, &mcp).await;
-    let all = (1..=20).map(|id| echo(&mcp, id));
-    let answered = join_all(all).await;
+    let calls = (1..=20).map(|id| echo(&mcp, id));
+    let answered = join_all(calls).await;
     assert_eq!(answered, Vec::from_iter(1..=20));
-    assert_eq!(directory.asked("claim"), 1);
+    assert_eq!(directory.request_count("claim"), 1);
 }
 
 /// 100 calls end at once, and each write of an answer takes 100 ms.
@@ -171,23 +171,28 @@ async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_serv
 async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     const CALLS: u32 = 100;
     let (directory, [a, b], mcp) = Node::with_session().await;
-    let mut named = Vec::new();
+    let mut last_event_ids = Vec::new();
     for id in 1..=CALLS {
-        named.push(a.detach(&mcp, id, &id.to_string()).await);
+        last_event_ids.push(a.detach(&mcp, id, &id.to_string()).await);
     }
     directory.set(Fault::SlowAt("keep_answer", Duration::from_millis(100)));
-    let leaving = a.cluster.leave(LIMIT);
+    let shutdown = a.cluster.leave(LIMIT);
     let calls = async {
         run_other_tasks().await;
         for id in 1..=CALLS {
             a.witness.release(&id.to_string());
         }
     };
-    let (cancelled, ()) = within("the departure", join(leaving, calls)).await;
+    let (cancelled, ()) = within("the shutdown", join(shutdown, calls)).await;
     assert_eq!(cancelled, 0);
     let mut lost = 0;
-    for named in &named {
-        let answered = b.client_of(&mcp).resume(named).await.messages().await;
+    for last_event_id in &last_event_ids {
+        let answered = b
+            .client_of(&mcp)
+            .resume(last_event_id)
+            .await
+            .messages()
+            .await;
         lost += usize::from(!answered[0]["result"].is_object());
     }
     assert_eq!(lost, 0, "of {CALLS}");
@@ -224,14 +229,14 @@ async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is
     let id = "x".repeat(300);
     let mut call = mcp.call(id, "hold", json!({ "label": "a" })).await;
     call.head().await;
-    let named = call.event().await.unwrap().id.unwrap();
+    let last_event_id = call.event().await.unwrap().id.unwrap();
     a.witness.started("a").await;
     call.fin();
     a.until_detached().await;
     a.witness.release("a");
-    until_asked(&directory, "keep_answer").await;
+    until_requested(&directory, "keep_answer").await;
     a.kill_and_expire().await;
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answered = within("the answer", resumed.messages()).await;
     assert_eq!(answered.len(), 1, "{answered:?}");
 }

@@ -1,4 +1,4 @@
-//! Requests that a layer or the directory delays: meanwhile their session is closed, restored or claimed.
+//! Requests that a layer or the directory delays. Meanwhile their session is closed, restored or claimed.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -26,8 +26,8 @@ use crate::directory::{
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// A layer between the cluster's and the library's delays a resume by 8 s, for example to authenticate the client.
-fn slow(app: Router) -> Router {
+/// Adds a layer that delays each resume by 8 s, for example to authenticate the client. The layer is inside the cluster's layer.
+fn with_slow_resumes(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         if request.headers().contains_key("last-event-id") {
             sleep(8 * SECOND).await;
@@ -39,11 +39,11 @@ fn slow(app: Router) -> Router {
 /// The client resumes 1 s before the end of its grace.
 #[tokio::test]
 async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
-    let mut seen = Vec::new();
-    for through_b in [true, false] {
+    let mut results = Vec::new();
+    for is_through_b in [true, false] {
         let directory = Faulty::new(MemoryDirectory::default());
         let setup = Setup {
-            within: slow,
+            inner_layers: with_slow_resumes,
             ..Setup::with_grace()
         };
         let a = setup.start(&directory).await;
@@ -52,29 +52,29 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
         b.until_settled().await;
         let mcp = a.session().await;
         pass(SECOND).await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         pass(GRACE - SECOND).await;
-        let client = if through_b {
+        let client = if is_through_b {
             b.client_of(&mcp)
         } else {
             a.client_of(&mcp)
         };
-        let mut resumed = client.resume(&named).await;
+        let mut resumed = client.resume(&last_event_id).await;
         pass(9 * SECOND).await;
         let status = resumed.head().await.status;
-        seen.push((through_b, status, a.witness.is_running("a")));
+        results.push((is_through_b, status, a.witness.is_running("a")));
     }
-    assert_eq!(seen, [(true, 200, true), (false, 200, true)]);
+    assert_eq!(results, [(true, 200, true), (false, 200, true)]);
 }
 
 /// The client cancels the call over a connection that it still has to the instance that shuts down.
 #[tokio::test]
-async fn a_waiting_call_that_its_client_cancels_at_the_leaving_instance_does_not_run() {
+async fn a_waiting_call_that_its_client_cancels_at_the_instance_in_shutdown_does_not_run() {
     for is_direct in [false, true] {
         let (_directory, [a, b], mcp) = Node::with_session().await;
         let at_b = b.client_of(&mcp);
         let mut first = a.start_call(&at_b, 1, "first").await;
-        let _leaving = a.routing().shutdown.begin();
+        let _shutdown = a.routing().shutdown.begin();
         let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
         run_other_tasks().await;
         assert!(second.head().now_or_never().is_none(), "the call waits");
@@ -96,35 +96,35 @@ async fn a_waiting_call_that_its_client_cancels_at_the_leaving_instance_does_not
 async fn an_answer_that_could_be_written_can_be_read() {
     for (is_read_slow, expected) in [(false, 200), (true, 200)] {
         let memory = MemoryDirectory::default();
-        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let mut a = Node::start(&of_a).await;
-        let b = Node::start(&of_b).await;
+        let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let mut a = Node::start(&link_a).await;
+        let b = Node::start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
-        of_a.set(Fault::SlowAt("keep_answer", 700 * MS));
+        link_a.set(Fault::SlowAt("keep_answer", 700 * MS));
         if is_read_slow {
-            of_b.set(Fault::SlowAt("answer", 700 * MS));
+            link_b.set(Fault::SlowAt("answer", 700 * MS));
         }
         let mcp = a.session().await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         a.witness.release("a");
         pass(3 * SECOND).await;
         a.kill_and_expire().await;
         pass(2 * SECOND).await;
         let at_b = b.client_of(&mcp);
         assert_eq!(status(&at_b, 2).await, 200);
-        let mut last = 0;
+        let mut last_status = 0;
         for _ in 0..5 {
-            let mut resumed = at_b.resume(&named).await;
+            let mut resumed = at_b.resume(&last_event_id).await;
             pass(2 * SECOND).await;
-            last = resumed.head().await.status;
-            if last == 200 {
+            last_status = resumed.head().await.status;
+            if last_status == 200 {
                 assert_eq!(resumed.answer().await.unwrap()["id"], 1);
                 break;
             }
             pass(2 * SECOND).await;
         }
-        assert_eq!(last, expected, "{is_read_slow}");
+        assert_eq!(last_status, expected, "{is_read_slow}");
     }
 }
 
@@ -146,11 +146,11 @@ fn with_public_reports(app: Router) -> Router {
 #[tokio::test]
 async fn a_cancel_at_another_path_cancels_no_waiting_call() {
     let directory = directory();
-    let [a, b] = Setup::pair_within(&directory, with_public_reports).await;
+    let [a, b] = Setup::start_pair(&directory, with_public_reports).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
     let _first = a.start_call(&at_b, 1, "first").await;
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
     run_other_tasks().await;
     let cancel = json!({
@@ -179,21 +179,21 @@ async fn a_cancel_at_another_path_cancels_no_waiting_call() {
 async fn a_resume_that_a_layer_delays_gets_no_events_of_another_call() {
     let directory = directory();
     let setup = Setup {
-        within: slow,
+        inner_layers: with_slow_resumes,
         ..Setup::default()
     };
     let a = setup.start(&directory).await;
     a.until_settled().await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
-    let mut resumed = mcp.resume(&named).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    let mut resumed = mcp.resume(&last_event_id).await;
     pass(SECOND).await;
     close_session(&a, &mcp).await;
     let mut other = mcp.call(2, "hold", json!({ "label": "b" })).await;
     assert_eq!(within("a head", other.head()).await.status, 200);
     a.witness.started("b").await;
     let event = other.event().await.unwrap();
-    println!("{named} {:?}", event.id);
+    println!("{last_event_id} {:?}", event.id);
     pass(9 * SECOND).await;
     let status = within("a head", resumed.head()).await.status;
     a.witness.release("b");
@@ -205,8 +205,8 @@ async fn a_resume_that_a_layer_delays_gets_no_events_of_another_call() {
     assert_eq!(other.unwrap().unwrap()["id"], 2);
 }
 
-/// Delays a request with this field.
-fn slow_calls(app: Router) -> Router {
+/// Adds a layer that delays each request with the header field `x-slow` by 1 s.
+fn with_slow_requests(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         if request.headers().contains_key("x-slow") {
             sleep(SECOND).await;
@@ -215,10 +215,10 @@ fn slow_calls(app: Router) -> Router {
     }))
 }
 
-/// Opens a session on an instance with `slow_calls`. Returns it with a client whose requests are delayed by 1 s.
-async fn delayed(directory: &Faulty) -> (Node, Mcp, Mcp) {
+/// Opens a session on an instance with `with_slow_requests`. Returns the instance, its client, and one whose requests are delayed.
+async fn start_with_delays(directory: &Faulty) -> (Node, Mcp, Mcp) {
     let setup = Setup {
-        within: slow_calls,
+        inner_layers: with_slow_requests,
         ..Setup::default()
     };
     let node = setup.start(directory).await;
@@ -228,12 +228,12 @@ async fn delayed(directory: &Faulty) -> (Node, Mcp, Mcp) {
     (node, mcp, slow)
 }
 
-/// A layer of A delays a call for 1 s. Meanwhile its session is closed on A, as an idle one is. rmcp would restore the session for the call,
-/// although A has not claimed it. A peer that requests the session gets 421, and claims it.
+/// A layer of A delays a call for 1 s. Meanwhile its session is closed on A, as an idle one is. rmcp would restore the session for the
+/// call, although A has not claimed it. A peer that requests the session gets 421, and claims it.
 #[tokio::test]
 async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_instance() {
     let directory = directory();
-    let (a, mcp, slow) = delayed(&directory).await;
+    let (a, mcp, slow) = start_with_delays(&directory).await;
     let b = Node::start(&directory).await;
     b.until_settled().await;
     let mut call = slow.call(1, "hold", json!({ "label": "a" })).await;
@@ -251,7 +251,7 @@ async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_insta
 async fn a_call_that_a_layer_delays_does_not_restore_a_session_that_another_request_is_about_to_claim()
  {
     let directory = directory();
-    let (a, mcp, slow) = delayed(&directory).await;
+    let (a, mcp, slow) = start_with_delays(&directory).await;
     let mut call = slow.call(1, "hold", json!({ "label": "a" })).await;
     pass(500 * MS).await;
     close_session(&a, &mcp).await;
@@ -271,12 +271,12 @@ async fn a_call_that_a_layer_delays_does_not_restore_a_session_that_another_requ
 #[tokio::test]
 async fn of_two_requests_that_a_layer_delays_both_are_to_be_sent_again() {
     let directory = directory();
-    let (a, mcp, slow) = delayed(&directory).await;
-    let named = a.detach(&mcp, 3, "a").await;
+    let (a, mcp, slow) = start_with_delays(&directory).await;
+    let last_event_id = a.detach(&mcp, 3, "a").await;
     a.witness.release("a");
     let mut first = slow.call(1, "echo", json!({ "text": "x" })).await;
     let mut second = slow.call(2, "echo", json!({ "text": "x" })).await;
-    let mut resumed = slow.resume(&named).await;
+    let mut resumed = slow.resume(&last_event_id).await;
     pass(500 * MS).await;
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("load", 200 * MS));

@@ -10,7 +10,7 @@ use tokio::{sync::Notify, time::sleep};
 
 use super::{
     fake_owner::FakeOwner,
-    node::{Node, ask, hash, pass},
+    node::{Node, call_app, hash, pass},
     steps::{assert_refused, directory, run_other_tasks, unreachable_owner},
 };
 use crate::{
@@ -54,13 +54,13 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
     let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let mut early = mcp.call(1, "echo", json!({ "text": "x" })).await;
-    owner.head().await.moved(owner.me).await;
+    owner.head().await.answer_moved(owner.me).await;
     assert_eq!(early.head().await.status, 503);
-    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(directory.request_count("claim"), 0);
     b.until_settled().await;
     owner.renew_lease().await;
     let mut call = mcp.call(2, "echo", json!({ "text": "x" })).await;
-    owner.head().await.moved(owner.me).await;
+    owner.head().await.answer_moved(owner.me).await;
     assert_eq!(call.head().await.status, 200);
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
@@ -70,12 +70,12 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
-    let hangs = owner.request().await;
+    let hanging = owner.request().await;
     pass(2 * OWNER_RECHECK_INTERVAL).await;
     contract::claim_from(&directory.memory, hash(&mcp), owner.me, unreachable_owner()).await;
     pass(OWNER_RECHECK_INTERVAL).await;
     assert_eq!(call.head().await.status, 502);
-    hangs.closed().await;
+    hanging.until_closed().await;
 }
 
 /// The backend has evicted the record, and the owner writes it again later.
@@ -83,13 +83,13 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
 async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
-    let hangs = owner.request().await;
+    let hanging = owner.request().await;
     directory.memory.evict(hash(&mcp));
     for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
         owner.renew_lease().await;
         pass(HEARTBEAT_INTERVAL).await;
     }
-    hangs.answer("200 OK", owner.me, "an answer").await;
+    hanging.answer("200 OK", owner.me, "an answer").await;
     assert_eq!(within("a head", call.head()).await.status, 200);
 }
 
@@ -125,7 +125,7 @@ async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
         let unasked = owner.head().await;
         pass(OWNER_RECHECK_INTERVAL - 50 * Duration::from_millis(1)).await;
         contract::claim_from(&directory.memory, hash(&mcp), owner.me, b.me).await;
-        // Both limits end in this time, a millisecond apart.
+        // Both timeouts end in this time, a millisecond apart.
         sleep(100 * Duration::from_millis(1)).await;
         assert_eq!(call.head().await.status, 200, "round {round}");
         drop(unasked);
@@ -176,7 +176,7 @@ async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_
         };
         assert_refused(&mut refused).await;
     }
-    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(directory.request_count("claim"), 0);
     pass(LEASE_TTL).await;
     assert_eq!(echo(&mcp, "x").await, "x");
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
@@ -200,7 +200,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let (text, relayed) = join(echo(&mcp, "hello"), async {
         let request = owner.request().await;
         let body = request.body.clone();
-        request.moved(owner.me).await;
+        request.answer_moved(owner.me).await;
         body
     })
     .await;
@@ -214,21 +214,27 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
 #[tokio::test]
 async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
-    for is_asked in [true, false] {
+    for is_body_requested in [true, false] {
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
-        let request = if is_asked {
+        let request = if is_body_requested {
             owner.request().await
         } else {
             owner.head().await
         };
-        request.moved(unreachable_owner()).await;
+        request.answer_moved(unreachable_owner()).await;
         assert_refused(&mut call).await;
     }
-    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(directory.request_count("claim"), 0);
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 
     owner.release_lease().await;
-    let other = async { owner.request().await.moved(unreachable_owner()).await };
+    let other = async {
+        owner
+            .request()
+            .await
+            .answer_moved(unreachable_owner())
+            .await
+    };
     let (text, ()) = join(echo(&mcp, "x"), other).await;
     assert_eq!(text, "x");
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
@@ -240,7 +246,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let text = "x".repeat(100_000);
     let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
-    owner.request().await.moved(owner.me).await;
+    owner.request().await.answer_moved(owner.me).await;
     assert_refused(&mut call).await;
     assert!(echo(&mcp, &text).await == text);
 }
@@ -254,7 +260,7 @@ async fn a_call_that_has_not_begun_runs_on_another_instance() {
         let mut owner = FakeOwner::new(&directory).await;
         let text = "x".repeat(length);
         let mcp = owner.session(&b).await;
-        let moves = async { owner.head().await.moved(owner.me).await };
+        let moves = async { owner.head().await.answer_moved(owner.me).await };
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
         assert!(answered == text, "relinquished, {length}");
 
@@ -275,7 +281,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
     directory.set(Fault::WrongOwner(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
-        owner.request().await.moved(owner.me).await;
+        owner.request().await.answer_moved(owner.me).await;
     }
     assert_refused(&mut call).await;
     directory.set(Fault::None);
@@ -307,17 +313,16 @@ async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
 #[tokio::test]
 async fn only_calls_wait_for_an_owner_that_does_not_answer() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
-    let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
+    let (mut call, unanswered) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
     let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
     assert_refused(&mut listening).await;
-    silent.closed().await;
+    silent.until_closed().await;
 
     // The call still waits, and receives its answer.
-    let mut call = call;
-    waits.answer("200 OK", owner.me, "late").await;
+    unanswered.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
@@ -330,14 +335,14 @@ async fn a_call_whose_body_was_not_asked_for_does_not_wait_for_an_owner_that_han
         let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let text = "x".repeat(length);
         let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
-        let hangs = owner.head().await;
+        let hanging = owner.head().await;
         pass(Duration::from_millis(9_900)).await;
         if is_alive {
             owner.renew_lease().await;
         }
         pass(Duration::from_millis(200)).await;
         let head = call.head().await;
-        hangs.closed().await;
+        hanging.until_closed().await;
         if is_alive {
             assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
             assert_eq!(owner_of(&directory, &mcp).await, owner.me);
@@ -363,7 +368,7 @@ async fn a_post_without_a_body_is_not_sent_again() {
         let request = owner.request().await;
         if hangs {
             pass(Duration::from_millis(10_100)).await;
-            request.closed().await;
+            request.until_closed().await;
         } else {
             drop(request);
         }
@@ -371,13 +376,13 @@ async fn a_post_without_a_body_is_not_sent_again() {
         assert!(!b.has(&mcp));
     }
     // Only the later requests of a session whose owner has ended are served here.
-    assert_eq!(directory.asked("claim"), 2);
+    assert_eq!(directory.request_count("claim"), 2);
     let mut live = FakeOwner::new(&directory).await;
     let mcp = live.session(&b).await;
     let mut call = mcp.send(&mcp.post_request("")).await;
     drop(live.request().await);
     assert_eq!(call.head().await.status, 502);
-    assert_eq!(directory.asked("claim"), 2);
+    assert_eq!(directory.request_count("claim"), 2);
 }
 
 #[tokio::test]
@@ -405,8 +410,8 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
 #[tokio::test]
 async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
     let directory = directory();
-    let young = Node::start(&directory).await;
-    let reply = young.client("unknown").post_raw("{}", &[]).await;
+    let new_instance = Node::start(&directory).await;
+    let reply = new_instance.client("unknown").post_raw("{}", &[]).await;
     assert_eq!(
         (reply.status, reply.headers["retry-after"].as_bytes()),
         (503, &b"1"[..])
@@ -437,23 +442,23 @@ async fn a_session_that_is_being_reclaimed_is_local_for_peers() {
     owner.close();
     owner.release_lease().await;
     let id = mcp.session_id().unwrap();
-    let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (recorded, waits) = (entered.clone(), go.clone());
+    let (entered, released) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (on_entered, on_released) = (entered.clone(), released.clone());
     let app = Router::new().route(
         "/mcp",
         any(async move || {
-            recorded.notify_one();
-            waits.notified().await;
+            on_entered.notify_one();
+            on_released.notified().await;
         }),
     );
     let request = http::Request::get("/mcp").header("mcp-session-id", id);
     let request = request.body(Body::empty()).unwrap();
-    let look = async {
+    let check = async {
         entered.notified().await;
         assert_eq!(b.routing().classify_from_peer(Some(id)).0, Action::Serve);
-        go.notify_one();
+        released.notify_one();
     };
-    let (response, ()) = join(ask(&b, app, request), look).await;
+    let (response, ()) = join(call_app(&b, app, request), check).await;
     assert_eq!(response.status(), 200);
     assert_eq!(b.routing().classify_from_peer(Some(id)).0, Action::Moved);
 }

@@ -30,7 +30,7 @@ pub(super) struct FakeOwner {
     listener: Option<TcpListener>,
     #[allow(dead_code, reason = "keeps the address reserved")]
     reserved: Option<TcpSocket>,
-    number: u32,
+    session_count: u32,
 }
 
 /// A request that the fake owner received.
@@ -50,15 +50,15 @@ impl FakeOwner {
             address: listener.local_addr().unwrap(),
             incarnation: Incarnation::random(),
         };
-        let fake = Self {
+        let owner = Self {
             me,
             directory: directory.clone(),
             listener: Some(listener),
             reserved: None,
-            number: 0,
+            session_count: 0,
         };
-        fake.renew_lease().await;
-        fake
+        owner.renew_lease().await;
+        owner
     }
 
     /// Starts an instance on a new directory. Returns this owner, and a client of one of its sessions at that instance.
@@ -86,9 +86,9 @@ impl FakeOwner {
 
     /// Registers a new session of this owner. Returns a client of that session at `node`.
     pub(super) async fn session(&mut self, node: &Node) -> Mcp {
-        self.number += 1;
-        let id = format!("session {} of {}", self.number, self.me);
-        let params = br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"fake","version":"0"}}}"#[..].into();
+        self.session_count += 1;
+        let id = format!("session {} of {}", self.session_count, self.me);
+        let params = br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"owner","version":"0"}}}"#[..].into();
         let entry = Registration {
             session: SessionHash::of(&id),
             epoch: Epoch::now(),
@@ -179,7 +179,7 @@ impl Relayed {
     }
 
     /// Answers as the incarnation of `me` that the session is not here.
-    pub(super) async fn moved(mut self, me: Owner) {
+    pub(super) async fn answer_moved(mut self, me: Owner) {
         let incarnation = me.incarnation;
         self.write(&format!(
             "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved {incarnation}\r\ncontent-length: 0\r\n\r\n"
@@ -188,11 +188,11 @@ impl Relayed {
     }
 
     /// Waits until the other end closes the connection.
-    pub(super) async fn closed(mut self) {
+    pub(super) async fn until_closed(mut self) {
         let mut rest = Vec::new();
         let end = self.stream.read_to_end(&mut rest);
         // A reset also ends the connection.
-        let _ended = within("the relay to hang up", end).await;
+        let _ended = within("the relay to disconnect", end).await;
         assert_eq!(rest, b"");
     }
 }

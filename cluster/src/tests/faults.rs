@@ -41,44 +41,44 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two instances. `b` reaches no peer, and no peer reaches `b`, until `is_reached` is set.
+/// Two instances. `b` connects to no peer, and accepts no connection of a peer, until `is_connected` is set.
 struct PartitionedPair {
     a: Node,
     b: Node,
-    is_reached: Arc<AtomicBool>,
+    is_connected: Arc<AtomicBool>,
 }
 
 impl PartitionedPair {
     async fn start(directory: &Faulty) -> Self {
         let a = Node::start(directory).await;
-        let is_reached = Arc::<AtomicBool>::default();
-        let reached = is_reached.clone();
-        let island = Setup {
-            filter: PeersFilter::new(move |_| reached.load(Ordering::Relaxed)),
+        let is_connected = Arc::<AtomicBool>::default();
+        let connected = is_connected.clone();
+        let setup = Setup {
+            filter: PeersFilter::new(move |_| connected.load(Ordering::Relaxed)),
             ..Setup::default()
         };
-        let b = island.start(directory).await;
+        let b = setup.start(directory).await;
         a.until_settled().await;
         b.until_settled().await;
         pass(HEARTBEAT_INTERVAL).await;
-        Self { a, b, is_reached }
+        Self { a, b, is_connected }
     }
 }
 
 /// Starts a call whose body is still to be sent. Returns when the instance has the head.
-async fn late_head(node: &Node, mcp: &Mcp) -> Connection {
+async fn send_head(node: &Node, mcp: &Mcp) -> Connection {
     let mut call = Connection::open(node.public.as_ref().unwrap().addr).await;
-    let heads = node.seen.lock().unwrap().len();
+    let heads = node.received_heads.lock().unwrap().len();
     let request = mcp.call_request(7, "hold", json!({ "label": "late" }));
     call.send_chunked_head(&request).await;
-    while node.seen.lock().unwrap().len() == heads {
+    while node.received_heads.lock().unwrap().len() == heads {
         yield_now().await;
     }
     call
 }
 
-/// Sends the body of the call that `late_head` started.
-async fn late_body(call: &mut Connection, mcp: &Mcp) {
+/// Sends the body of the call that `send_head` started.
+async fn send_body(call: &mut Connection, mcp: &Mcp) {
     let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
     call.chunk(message.to_string().as_bytes()).await;
     call.end_chunks().await;
@@ -97,14 +97,14 @@ fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
 #[tokio::test]
 async fn a_suspended_owner_begins_nothing_in_a_session_that_another_instance_has() {
     let directory = directory();
-    let PartitionedPair { a, b, is_reached } = PartitionedPair::start(&directory).await;
+    let PartitionedPair { a, b, is_connected } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
     stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
 
     // A request that waits at the former owner is relayed to the new one.
-    is_reached.store(true, Ordering::Relaxed);
+    is_connected.store(true, Ordering::Relaxed);
     let call = mcp.call(2, "hold", json!({ "label": "late" }));
     let mut call = within("a call", call).await;
     assert_eq!(within("a head", call.head()).await.status, 200);
@@ -137,8 +137,8 @@ async fn a_suspended_owner_keeps_sessions_that_no_other_instance_has_claimed() {
 #[tokio::test]
 async fn an_owner_that_was_suspended_for_less_than_its_lease_stays_the_owner() {
     let directory = directory();
-    let PartitionedPair { a, b, is_reached } = PartitionedPair::start(&directory).await;
-    is_reached.store(true, Ordering::Relaxed);
+    let PartitionedPair { a, b, is_connected } = PartitionedPair::start(&directory).await;
+    is_connected.store(true, Ordering::Relaxed);
     let mcp = a.session().await;
     a.cluster.stop_heartbeat();
     pass(LEASE_TTL - SECOND / 2).await;
@@ -237,11 +237,11 @@ async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_
     let directory = directory();
     let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
-    let mut call = late_head(&a, &mcp).await;
+    let mut call = send_head(&a, &mcp).await;
     stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
 
-    late_body(&mut call, &mcp).await;
+    send_body(&mut call, &mcp).await;
     pass(SECOND).await;
     let heartbeat = resume_heartbeat(&a);
     let head = within("a head", call.head()).await;
@@ -251,18 +251,18 @@ async fn a_call_whose_body_arrives_after_a_suspension_does_not_begin_before_its_
     heartbeat.abort();
 }
 
-/// The same, but the directory does not answer after the stall.
+/// The head of a call arrives before a stall, and its body after it. The directory does not answer after the stall.
 #[tokio::test]
 async fn a_call_whose_body_arrives_after_a_suspension_waits_for_a_directory_for_a_limited_time() {
     let directory = directory();
     let a = Node::start(&directory).await;
     a.until_settled().await;
     let mcp = a.session().await;
-    let mut call = late_head(&a, &mcp).await;
+    let mut call = send_head(&a, &mcp).await;
     stall(&a).await;
     directory.set(Fault::Fails);
     let heartbeat = resume_heartbeat(&a);
-    late_body(&mut call, &mcp).await;
+    send_body(&mut call, &mcp).await;
     run_other_tasks().await;
     pass(10 * SECOND).await;
     let answer = within("an answer", call.answer()).await.unwrap();
@@ -284,7 +284,7 @@ async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() 
     let older = directory.memory.take_snapshot();
     drop(a.public.take());
     let cluster = a.cluster.clone();
-    let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
+    let shutdown = spawn(async move { cluster.leave(300 * SECOND).await });
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);
     let mut living = b.start_call(&at_b, 3, "living").await;
@@ -300,18 +300,18 @@ async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() 
     assert!(b.has(&mcp) && b.witness.is_running("living"));
     b.witness.release("living");
     assert_eq!(living.answer().await.unwrap()["id"], 3);
-    leaving.abort();
+    shutdown.abort();
 }
 
 /// A flushed backend keeps its run, and an evicted record has no owner.
 #[tokio::test]
 async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
     for is_flushed in [true, false] {
-        let (memory, [of_a, _of_b], [a, b]) = Node::two_on_links().await;
+        let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         drop(a.public);
-        of_a.set(Fault::Fails);
+        link_a.set(Fault::Fails);
         a.peers.abort();
         pass(2 * LEASE_TTL).await;
         let _living = b.start_call(&at_b, 1, "living").await;
@@ -320,7 +320,7 @@ async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
         } else {
             memory.evict(hash(&mcp));
         }
-        of_a.set(Fault::None);
+        link_a.set(Fault::None);
         pass(75 * SECOND).await;
         assert!(b.witness.is_running("living"), "{is_flushed}");
         assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(b.me));
@@ -351,24 +351,24 @@ async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
 /// The directory returns empty, and takes no answers for longer than a lease lasts.
 #[tokio::test]
 async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
-    let (memory, [of_a, _of_b], [a, b]) = Node::two_on_links().await;
+    let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "ended").await;
-    let _leaving = a.routing().shutdown.begin();
+    let last_event_id = a.detach(&mcp, 1, "ended").await;
+    let _shutdown = a.routing().shutdown.begin();
     a.witness.release("ended");
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);
 
-    of_a.set(Fault::FailsAt("keep_answer"));
+    link_a.set(Fault::FailsAt("keep_answer"));
     memory.restart();
     pass(LEASE_TTL + SETTLE_PERIOD).await;
     for _ in 0..3 {
-        assert_eq!(at_b.resume(&named).await.head().await.status, 503);
+        assert_eq!(at_b.resume(&last_event_id).await.head().await.status, 503);
         pass(HEARTBEAT_INTERVAL).await;
     }
-    of_a.set(Fault::None);
+    link_a.set(Fault::None);
     pass(2 * HEARTBEAT_INTERVAL).await;
-    let answered = at_b.resume(&named).await.messages().await;
+    let answered = at_b.resume(&last_event_id).await.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
@@ -399,16 +399,16 @@ async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_session
 }
 
 #[tokio::test]
-async fn a_session_is_reported_missing_only_when_every_instance_has_written() {
-    let (memory, [of_a, _of_b], [a, b]) = Node::two_on_links().await;
+async fn a_session_is_reported_missing_only_when_every_instance_has_written_its_sessions() {
+    let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
     let mcp = a.session().await;
-    of_a.set(Fault::FailsAt("register"));
+    link_a.set(Fault::FailsAt("register"));
     memory.restart();
     for _ in 0..30 {
         pass(SECOND).await;
         assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
     }
-    of_a.set(Fault::None);
+    link_a.set(Fault::None);
     pass(2 * HEARTBEAT_INTERVAL).await;
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
     assert_eq!(status(&b.client("unknown"), 3).await, 404);

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::{
     node::{GRACE, Node, Setup, hash, pass},
-    steps::SlowLink,
+    steps::{SlowLink, phases},
 };
 use crate::{
     directory::{
@@ -25,40 +25,40 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// Starts an owner, and an instance with its own link to the directory. That instance reaches the owner if `is_reached`.
-async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
+/// Starts an owner, and an instance with its own link to the directory. That instance reaches the owner if `can_reach_owner`.
+async fn start_pair(can_reach_owner: bool) -> (Faulty, [Node; 2]) {
     let memory = MemoryDirectory::default();
-    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let a = Setup::with_grace();
     let b = Setup {
-        filter: PeersFilter::new(move |_| is_reached),
+        filter: PeersFilter::new(move |_| can_reach_owner),
         ..Setup::default()
     };
-    let nodes = [a.start(&of_a).await, b.start(&of_b).await];
+    let nodes = [a.start(&link_a).await, b.start(&link_b).await];
     for node in &nodes {
         node.until_settled().await;
     }
-    (of_b, nodes)
+    (link_b, nodes)
 }
 
 /// The client of a call of A gets 503 from B in the last 100 ms of the grace. Returns after the grace.
 async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
     let mcp = a.session().await;
     pass(phase * 100 * MS).await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     pass(GRACE - 100 * MS).await;
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     pass(600 * MS).await;
     assert_eq!(resumed.head().await.status, 503);
     pass(6 * SECOND).await;
 }
 
-/// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile `what` takes `time` at the
+/// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile each `command` takes `delay` at the
 /// directory.
-async fn turned_away_in_time(what: &'static str, time: Duration) {
-    for phase in 0..20 {
-        let (of_b, [a, b]) = two(false).await;
-        of_b.set(Fault::SlowAt(what, time));
+async fn turn_away_in_time(command: &'static str, delay: Duration) {
+    for phase in phases() {
+        let (link_b, [a, b]) = start_pair(false).await;
+        link_b.set(Fault::SlowAt(command, delay));
         pass(5 * SECOND).await;
         turn_away_in_the_last_moment(&a, &b, phase).await;
         assert!(a.witness.is_running("a"), "phase {phase}");
@@ -68,7 +68,7 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
 /// A heartbeat that arrives after the grace may have been sent before its end.
 #[tokio::test]
 async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
-    turned_away_in_time("heartbeat", 400 * MS).await;
+    turn_away_in_time("heartbeat", 400 * MS).await;
 }
 
 /// The heartbeats of the instance arrive after its own timeout for them.
@@ -77,21 +77,21 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
 {
     for (late, phase) in [600, 1_000, 3_000]
         .into_iter()
-        .flat_map(|late| (0..20).map(move |phase| (late, phase)))
+        .flat_map(|late| phases().map(move |phase| (late, phase)))
     {
         let link = SlowLink(Arc::default(), late * MS);
-        let of_a = Faulty::new(MemoryDirectory::default());
-        let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
+        let link_a = Faulty::new(MemoryDirectory::default());
+        let link_b = Faulty::new(link_a.memory.clone()).behind(link.clone());
         let (a, b) = (
-            Setup::with_grace().start(&of_a).await,
-            Node::start(&of_b).await,
+            Setup::with_grace().start(&link_a).await,
+            Node::start(&link_b).await,
         );
         a.until_settled().await;
         b.until_settled().await;
         link.0.store(true, SeqCst);
         pass(20 * SECOND).await;
         turn_away_in_the_last_moment(&a, &b, phase).await;
-        let leases = of_a.memory.leases().await.unwrap();
+        let leases = link_a.memory.leases().await.unwrap();
         assert!(leases.of(b.me.incarnation).is_some());
         assert!(a.witness.is_running("a"), "{late} ms late, phase {phase}");
     }
@@ -99,17 +99,17 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
 
 #[tokio::test]
 async fn a_client_that_resumed_in_time_and_was_looked_up_after_its_grace_keeps_its_call() {
-    turned_away_in_time("look", 450 * MS).await;
+    turn_away_in_time("look", 450 * MS).await;
 }
 
 /// The connection to the owner is established, but no byte arrives on it.
 #[tokio::test]
 async fn a_client_that_resumed_in_time_and_waits_for_the_owner_keeps_its_call() {
     for phase in 0..40 {
-        let (_, [a, b]) = two(true).await;
+        let (_, [a, b]) = start_pair(true).await;
         let mcp = a.session().await;
         pass(phase * 50 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let owner = Owner {
             address: silent.local_addr().unwrap(),
@@ -118,7 +118,7 @@ async fn a_client_that_resumed_in_time_and_waits_for_the_owner_keeps_its_call() 
         let owners = &b.routing().owners;
         owners.insert(hash(&mcp), Ownership::begin(owner));
         pass(GRACE - 50 * MS).await;
-        let _waiting = b.client_of(&mcp).resume(&named).await;
+        let _waiting = b.client_of(&mcp).resume(&last_event_id).await;
         let _relay = silent.accept().await.unwrap();
         pass(5 * SECOND).await;
         assert!(a.witness.is_running("a"), "phase {phase}");
@@ -128,18 +128,18 @@ async fn a_client_that_resumed_in_time_and_waits_for_the_owner_keeps_its_call() 
 #[tokio::test]
 async fn a_client_counts_as_turned_away_even_if_that_instance_has_ended() {
     for is_killed in [false, true] {
-        let (_, [a, mut b]) = two(false).await;
+        let (_, [a, mut b]) = start_pair(false).await;
         let mcp = a.session().await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         pass(3 * SECOND).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         assert_eq!(resumed.head().await.status, 503);
         if is_killed {
             // By now the next heartbeat has been sent.
             pass(HEARTBEAT_INTERVAL + SECOND / 2).await;
             b.kill().await;
         } else {
-            within("the departure", b.cluster.leave(Duration::ZERO)).await;
+            within("the shutdown", b.cluster.leave(Duration::ZERO)).await;
         }
         pass(30 * SECOND).await;
         assert!(a.witness.is_running("a"), "{is_killed}");

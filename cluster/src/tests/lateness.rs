@@ -9,6 +9,7 @@ use std::{
 };
 
 use axum::Router;
+use futures_util::future::join_all;
 use mcp_cancel_on_disconnect::Grace;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::model::ProgressNotificationParam;
@@ -19,13 +20,13 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     node::{GRACE, Node, SECRET, Setup, hash, pass},
-    steps::{status, until_heartbeat},
+    steps::{phases, status, until_heartbeat},
 };
 use crate::{
     cluster::{Options, join},
     directory::{
         Directory as _, DirectoryError, MemoryDirectory,
-        faulty::{Fault, Faulty, Gate, Work},
+        faulty::{ErasedRequest, Fault, Faulty, Gate},
     },
     ids::{Incarnation, Owner},
     relay::filter::PeersFilter,
@@ -50,20 +51,19 @@ impl StallsAtReply {
 }
 
 impl Gate for StallsAtReply {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
-        if what == "look" {
-            // A look-up takes 400 ms.
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
+        if command == "look" {
             return Box::pin(async move {
                 sleep(400 * MS).await;
-                work.await
+                request.await
             });
         }
-        if what != "heartbeat" {
-            return work;
+        if command != "heartbeat" {
+            return request;
         }
         let Self(count, stall) = self.clone();
         Box::pin(async move {
-            let reply = work.await;
+            let reply = request.await;
             count.fetch_add(1, SeqCst);
             let stall = stall.lock().unwrap().take();
             if let Some(time) = stall {
@@ -82,15 +82,17 @@ enum Stall {
     AtReply(Duration),
 }
 
-/// B has a thread of its own, which stalls for a while. The client connects to B meanwhile, within its grace. No clock is paused.
-/// Returns whether the call is running after B has answered, and after the client has resumed at A.
-async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
-    let of_a = Faulty::new(MemoryDirectory::default());
+/// B has a thread of its own, which stalls for a while. Its look-ups take 400 ms. The client connects to B meanwhile, within its grace.
+/// Then the client resumes at A. No clock is paused.
+///
+/// Returns the status that B answers, whether the call is running then and after the resume at A, and the status that A answers.
+async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2], u16) {
+    let link_a = Faulty::new(MemoryDirectory::default());
     let gate = StallsAtReply::default();
-    let of_b = Faulty::new(of_a.memory.clone()).behind(gate.clone());
-    let a = Setup::with_grace().start(&of_a).await;
-    let (started, b) = tokio::sync::oneshot::channel();
-    let (order, mut orders) = tokio::sync::mpsc::unbounded_channel::<Stall>();
+    let link_b = Faulty::new(link_a.memory.clone()).behind(gate.clone());
+    let a = Setup::with_grace().start(&link_a).await;
+    let (start_sender, started) = tokio::sync::oneshot::channel();
+    let (stall_sender, mut stalls) = tokio::sync::mpsc::unbounded_channel::<Stall>();
     let of_thread = gate.clone();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -99,14 +101,14 @@ async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
             .unwrap();
         runtime.block_on(async {
             let setup = Setup {
-                filter: PeersFilter::new(move |_| is_reached),
+                filter: PeersFilter::new(move |_| can_reach_a),
                 ..Setup::default()
             };
-            let b = setup.start(&of_b).await;
-            started
+            let b = setup.start(&link_b).await;
+            start_sender
                 .send((b.public.as_ref().unwrap().addr, b.me.incarnation))
                 .unwrap();
-            while let Some(stall) = orders.recv().await {
+            while let Some(stall) = stalls.recv().await {
                 match stall {
                     Stall::AtReply(time) => *of_thread.1.lock().unwrap() = Some(time),
                     Stall::After(time) => {
@@ -118,21 +120,21 @@ async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
             }
         });
     });
-    let (addr, incarnation) = b.await.unwrap();
+    let (addr, incarnation) = started.await.unwrap();
     sleep(10 * SECOND).await;
     let mcp = a.session().await;
     gate.next_heartbeat().await;
     sleep(600 * MS).await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     let detached = Instant::now();
     // The grace ends 600 ms after the third heartbeat from here.
     gate.next_heartbeat().await;
     gate.next_heartbeat().await;
-    order.send(stall).unwrap();
+    stall_sender.send(stall).unwrap();
     gate.next_heartbeat().await;
     sleep(200 * MS).await;
     let at_b = Mcp::stateless(addr, PATH).in_session(mcp.session_id().unwrap());
-    let mut resumed = at_b.resume(&named).await;
+    let mut resumed = at_b.resume(&last_event_id).await;
     assert!(
         detached.elapsed() < GRACE - 100 * MS,
         "control: in its grace"
@@ -143,72 +145,50 @@ async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
     if head.status == 503 {
         assert_eq!(head.header("retry-after"), Some("1"));
     }
-    let leases = of_a.memory.leases().await.unwrap();
+    let leases = link_a.memory.leases().await.unwrap();
     assert!(leases.of(incarnation).is_some(), "B has its lease");
     sleep(SECOND).await;
     let was_running = a.witness.is_running("a");
-    let mut again = mcp.resume(&named).await;
-    let status = again.head().await.status;
+    let mut resumed_at_a = mcp.resume(&last_event_id).await;
+    let status = resumed_at_a.head().await.status;
     let is_running = a.witness.is_running("a");
-    drop(order);
+    drop(stall_sender);
     thread.join().unwrap();
     (head.status, [was_running, is_running], status)
 }
 
-/// The stall lies between two heartbeats, and the second one is sent in time.
+/// With a stall of 3.5 s, B first sends a heartbeat when it runs again, and then reads the request, which it turns away. That heartbeat
+/// was sent more than 2.15 s after the grace.
 #[tokio::test]
-async fn a_client_that_waited_for_an_instance_that_stalled_between_two_heartbeats_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::After(1_990 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// When B runs again, it first sends a heartbeat, and then reads the request, which it turns away. That heartbeat was sent more than 2.15 s
-/// after the grace.
-#[tokio::test]
-async fn a_client_that_waited_for_a_stalled_instance_in_its_grace_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::After(3_500 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// The second heartbeat is 230 ms late.
-#[tokio::test]
-async fn a_client_that_waited_for_an_instance_whose_heartbeat_was_a_little_late_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::After(2_200 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// The stall of 3.5 s begins while the instance waits for the reply to a heartbeat.
-#[tokio::test]
-async fn a_client_that_waited_for_an_instance_that_stalled_in_its_heartbeat_keeps_its_call() {
-    assert_eq!(
-        stalled(Stall::AtReply(3_500 * MS), false).await,
-        (503, [true, true], 200)
-    );
-}
-
-/// B reaches A. Its look-up takes 400 ms. The call must still run when the resume reaches A.
-#[tokio::test]
-async fn a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
-    assert_eq!(
-        stalled(Stall::After(2_200 * MS), true).await,
-        (200, [true, true], 200)
-    );
+async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
+    let stalls = [
+        // The second heartbeat is sent in time.
+        ("between two heartbeats", Stall::After(1_990 * MS), false),
+        ("in its grace", Stall::After(3_500 * MS), false),
+        // The second heartbeat is 230 ms late.
+        ("a little late", Stall::After(2_200 * MS), false),
+        ("waiting for a reply", Stall::AtReply(3_500 * MS), false),
+        // The call must still run when the resume reaches A.
+        ("B reaches A", Stall::After(2_200 * MS), true),
+    ];
+    let seen = join_all(stalls.map(async |(name, stall, is_reached)| {
+        let resumed_at_b = if is_reached { 200 } else { 503 };
+        let expected = (resumed_at_b, [true, true], 200);
+        (name, resume_during_stall(stall, is_reached).await, expected)
+    }));
+    for (name, seen, expected) in seen.await {
+        assert_eq!(seen, expected, "{name}");
+    }
 }
 
 /// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
 /// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
 async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
-    let (memory, [of_c, of_d], [c, d]) = Node::two_on_links().await;
+    let (memory, [link_c, link_d], [c, d]) = Node::two_on_links().await;
     let mcp = d.session().await;
     let at_c = c.client_of(&mcp);
-    until_heartbeat(&of_c).await;
+    until_heartbeat(&link_c).await;
     let begun = Instant::now();
     let until = async |at: u32| {
         while begun.elapsed() < at * MS {
@@ -217,11 +197,11 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
     };
     until(1_750).await;
     // Makes D send a heartbeat now.
-    let heartbeats = of_d.asked("heartbeat");
+    let heartbeats = link_d.request_count("heartbeat");
     d.routing().turned_away.record();
     until(1_800).await;
-    assert!(of_d.asked("heartbeat") > heartbeats);
-    of_d.set(Fault::Fails);
+    assert!(link_d.request_count("heartbeat") > heartbeats);
+    link_d.set(Fault::Fails);
     until(1_850).await;
     memory.restart();
     // Makes C send a heartbeat now.
@@ -229,10 +209,10 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
     until(7_100).await;
     let first = status(&at_c, 1).await;
     until(7_150).await;
-    of_d.set(Fault::None);
+    link_d.set(Fault::None);
     until(7_700).await;
     assert!(memory.has_owner(hash(&mcp)), "D has written it again");
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     for at in (7_700..9_000).step_by(25) {
         until(at).await;
         let answer = status(&at_c, at).await;
@@ -242,16 +222,19 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
                 .saturating_duration_since(begun)
                 .as_millis()
         });
-        seen.push((
+        results.push((
             begun.elapsed().as_millis(),
-            of_c.asked("look"),
+            link_c.request_count("look"),
             settled,
             answer,
         ));
     }
-    println!("{first} {seen:?}");
+    println!("{first} {results:?}");
     assert_eq!(first, 503);
-    assert!(seen.iter().all(|(.., status)| *status != 404), "{seen:?}");
+    assert!(
+        results.iter().all(|(.., status)| *status != 404),
+        "{results:?}"
+    );
 }
 
 /// Delays the execution of the next heartbeat, and refuses `register` while set.
@@ -259,22 +242,22 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
 struct OldConnection(Arc<Mutex<(Option<Duration>, bool)>>, Arc<AtomicUsize>);
 
 impl Gate for OldConnection {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
         let (delay, refuses) = {
             let mut state = self.0.lock().unwrap();
-            let delay = (what == "heartbeat").then(|| state.0.take()).flatten();
-            (delay, state.1 && what == "register")
+            let delay = (command == "heartbeat").then(|| state.0.take()).flatten();
+            (delay, state.1 && command == "register")
         };
-        if what == "heartbeat" {
+        if command == "heartbeat" {
             self.1.fetch_add(1, SeqCst);
         }
         if refuses {
             return Box::pin(async { Err(DirectoryError::failed("it is switched off")) });
         }
-        let Some(delay) = delay else { return work };
+        let Some(delay) = delay else { return request };
         let late = tokio::spawn(async move {
             sleep(delay).await;
-            work.await
+            request.await
         });
         Box::pin(async move { late.await.unwrap() })
     }
@@ -284,17 +267,18 @@ impl Gate for OldConnection {
 /// which all sessions are written, must not replace the newer one, because D has not written its session again.
 #[tokio::test]
 async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
-    assert!(!denied(false).await.contains(&404), "control");
-    let seen = denied(true).await;
-    assert!(!seen.contains(&404), "{seen:?}");
+    assert!(!statuses_after_loss(false).await.contains(&404), "control");
+    let results = statuses_after_loss(true).await;
+    assert!(!results.contains(&404), "{results:?}");
 }
 
-async fn denied(is_overtaken: bool) -> Vec<u16> {
+/// Returns the statuses that a client of the lost session receives within 2.8 s of the loss.
+async fn statuses_after_loss(is_overtaken: bool) -> Vec<u16> {
     let memory = MemoryDirectory::default();
-    let of_c = Faulty::new(memory.clone());
+    let link_c = Faulty::new(memory.clone());
     let gate = OldConnection::default();
-    let of_d = Faulty::new(memory.clone()).behind(gate.clone());
-    let (c, d) = (Node::start(&of_c).await, Node::start(&of_d).await);
+    let link_d = Faulty::new(memory.clone()).behind(gate.clone());
+    let (c, d) = (Node::start(&link_c).await, Node::start(&link_d).await);
     c.until_settled().await;
     d.until_settled().await;
     let mcp = d.session().await;
@@ -310,46 +294,49 @@ async fn denied(is_overtaken: bool) -> Vec<u16> {
     gate.0.lock().unwrap().1 = true;
     pass(300 * MS).await;
     c.routing().turned_away.record();
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     for id in 0..50 {
         pass(50 * MS).await;
-        seen.push(status(&at_c, id).await);
+        results.push(status(&at_c, id).await);
     }
     gate.0.lock().unwrap().1 = false;
     pass(12 * SECOND).await;
     assert_eq!(status(&at_c, 99).await, 200, "control");
-    seen
+    results
 }
 
 /// The clock of the directory is stepped forward by 3.5 s, or the owner's machine was suspended for 3.5 s. Then the owner cannot reach
 /// the directory for 2.7 s, less than half of its lease.
 #[tokio::test]
 async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clock() {
-    for steps in [false, true] {
+    for has_stepped in [false, true] {
         let memory = MemoryDirectory::default();
-        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let a = Setup::requiring_lease().start(&of_a).await;
-        let b = Setup::without_peers().start(&of_b).await;
+        let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let a = Setup::requiring_lease().start(&link_a).await;
+        let b = Setup::without_peers().start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         pass(4 * SECOND).await;
-        until_heartbeat(&of_a).await;
-        if steps {
+        until_heartbeat(&link_a).await;
+        if has_stepped {
             memory.step_clock(3_500 * MS);
         }
-        until_heartbeat(&of_a).await;
-        of_a.set(Fault::Fails);
+        until_heartbeat(&link_a).await;
+        link_a.set(Fault::Fails);
         pass(2_700 * MS).await;
-        let of_other = status(&at_b, 1).await;
-        let of_owner = status(&mcp, 2).await;
-        assert_eq!((steps, of_other, of_owner), (steps, 503, 200));
+        let status_at_b = status(&at_b, 1).await;
+        let status_at_a = status(&mcp, 2).await;
+        assert_eq!(
+            (has_stepped, status_at_b, status_at_a),
+            (has_stepped, 503, 200)
+        );
     }
 }
 
-/// The owner's machine receives nothing from B's, but B's receives everything from the owner's. The owner gives the connection up after
-/// 90 s, because the acknowledgements of B are lost. Until then B receives packets of the owner. The client is connected to B.
+/// The owner's machine receives nothing from B's machine. B's machine receives everything from the owner's. The owner gives the connection
+/// up after 90 s, because the acknowledgements of B are lost. Until then B receives packets of the owner. The client is connected to B.
 ///
 /// Run in a network of its own:
 /// unshare -n sh -c 'ip link set lo up; exec $TEST a_call_whose_client_is_connected --ignored --nocapture'
@@ -384,10 +371,10 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
     assert_eq!(call.head().await.status, 200);
     a.witness.started("a").await;
     sleep(7 * SECOND).await;
-    let rule = |how: &str| {
+    let rule = |operation: &str| {
         let port = a.me.address.port().to_string();
         let rule = [
-            "-w", how, "INPUT", "-p", "tcp", "--dport", &port, "-j", "DROP",
+            "-w", operation, "INPUT", "-p", "tcp", "--dport", &port, "-j", "DROP",
         ];
         let done = std::process::Command::new("iptables").args(rule).status();
         assert!(done.unwrap().success());
@@ -420,15 +407,16 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
         "cancelled at {is_cancelled_at:?}, its client was connected until {broke_at:?}"
     );
 }
-/// Every request takes effect at once, and its reply takes this long.
+
+/// A link on which each request takes effect at once, and its reply takes this long.
 #[derive(Debug, Clone)]
 struct SlowReplies(Duration);
 
 impl Gate for SlowReplies {
-    fn pass(&self, _what: &'static str, work: Work) -> Work {
+    fn pass(&self, _command: &'static str, request: ErasedRequest) -> ErasedRequest {
         let time = self.0;
         Box::pin(async move {
-            let reply = work.await;
+            let reply = request.await;
             sleep(time).await;
             reply
         })
@@ -436,15 +424,15 @@ impl Gate for SlowReplies {
 }
 
 /// Returns the longest time from the end of the grace to the cancel.
-async fn longest(reply: Duration, instances: usize) -> Duration {
-    let mut longest = Duration::ZERO;
-    for phase in 0..20 {
-        let of_all = Faulty::new(MemoryDirectory::default()).behind(SlowReplies(reply));
-        let a = Setup::with_grace().start(&of_all).await;
+async fn longest_delay(reply: Duration, instances: usize) -> Duration {
+    let mut longest_delay = Duration::ZERO;
+    for phase in phases() {
+        let directory = Faulty::new(MemoryDirectory::default()).behind(SlowReplies(reply));
+        let a = Setup::with_grace().start(&directory).await;
         a.until_settled().await;
         let mut others = Vec::new();
         for _ in 1..instances {
-            others.push(Node::start(&of_all).await);
+            others.push(Node::start(&directory).await);
         }
         for other in &others {
             other.until_settled().await;
@@ -457,45 +445,55 @@ async fn longest(reply: Duration, instances: usize) -> Duration {
             pass(50 * MS).await;
             assert!(detached.elapsed() < 60 * SECOND);
         }
-        longest = longest.max(detached.elapsed() - GRACE);
+        longest_delay = longest_delay.max(detached.elapsed() - GRACE);
     }
-    longest
+    longest_delay
 }
 
 /// README: "A cancel is therefore up to 5 s later than with one instance".
 #[tokio::test]
 async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     for reply in [0, 100, 250, 400] {
         println!("{reply}");
-        let one = longest(reply * MS, 1).await;
-        let two = longest(reply * MS, 2).await;
-        seen.push((reply, one, two));
+        let alone = longest_delay(reply * MS, 1).await;
+        let with_peer = longest_delay(reply * MS, 2).await;
+        results.push((reply, alone, with_peer));
     }
-    println!("{seen:?}");
+    println!("{results:?}");
     assert!(
-        seen.iter().all(|(_, one, two)| *two <= *one + 5 * SECOND),
-        "{seen:?}"
+        results
+            .iter()
+            .all(|(_, alone, with_peer)| *with_peer <= *alone + 5 * SECOND),
+        "{results:?}"
     );
 }
 
 /// B loses its connection to the directory 2 s before the end of the grace. 1 s later, while B has its lease, B turns the client away. B
-/// keeps running, and cannot report the client. The client retries after `pause`, which is less than its backoff.
+/// keeps running, and cannot report the client. The client retries after `pause`.
+///
+/// Returns the status of the first attempt, whether B had its lease then, whether the call is running, and the status of the retry.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
     let memory = MemoryDirectory::default();
-    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (
-        Setup::with_grace().start(&of_a).await,
-        Node::start(&of_b).await,
+        Setup::with_grace().start(&link_a).await,
+        Node::start(&link_b).await,
     );
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     pass(GRACE - 2 * SECOND).await;
-    of_b.set(Fault::Fails);
+    link_b.set(Fault::Fails);
     pass(SECOND).await;
-    let status = b.client_of(&mcp).resume(&named).await.head().await.status;
+    let status = b
+        .client_of(&mcp)
+        .resume(&last_event_id)
+        .await
+        .head()
+        .await
+        .status;
     let has_lease = memory
         .leases()
         .await
@@ -504,24 +502,31 @@ async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool,
         .is_some();
     pass(pause).await;
     let is_running = a.witness.is_running("a");
-    of_b.set(Fault::None);
+    link_b.set(Fault::None);
     pass(SECOND).await;
-    let again = b.client_of(&mcp).resume(&named).await.head().await.status;
-    (status, has_lease, is_running, again)
+    let status_of_retry = b
+        .client_of(&mcp)
+        .resume(&last_event_id)
+        .await
+        .head()
+        .await
+        .status;
+    (status, has_lease, is_running, status_of_retry)
 }
 
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_with_a_lease_keeps_its_call() {
     for pause in [3, 5, 8, 20, 35] {
-        let seen = turned_away_by_a_cut_off_instance(pause * SECOND).await;
-        println!("{pause} {seen:?}");
+        let results = turned_away_by_a_cut_off_instance(pause * SECOND).await;
+        println!("{pause} {results:?}");
     }
-    let seen = turned_away_by_a_cut_off_instance(8 * SECOND).await;
-    assert_eq!(seen, (503, true, true, 200));
+    let results = turned_away_by_a_cut_off_instance(8 * SECOND).await;
+    assert_eq!(results, (503, true, true, 200));
 }
 
 /// B has a concurrency limit inside the cluster's layer. Each second two requests `GET /health`, which belong to no session, arrive
 /// together, and take 20 ms each. With one permit the second of them waits for 20 ms. No instance answers 503.
+/// Returns whether a health check failed, and whether the call was cancelled.
 async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
     use tower_layer::Layer as _;
     use tower_service::Service as _;
@@ -535,7 +540,7 @@ async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
     let app = b
         .cluster
         .layer()
-        .layer(super::permits::Limit::new(app, permits));
+        .layer(super::permits::ConcurrencyLimit::new(app, permits));
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
     let statuses = Arc::new(Mutex::new(Vec::new()));
@@ -574,22 +579,22 @@ async fn cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
 /// A's lease is over. A request that waited at A is read at 6.4 s.
 async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
     let memory = MemoryDirectory::default();
-    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let a = Node::start(&of_a).await;
-    let b = Setup::without_peers().start(&of_b).await;
+    let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let a = Node::start(&link_a).await;
+    let b = Setup::without_peers().start(&link_b).await;
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
     pass(4 * SECOND).await;
-    until_heartbeat(&of_a).await;
+    until_heartbeat(&link_a).await;
     let begun = Instant::now();
     if is_refused {
-        of_a.set(Fault::Fails);
-        until_heartbeat(&of_a).await;
+        link_a.set(Fault::Fails);
+        until_heartbeat(&link_a).await;
     }
     // The stall.
     a.cluster.stop_heartbeat();
-    of_a.set(Fault::None);
+    link_a.set(Fault::None);
     while begun.elapsed() < 6_200 * MS {
         pass(50 * MS).await;
     }
@@ -598,7 +603,7 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
         pass(50 * MS).await;
     }
     // A runs again. Its first heartbeat takes 200 ms.
-    of_a.set(Fault::SlowAt("heartbeat", 200 * MS));
+    link_a.set(Fault::SlowAt("heartbeat", 200 * MS));
     let heartbeat = tokio::spawn(a.routing().heartbeat.clone().run());
     let _call = mcp.call(2, "hold", json!({ "label": "late" })).await;
     for _ in 0..20 {
@@ -620,8 +625,8 @@ async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
 }
 
 /// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to
-/// leave, with a limit of 30 s. Returns the messages that the client receives.
-async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
+/// shut down, with a limit of 30 s. Returns the messages that the client receives.
+async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let me = Owner {
@@ -667,11 +672,11 @@ async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
         .call(1, "echo", json!({ "text": "x" }))
         .await;
     pass(1_300 * MS).await;
-    let leaving = cluster.clone();
-    let leaving = tokio::spawn(async move { leaving.leave(30 * SECOND).await });
+    let member = cluster.clone();
+    let shutdown = tokio::spawn(async move { member.leave(30 * SECOND).await });
     pass(10 * SECOND).await;
     let answer = tokio::time::timeout(3 * SECOND, call.answer()).await;
-    leaving.abort();
+    shutdown.abort();
     drop(public);
     format!("{answer:?}")
 }
@@ -679,9 +684,9 @@ async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
 #[tokio::test]
 async fn a_call_that_the_layer_committed_is_in_flight_for_a_shutdown() {
     for through_b in [false, true] {
-        let answer = answered_while_leaving(false, through_b).await;
+        let answer = answer_during_shutdown(false, through_b).await;
         assert!(answer.contains("result"), "control: {through_b} {answer}");
-        let answer = answered_while_leaving(true, through_b).await;
+        let answer = answer_during_shutdown(true, through_b).await;
         assert!(answer.contains("result"), "{through_b} {answer}");
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Warnings {
 
 /// A second subscriber, which takes no lines and exists as long as the process. With a single subscriber, `tracing` asks the thread
 /// that first reaches a line whether the line is wanted. Another test may reach it first, on a thread without a subscriber.
-static SECOND: LazyLock<Dispatch> =
+static SECOND_SUBSCRIBER: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
 
 #[derive(Clone, Default)]
@@ -27,7 +27,7 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 impl Warnings {
     /// Collects the warnings of this thread. Needs a current-thread runtime.
     pub(crate) fn watch() -> Self {
-        LazyLock::force(&SECOND);
+        LazyLock::force(&SECOND_SUBSCRIBER);
         let written = Written::default();
         let lines = written.clone();
         let log = tracing_subscriber::fmt()
@@ -42,7 +42,7 @@ impl Warnings {
     }
 
     /// Returns the number of lines that contain `text`.
-    pub(crate) fn with(&self, text: &str) -> usize {
+    pub(crate) fn count(&self, text: &str) -> usize {
         let written = String::from_utf8(self.written.0.lock().unwrap().clone()).unwrap();
         written.lines().filter(|line| line.contains(text)).count()
     }

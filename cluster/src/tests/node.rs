@@ -31,7 +31,7 @@ use crate::{
 
 pub(super) const SECRET: &str = "the secret of all tests";
 
-/// An instance. Once dropped, it accepts no more connections.
+/// An instance. Once this is dropped, the instance accepts no more connections at its public listener.
 pub(super) struct Node {
     pub(super) me: Owner,
     pub(super) cluster: Cluster,
@@ -40,7 +40,7 @@ pub(super) struct Node {
     pub(super) public: Option<Served>,
     pub(super) peers: JoinHandle<()>,
     /// The heads of all requests that the application received.
-    pub(super) seen: Arc<Mutex<Vec<http::HeaderMap>>>,
+    pub(super) received_heads: Arc<Mutex<Vec<http::HeaderMap>>>,
     /// The application that the instance serves.
     pub(super) app: Router,
     addr: SocketAddr,
@@ -60,11 +60,11 @@ pub(super) struct Setup {
     pub(super) filter: PeersFilter,
     pub(super) options: Options,
     /// Whether the service uses the cluster as its session store.
-    pub(super) is_stored: bool,
+    pub(super) has_session_store: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
     pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
     /// Adds layers of the application between rmcp's service and the cluster's layer.
-    pub(super) within: fn(Router) -> Router,
+    pub(super) inner_layers: fn(Router) -> Router,
 }
 
 // === impl Setup ===
@@ -78,14 +78,15 @@ impl Default for Setup {
             also_accepts: None,
             filter: PeersFilter::default(),
             options: Options::default(),
-            is_stored: true,
+            has_session_store: true,
             on_start: None,
-            within: |app| app,
+            inner_layers: |app| app,
         }
     }
 }
 
 impl Setup {
+    /// An instance whose calls continue for [`GRACE`] after their client disconnected.
     pub(super) fn with_grace() -> Self {
         Self {
             grace: Grace::After(GRACE),
@@ -112,10 +113,13 @@ impl Setup {
         }
     }
 
-    /// Two instances whose application has these layers. Returns when both are settled.
-    pub(super) async fn pair_within(directory: &Faulty, within: fn(Router) -> Router) -> [Node; 2] {
+    /// Starts two instances whose application has these inner layers. Returns when both are settled.
+    pub(super) async fn start_pair(
+        directory: &Faulty,
+        inner_layers: fn(Router) -> Router,
+    ) -> [Node; 2] {
         let setup = || Self {
-            within,
+            inner_layers,
             ..Self::default()
         };
         let nodes = [
@@ -147,34 +151,33 @@ impl Setup {
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
         // rmcp's keep-alive uses the system's clock. Where tokio's clock is ahead of it, each comment is due at once.
         let mut config = Mode::Session.config().with_sse_keep_alive(None);
-        if self.is_stored {
+        if self.has_session_store {
             config.session_store = Some(Arc::new(cluster.clone()));
         }
         let service = tools.service_with(config, sessions);
         let layer = cluster.protect(self.layer.grace(self.grace));
         let calls = layer.calls();
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let recorded = seen.clone();
+        let received_heads = Arc::new(Mutex::new(Vec::new()));
+        let recorded = received_heads.clone();
         let record_heads = middleware::map_request(move |request: Request| {
             recorded.lock().unwrap().push(request.headers().clone());
             async { request }
         });
         let app = router(service).layer(layer).layer(record_heads);
-        let app = (self.within)(app).layer(cluster.layer());
-        let application = app.clone();
+        let app = (self.inner_layers)(app).layer(cluster.layer());
         let public = serve(app.clone()).await;
-        let (member, served) = (cluster.clone(), app);
-        let peers = tokio::spawn(async move { member.serve_peers(listener, served).await });
+        let (member, peers_app) = (cluster.clone(), app.clone());
+        let peers = tokio::spawn(async move { member.serve_peers(listener, peers_app).await });
         Node {
             me,
             cluster,
             witness,
             calls,
             addr: public.addr,
-            app: application,
+            app,
             public: Some(public),
             peers,
-            seen,
+            received_heads,
             reserved: None,
         }
     }
@@ -248,7 +251,9 @@ impl Node {
     }
 
     pub(super) fn has(&self, mcp: &Mcp) -> bool {
-        self.routing().sessions.has(mcp.session_id().unwrap())
+        self.routing()
+            .sessions
+            .has_open_gate(mcp.session_id().unwrap())
     }
 
     /// Starts a call, which this instance serves, and reads the head of its stream.
@@ -264,9 +269,9 @@ impl Node {
         call
     }
 
-    /// Asserts that its application has received no header that instances send to one another.
-    pub(super) fn assert_saw_no_field_of_the_cluster(&self) {
-        for request in self.seen.lock().unwrap().iter() {
+    /// Asserts that the application has received no header that instances send to one another.
+    pub(super) fn assert_received_no_cluster_header(&self) {
+        for request in self.received_heads.lock().unwrap().iter() {
             let mut names = request.keys();
             assert!(
                 names.all(|name| !name.as_str().starts_with("mcp-cluster")),
@@ -288,11 +293,11 @@ impl Node {
     }
 
     /// Returns when the directory has the answer of a call of this instance.
-    pub(super) async fn until_stored(&self, directory: &Faulty, mcp: &Mcp, named: &str) {
-        let of = (hash(mcp), self.me.incarnation, number(named));
+    pub(super) async fn until_stored(&self, directory: &Faulty, mcp: &Mcp, last_event_id: &str) {
+        let (session, incarnation) = (hash(mcp), self.me.incarnation);
         while directory
             .memory
-            .answer(of.0, of.1, of.2)
+            .answer(session, incarnation, call_number(last_event_id))
             .await
             .unwrap()
             .is_none()
@@ -301,7 +306,7 @@ impl Node {
         }
     }
 
-    /// Makes a call whose client hangs up. Returns the id of the last event that the client received.
+    /// Makes a call whose client disconnects. Returns the id of the last event that the client received.
     pub(super) async fn detach(&self, mcp: &Mcp, id: u32, label: &str) -> String {
         let before = self.calls.detached();
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
@@ -368,17 +373,17 @@ pub(super) async fn pass(time: Duration) {
 }
 
 /// Returns the number of the call on whose stream an event was sent.
-pub(super) fn number(named: &str) -> CallNumber {
-    ClusterEventId::read(named).unwrap().call.unwrap().number
+pub(super) fn call_number(event_id: &str) -> CallNumber {
+    ClusterEventId::read(event_id).unwrap().call.unwrap().number
 }
 
 /// Sends a request into an application, without a connection.
-pub(super) async fn ask(
+pub(super) async fn call_app(
     node: &Node,
     app: Router,
     request: http::Request<axum::body::Body>,
 ) -> http::Response<axum::body::Body> {
     let mut service = tower_layer::Layer::layer(&node.cluster.layer(), app);
-    let answered: Result<_, Infallible> = service.call(request).await;
-    answered.unwrap()
+    let response: Result<_, Infallible> = service.call(request).await;
+    response.unwrap()
 }

@@ -1,4 +1,4 @@
-//! Calls whose clients disconnected: when they are cancelled, and where their answers are stored.
+//! Calls whose clients disconnected. Tests when they are cancelled, and where their answers are stored.
 
 use std::time::Duration;
 
@@ -19,19 +19,21 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
-/// How long the clock of a call is observed after its cancel was confirmed, plus a margin.
+/// How late a due cancel may be: 150 ms.
+///
+/// The library rechecks a call 100 ms after it found the grace expired late. The rest is a margin.
 const RECHECK_MARGIN: Duration = Duration::from_millis(150);
 
-async fn with_grace(directory: &Faulty) -> Node {
+async fn start_with_grace(directory: &Faulty) -> Node {
     let node = Setup::with_grace().start(directory).await;
     node.until_settled().await;
     node
 }
 
-/// Starts an instance with a call whose client has hung up.
+/// Starts an instance with a call whose client has disconnected.
 async fn detached_call() -> (Faulty, Node, Mcp) {
     let directory = directory();
-    let node = with_grace(&directory).await;
+    let node = start_with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
     (directory, node, mcp)
@@ -70,7 +72,10 @@ async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
 #[tokio::test]
 async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
     let directory = directory();
-    let (a, b) = (with_grace(&directory).await, with_grace(&directory).await);
+    let (a, b) = (
+        start_with_grace(&directory).await,
+        start_with_grace(&directory).await,
+    );
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
     let claimed = claim_from(&directory.memory, hash(&mcp), a.me, b.me).await;
@@ -99,13 +104,13 @@ async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_writte
 #[tokio::test]
 async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instance() {
     let (directory, [mut a, b], mcp) = Node::with_session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
     a.until_calls_end().await;
-    a.until_stored(&directory, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answer = resumed.answer().await.unwrap();
     assert_eq!(answer["id"], 1);
     assert!(answer["result"].is_object(), "{answer}");
@@ -114,16 +119,16 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
 #[tokio::test]
 async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
     let (directory, [mut a, b], mcp) = Node::with_session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    a.until_stored(&directory, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
-    a.until_stored(&directory, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     a.kill_and_expire().await;
     b.until_settled().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answer = resumed.answer().await.unwrap();
     assert!(answer["result"].is_object(), "{answer}");
 }
@@ -135,18 +140,21 @@ async fn only_answers_without_a_client_are_stored() {
     let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
     assert_eq!(call.answer().await.unwrap()["id"], 7);
     // A call whose client resumed in time.
-    let named = a.detach(&mcp, 1, "a").await;
-    let mut resumed: Connection = mcp.resume(&named).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    let mut resumed: Connection = mcp.resume(&last_event_id).await;
     resumed.head().await;
     while a.calls.detached() > 0 {
         yield_now().await;
     }
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-    // Finally a call whose client hung up. An answer of the earlier calls would be in the directory by now.
-    let named = a.detach(&mcp, 1, "b").await;
-    assert!(named.ends_with("~1"), "the request id is reused: {named}");
+    // Finally a call whose client disconnected. An answer of the earlier calls would be in the directory by now.
+    let last_event_id = a.detach(&mcp, 1, "b").await;
+    assert!(
+        last_event_id.ends_with("~1"),
+        "the request id is reused: {last_event_id}"
+    );
     a.witness.release("b");
-    a.until_stored(&directory, &mcp, &named).await;
-    assert_eq!(directory.asked("keep_answer"), 1);
+    a.until_stored(&directory, &mcp, &last_event_id).await;
+    assert_eq!(directory.request_count("keep_answer"), 1);
 }

@@ -1,4 +1,4 @@
-//! A concurrency limit inside the cluster's layer: requests that wait or are relayed have no permit of it.
+//! A concurrency limit inside the cluster's layer. Requests that wait or are relayed hold no permit of that limit.
 
 use std::{
     convert::Infallible,
@@ -39,14 +39,14 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Like tower's `ConcurrencyLimit`: `poll_ready` acquires a permit, and the response future holds the permit.
-pub(super) struct Limit<S> {
+pub(super) struct ConcurrencyLimit<S> {
     inner: S,
     semaphore: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
     acquiring: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send + Sync>>>,
 }
 
-impl<S> Limit<S> {
+impl<S> ConcurrencyLimit<S> {
     pub(super) fn new(inner: S, permits: usize) -> Self {
         let semaphore = Arc::new(Semaphore::new(permits));
         Self {
@@ -58,7 +58,7 @@ impl<S> Limit<S> {
     }
 }
 
-impl<S: Clone> Clone for Limit<S> {
+impl<S: Clone> Clone for ConcurrencyLimit<S> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
@@ -69,7 +69,7 @@ impl<S: Clone> Clone for Limit<S> {
     }
 }
 
-impl<S> Service<Request> for Limit<S>
+impl<S> Service<Request> for ConcurrencyLimit<S>
 where
     S: Service<Request, Response = Response, Error = Infallible, Future: Send + 'static>,
 {
@@ -100,15 +100,17 @@ where
     }
 }
 
-/// `ServiceBuilder::new().layer(cluster.layer()).concurrency_limit(permits).service(router)`.
-struct Limited {
+/// An instance with a concurrency limit inside the cluster's layer.
+///
+/// Its service is `ServiceBuilder::new().layer(cluster.layer()).concurrency_limit(permits).service(router)`.
+struct LimitedInstance {
     cluster: Cluster,
-    app: ClusterService<Limit<Router>>,
+    app: ClusterService<ConcurrencyLimit<Router>>,
     public: Served,
     witness: Witness,
 }
 
-impl Limited {
+impl LimitedInstance {
     async fn start(directory: &Faulty, permits: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let me = Owner {
@@ -124,7 +126,9 @@ impl Limited {
         let router = test_support::router(service)
             .route("/report", get(async || pending::<()>().await))
             .layer(cluster.protect(CancelOnDisconnectLayer::new()));
-        let app = cluster.layer().layer(Limit::new(router, permits));
+        let app = cluster
+            .layer()
+            .layer(ConcurrencyLimit::new(router, permits));
         let public = serve(Router::new().fallback_service(app.clone())).await;
         let (member, served) = (cluster.clone(), app.clone());
         let _peers = tokio::spawn(async move { member.serve_peers(listener, served).await });
@@ -150,10 +154,10 @@ impl Limited {
 }
 
 /// Starts an instance with a session, and one with this number of permits, which relays a call of that session.
-async fn relaying(permits: usize) -> (Node, Limited, Mcp, Mcp) {
+async fn relaying(permits: usize) -> (Node, LimitedInstance, Mcp, Mcp) {
     let directory = directory();
     let a = Setup::with_grace().start(&directory).await;
-    let b = Limited::start(&directory, permits).await;
+    let b = LimitedInstance::start(&directory, permits).await;
     pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
     let mcp = a.session().await;
     let at_b = b.client(mcp.session_id().unwrap());
@@ -165,19 +169,19 @@ fn report() -> Request {
     Request::get("/report").body(Body::empty()).unwrap()
 }
 
-/// The client of a call resumes through B, while a call that B relays waits for the owner to transfer its session. If the waiting call
-/// had a permit of B, the resume would not be relayed.
+/// The client of a call resumes through B, while B relays another call. That call waits for the owner to transfer its session. If the
+/// waiting call had a permit of B, the resume would not be relayed.
 ///
-/// Returns whether the call still runs, and whether the resume has a head.
+/// Returns whether the call still runs, and whether the head of the resume's response has arrived.
 async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
     let (a, b, mcp, at_b) = relaying(permits).await;
-    let named = a.detach(&mcp, 1, "long").await;
-    let _leaving = a.routing().shutdown.begin();
+    let last_event_id = a.detach(&mcp, 1, "long").await;
+    let _shutdown = a.routing().shutdown.begin();
     // Waits on A until the first call is over.
     let _waiting = at_b.call(2, "echo", json!({ "text": "x" })).await;
     run_other_tasks().await;
     // The client resumes at once.
-    let mut resumed = at_b.resume(&named).await;
+    let mut resumed = at_b.resume(&last_event_id).await;
     run_other_tasks().await;
     pass(3 * GRACE).await;
     let is_running = a.witness.is_running("long");
@@ -202,12 +206,12 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
     for permits in [20, 4] {
         let directory = directory();
         let a = Node::start(&directory).await;
-        let b = Limited::start(&directory, permits).await;
+        let b = LimitedInstance::start(&directory, permits).await;
         pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
         let mcp = a.session().await;
         let at_b = b.client(mcp.session_id().unwrap());
         let _long = a.start_call(&mcp, 1, "long").await;
-        let _leaving = a.routing().shutdown.begin();
+        let _shutdown = a.routing().shutdown.begin();
         let waiting = (10..14).map(|id| at_b.call(id, "echo", json!({ "text": "x" })));
         let _waiting = join_all(waiting).await;
         run_other_tasks().await;
@@ -216,58 +220,63 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
     }
 }
 
-/// README: "Calls in flight continue on this instance, with their resumes, cancels and answers to the server's questions."
+/// README: "Calls in flight continue on this instance, with their resumes, cancels and answers to the server's requests."
 #[tokio::test]
 async fn calls_that_wait_on_an_instance_in_shutdown_do_not_block_its_resumes() {
     for permits in [20, 4] {
         let directory = directory();
-        let a = Limited::start(&directory, permits).await;
+        let a = LimitedInstance::start(&directory, permits).await;
         let b = Node::start(&directory).await;
         b.until_settled().await;
         let mcp = Mcp::session(a.public.addr, PATH).await;
         let at_b = b.client_of(&mcp);
         let mut long = at_b.call(1, "hold", json!({ "label": "long" })).await;
         assert_eq!(long.head().await.status, 200);
-        let named = long.event().await.unwrap().id.unwrap();
+        let last_event_id = long.event().await.unwrap().id.unwrap();
         a.witness.started("long").await;
-        let _leaving = a.cluster.router().shutdown.begin();
+        let _shutdown = a.cluster.router().shutdown.begin();
         let waiting = (10..14).map(|id| at_b.call(id, "echo", json!({ "text": "x" })));
         let _waiting = join_all(waiting).await;
         run_other_tasks().await;
         long.fin();
-        let mut resumed = at_b.resume(&named).await;
+        let mut resumed = at_b.resume(&last_event_id).await;
         let head = timeout(8 * SECOND, resumed.head()).await;
         let head = head.map(|head| head.status);
         assert_eq!(head.ok(), Some(200), "{permits} permits");
     }
 }
 
-/// Two instances relay to each other. Each relayed call has a permit of the instance that relays, and needs one of its owner.
+/// Two instances relay to each other. A relayed call needs a permit of its owner. If the relaying instance took one of its own as well,
+/// the calls could block one another.
 #[tokio::test]
 async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
     for (permits, calls) in [(20, 4), (4, 8)] {
         let directory = directory();
-        let a = Limited::start(&directory, permits).await;
-        let b = Limited::start(&directory, permits).await;
+        let a = LimitedInstance::start(&directory, permits).await;
+        let b = LimitedInstance::start(&directory, permits).await;
         pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
-        let of_a = Mcp::session(a.public.addr, PATH).await;
-        let of_b = Mcp::session(b.public.addr, PATH).await;
+        let session_a = Mcp::session(a.public.addr, PATH).await;
+        let session_b = Mcp::session(b.public.addr, PATH).await;
         let (through_b, through_a) = (
-            b.client(of_a.session_id().unwrap()),
-            a.client(of_b.session_id().unwrap()),
+            b.client(session_a.session_id().unwrap()),
+            a.client(session_b.session_id().unwrap()),
         );
         let through_b = join_all((0..calls).map(|id| status(&through_b, id)));
         let through_a = join_all((0..calls).map(|id| status(&through_a, id)));
-        let both = timeout(8 * SECOND, join(through_b, through_a)).await;
-        let all = both.map(|both| [both.0, both.1].concat());
-        assert_eq!(all, Ok(vec![200; 2 * calls as usize]), "{permits} permits");
+        let statuses = timeout(8 * SECOND, join(through_b, through_a)).await;
+        let statuses = statuses.map(|(through_b, through_a)| [through_b, through_a].concat());
+        assert_eq!(
+            statuses,
+            Ok(vec![200; 2 * calls as usize]),
+            "{permits} permits"
+        );
     }
 }
 
 /// Relays calls to a limited instance. Returns the status of each response, and how many calls have begun.
 async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     let directory = directory();
-    let a = Limited::start(&directory, permits).await;
+    let a = LimitedInstance::start(&directory, permits).await;
     let b = Node::start(&directory).await;
     b.until_settled().await;
     let mcp = Mcp::session(a.public.addr, PATH).await;
@@ -302,8 +311,8 @@ async fn resumed_through(permits: usize) -> bool {
     let (a, b, mcp, at_b) = relaying(permits).await;
     b.begin_report().await;
 
-    let named = a.detach(&mcp, 1, "long").await;
-    let _resumed = at_b.resume(&named).await;
+    let last_event_id = a.detach(&mcp, 1, "long").await;
+    let _resumed = at_b.resume(&last_event_id).await;
     run_other_tasks().await;
     pass(4 * GRACE).await;
     a.witness.is_running("long")
@@ -319,7 +328,7 @@ async fn a_client_that_resumes_while_the_inner_service_is_not_ready_keeps_its_ca
 #[tokio::test]
 async fn the_clone_of_a_ready_service_takes_a_permit_of_its_own() {
     let directory = directory();
-    let instance = Limited::start(&directory, 1).await;
+    let instance = LimitedInstance::start(&directory, 1).await;
     let mut ready = instance.app.clone();
     poll_fn(|cx| ready.poll_ready(cx)).await.unwrap();
     let mut clone = ready.clone();

@@ -14,7 +14,7 @@ use super::{
     node::{Node, SECRET, hash, pass},
     steps::{
         assert_refused, directory, post, post_echo, run_other_tasks, status, unreachable_owner,
-        until_asked,
+        until_requested,
     },
 };
 use crate::{
@@ -42,7 +42,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     assert_eq!(claimed, Claim::Won);
 }
 
-/// Makes a call and returns the body of its response, which was not read.
+/// Makes a call and returns the body of its response, of which nothing has been read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let answered = a.app.call(post(mcp, &message)).await.unwrap();
@@ -50,7 +50,7 @@ async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     answered.into_body()
 }
 
-/// Returns the next event. Skips rmcp's keep-alives: they follow the clock of the machine, which lags behind a clock that was
+/// Returns the next event. Skips rmcp's keep-alives, because they follow the clock of the machine, which lags behind a clock that was
 /// advanced.
 async fn event(body: &mut Body) -> String {
     loop {
@@ -69,11 +69,11 @@ async fn event_id(body: &mut Body) -> String {
     id.unwrap().to_owned()
 }
 
-/// Makes a call whose client hangs up after the answer was sent and before it was read. Returns the id of the last event that the
+/// Makes a call whose client disconnects after the answer was sent and before it was read. Returns the id of the last event that the
 /// client received.
 async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     let mut body = unread_call(a, mcp).await;
-    let named = event_id(&mut body).await;
+    let last_event_id = event_id(&mut body).await;
     a.witness.started("a").await;
     a.witness.release("a");
     a.witness.ended("a").await;
@@ -81,15 +81,15 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     drop(body);
     a.until_calls_end().await;
     run_other_tasks().await;
-    named
+    last_event_id
 }
 
 /// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer 421.
 #[tokio::test]
 async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
     let (directory, [a, b], mcp) = Node::with_session().await;
-    let odd = b.client_of(&mcp).header("connection", "mcp-session-id");
-    let status = status(&odd, 1).await;
+    let client = b.client_of(&mcp).header("connection", "mcp-session-id");
+    let status = status(&client, 1).await;
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
     assert!(a.has(&mcp) && !b.has(&mcp));
     assert_eq!(status, 200);
@@ -122,9 +122,9 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(400)));
     let first = at_b.call(1, "echo", json!({ "text": "x" })).await;
-    until_asked(&directory, "load").await;
+    until_requested(&directory, "load").await;
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
-    while b.seen.lock().unwrap().len() < 2 {
+    while b.received_heads.lock().unwrap().len() < 2 {
         yield_now().await;
     }
     for _ in 0..20 {
@@ -134,7 +134,7 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
     assert_eq!(second.head().await.status, 200);
 }
 
-/// The client hangs up at each step of the restore.
+/// The client disconnects at each step of the restore.
 #[tokio::test]
 async fn a_session_that_is_half_restored_serves_the_next_request() {
     let (directory, [mut a], mcp) = Node::with_session().await;
@@ -169,13 +169,13 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
 #[tokio::test]
 async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
     let (directory, [a], mcp) = Node::with_session().await;
-    let named = a.detach(&mcp, 7, "seventh").await;
+    let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
     a.until_calls_end().await;
     close_and_restore(&directory, &a, &mcp).await;
     let mut eighth = a.start_call(&mcp, 8, "eighth").await;
 
-    let mut resumed = mcp.resume(&named).await;
+    let mut resumed = mcp.resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("eighth");
     let answered: Vec<Value> = resumed.messages().await;
@@ -189,12 +189,12 @@ async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnat
 #[tokio::test]
 async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
     let (directory, [a], mcp) = Node::with_session().await;
-    let named = a.detach(&mcp, 7, "seventh").await;
+    let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    a.until_stored(&directory, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     close_and_restore(&directory, &a, &mcp).await;
 
-    let answered = mcp.resume(&named).await.messages().await;
+    let answered = mcp.resume(&last_event_id).await.messages().await;
     assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
@@ -202,32 +202,40 @@ async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
 #[tokio::test]
 async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     let (directory, [mut a, b], mcp) = Node::with_session().await;
-    let named = a.detach(&mcp, 1, "first").await;
+    let last_event_id = a.detach(&mcp, 1, "first").await;
     a.witness.release("first");
-    a.until_stored(&directory, &mcp, &named).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     a.until_calls_end().await;
-    assert_eq!(mcp.resume(&named).await.answer().await.unwrap()["id"], 1);
-    let named = a.detach(&mcp, 1, "second").await;
+    assert_eq!(
+        mcp.resume(&last_event_id).await.answer().await.unwrap()["id"],
+        1
+    );
+    let last_event_id = a.detach(&mcp, 1, "second").await;
     a.kill_and_expire().await;
 
-    let answered = b.client_of(&mcp).resume(&named).await.messages().await;
+    let answered = b
+        .client_of(&mcp)
+        .resume(&last_event_id)
+        .await
+        .messages()
+        .await;
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
-/// A leaving instance answers 421 only once its answers are in the directory.
+/// An instance that shuts down answers 421 only once its answers are in the directory.
 #[tokio::test]
 async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     let (directory, [a, b], mcp) = Node::with_session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("a");
     a.until_calls_end().await;
-    until_asked(&directory, "keep_answer").await;
+    until_requested(&directory, "keep_answer").await;
     directory.set(Fault::None);
 
     let at_b = b.client_of(&mcp);
     let (answered, _) = join(
-        async { at_b.resume(&named).await.messages().await },
+        async { at_b.resume(&last_event_id).await.messages().await },
         a.cluster.leave(Duration::ZERO),
     )
     .await;
@@ -235,25 +243,30 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer was sent, but the client that hangs up has not read it from its buffer.
+/// The answer was sent, but the client that disconnects has not read it from its buffer.
 #[tokio::test]
 async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
     let (_directory, [mut a, b], mcp) = Node::with_session().await;
-    let named = unread_answer(&mut a, &mcp).await;
+    let last_event_id = unread_answer(&mut a, &mcp).await;
     a.kill_and_expire().await;
 
-    let answered = b.client_of(&mcp).resume(&named).await.messages().await;
+    let answered = b
+        .client_of(&mcp)
+        .resume(&last_event_id)
+        .await
+        .messages()
+        .await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer was taken off the stream, but the client that hangs up may not have read it. For example, the rest of a large answer is
+/// The answer was taken off the stream, but the client that disconnects may not have read it. For example, the rest of a large answer is
 /// still buffered here.
 #[tokio::test]
 async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     for is_read in [true, false] {
         let (directory, [mut a, b], mcp) = Node::with_session().await;
         let mut body = unread_call(&mut a, &mcp).await;
-        let named = event_id(&mut body).await;
+        let last_event_id = event_id(&mut body).await;
         a.witness.started("a").await;
         a.witness.release("a");
         assert!(event(&mut body).await.contains("result"));
@@ -262,10 +275,18 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
         }
         drop(body);
         run_other_tasks().await;
-        assert_eq!(directory.asked("keep_answer"), usize::from(!is_read));
+        assert_eq!(
+            directory.request_count("keep_answer"),
+            usize::from(!is_read)
+        );
         a.kill_and_expire().await;
 
-        let answered = b.client_of(&mcp).resume(&named).await.messages().await;
+        let answered = b
+            .client_of(&mcp)
+            .resume(&last_event_id)
+            .await
+            .messages()
+            .await;
         assert_eq!(answered[0]["result"].is_object(), !is_read, "{answered:?}");
     }
 }
@@ -309,7 +330,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
         let (directory, [a, b], mcp) = Node::with_session().await;
         directory.set(Fault::SlowAt("delete", Duration::from_millis(300)));
         let late = async {
-            until_asked(&directory, "delete").await;
+            until_requested(&directory, "delete").await;
             let node = if at_owner { &a } else { &b };
             status(&node.client_of(&mcp), 1).await
         };
@@ -326,13 +347,13 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
     for fault in [Fault::Fails, Fault::NoReply, Fault::Stopped] {
-        let of_a = directory();
-        let of_b = Faulty::new(of_a.memory.clone());
-        let a = Node::start(&of_a).await;
-        let b = Node::start(&of_b).await;
+        let link_a = directory();
+        let link_b = Faulty::new(link_a.memory.clone());
+        let a = Node::start(&link_a).await;
+        let b = Node::start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
-        of_a.set(fault);
+        link_a.set(fault);
         let mut refused = a.initialize().await;
         let head = assert_refused(&mut refused).await;
         assert_eq!(head.header("mcp-session-id"), None);
@@ -342,16 +363,19 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
             (&Value::Null, &json!(-32000))
         );
 
-        of_a.set(Fault::None);
+        link_a.set(Fault::None);
         // A record that reached the directory is removed again.
         pass(Duration::from_secs(3)).await;
-        assert_eq!((a.routing().sessions.len(), of_a.memory.sessions()), (0, 0));
+        assert_eq!(
+            (a.routing().sessions.len(), link_a.memory.sessions()),
+            (0, 0)
+        );
         let mcp = a.session().await;
         assert_eq!(status(&b.client_of(&mcp), 1).await, 200, "{fault:?}");
     }
 }
 
-/// The directory is slow, but within the limit.
+/// The directory is slow, but answers within `DIRECTORY_TIMEOUT`.
 #[tokio::test]
 async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
     let directory = directory();
@@ -362,7 +386,7 @@ async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
 }
 
-/// The answer was sent before the client hung up.
+/// The answer was sent before the client disconnected.
 #[tokio::test]
 async fn a_call_that_has_ended_is_no_longer_pending() {
     let (_directory, [mut a], mcp) = Node::with_session().await;

@@ -1,4 +1,6 @@
-//! A session that its own instance claims again, while requests arrive for it, clients hang up, or the instance shuts down.
+//! A session that its own instance claims again.
+//!
+//! Meanwhile requests arrive for the session, clients disconnect, or the instance shuts down.
 
 use std::{
     io,
@@ -52,56 +54,57 @@ const WITHIN_TIMEOUT: Duration = Duration::from_millis(400);
 /// Longer than `DIRECTORY_TIMEOUT`.
 const OVER_TIMEOUT: Duration = Duration::from_millis(700);
 
-async fn until_asked(directory: &Faulty, what: &str, times: usize) {
-    let asked = async {
-        while directory.asked(what) < times {
+/// Waits until the directory has received this many requests of this kind.
+async fn until_requested(directory: &Faulty, command: &str, count: usize) {
+    let requested = async {
+        while directory.request_count(command) < count {
             yield_now().await;
         }
     };
-    within("a request to the directory", asked).await;
+    within("a request to the directory", requested).await;
 }
 
-/// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one hangs up, or the
+/// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one disconnects, or the
 /// directory does not answer it.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
-    for hangs_up in [true, false] {
+    for disconnects in [true, false] {
         let (directory, [mut a, mut b], mcp) = Node::with_session().await;
         a.kill_and_expire().await;
         let at_b = b.client_of(&mcp);
         directory.set(Fault::SlowAt("claim", OVER_TIMEOUT));
         let mut late = Box::pin(b.app.call(post_echo(&at_b, 1)));
-        while directory.asked("claim") == 0 {
+        while directory.request_count("claim") == 0 {
             assert!((&mut late).now_or_never().is_none());
             yield_now().await;
         }
         directory.set(Fault::None);
         assert_eq!(status(&at_b, 2).await, 200);
         let routing = b.cluster.router();
-        let _leaving = routing.shutdown.begin();
+        let _shutdown = routing.shutdown.begin();
         let gate = routing.sessions.gate(at_b.session_id().unwrap()).unwrap();
         let is_idle = || !routing.restores.contains(hash(&at_b));
-        let mut empty = Box::pin(gate.until_idle(is_idle));
-        assert!((&mut empty).now_or_never().is_none());
-        if hangs_up {
+        let mut idle = Box::pin(gate.until_idle(is_idle));
+        assert!((&mut idle).now_or_never().is_none());
+        if disconnects {
             drop(late);
         } else {
             assert_eq!(late.await.unwrap().status(), 503);
         }
         run_other_tasks().await;
-        assert!(empty.now_or_never().is_some(), "{hangs_up}");
+        assert!(idle.now_or_never().is_some(), "{disconnects}");
     }
 }
 
-/// Other instances own its sessions from then on. A call that began here would be lost.
+/// Other instances own the sessions of this instance from then on. A call that began here would be lost.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_the_session() {
     let (directory, [a, b], mcp) = Node::with_session().await;
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
     let mut call = mcp.call(1, "hold", json!({ "label": "first" })).await;
-    until_asked(&directory, "claim", 1).await;
-    let cancelled = within("the departure", a.cluster.leave(Duration::ZERO)).await;
+    until_requested(&directory, "claim", 1).await;
+    let cancelled = within("the shutdown", a.cluster.leave(Duration::ZERO)).await;
     assert_eq!(cancelled, 0);
     directory.set(Fault::None);
     assert_refused(&mut call).await;
@@ -118,7 +121,7 @@ async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_a
         let (directory, [mut a, b, c], mcp) = Node::with_session().await;
         a.detach(&mcp, 1, "first").await;
         let cluster = a.cluster.clone();
-        let _leaving = cluster.router().shutdown.begin();
+        let _shutdown = cluster.router().shutdown.begin();
         let at_b = b.client_of(&mcp);
         let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
         run_other_tasks().await;
@@ -132,7 +135,7 @@ async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_a
         assert!((&mut third).now_or_never().is_none());
         let third = async {
             let (third, ()) = join(third, async {
-                until_asked(&directory, "claim", 1).await;
+                until_requested(&directory, "claim", 1).await;
                 run_other_tasks().await;
                 if is_claimed {
                     let memory = &directory.memory;
@@ -151,7 +154,7 @@ async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_a
                 second.answer().await.map(|answer| answer["id"].clone()),
             )
         };
-        let (second, third) = within("both", join(second, third)).await;
+        let (second, third) = within("both responses", join(second, third)).await;
         assert_eq!(second, (200, Some(json!(2))), "{is_claimed}");
         assert_eq!(third, 200, "{is_claimed}");
         let owner = ownership(&directory.memory, hash(&mcp))
@@ -177,22 +180,22 @@ async fn half_a_body_locks_no_session() {
         let (_directory, [a], mcp) = Node::with_session().await;
         close_session(&a, &mcp).await;
         let half = mcp.post_request("{").header("mcp-cluster", SECRET);
-        let to = if is_from_peer {
+        let address = if is_from_peer {
             a.me.address
         } else {
             a.public.as_ref().unwrap().addr
         };
         // Marks the session as being restored. Without the mark a peer would get 421.
-        let expected = a.routing().restores.add(hash(&mcp));
-        let mut slow = Connection::open(to).await;
+        let mark = a.routing().restores.add(hash(&mcp));
+        let mut slow = Connection::open(address).await;
         slow.send_cut(&half, length).await;
-        let beside = async {
+        let until_waiting = async {
             while a.routing().restores.requests(hash(&mcp)) < 2 {
                 yield_now().await;
             }
         };
-        within("the half", beside).await;
-        drop(expected);
+        within("the half", until_waiting).await;
+        drop(mark);
         assert_eq!(within("a status", status(&mcp, 1)).await, 200);
         pass(BODY_IDLE_TIMEOUT).await;
         assert_eq!(slow.head().await.status, 408, "{is_from_peer} {length}");
@@ -206,7 +209,7 @@ async fn half_a_body_locks_no_session() {
 async fn the_wait_for_half_a_body_is_limited() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     let peer = mcp.header("mcp-cluster", SECRET);
     let halves = [
         (b.public.as_ref().unwrap().addr, &at_b, 1_000),
@@ -233,10 +236,10 @@ async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() 
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
     let first = at_d.call(1, "echo", json!({ "text": "x" })).await;
-    until_asked(&directory, "claim", 1).await;
+    until_requested(&directory, "claim", 1).await;
     let mut calls = vec![first];
     calls.push(mcp.call(2, "echo", json!({ "text": "x" })).await);
-    until_asked(&directory, "claim", 2).await;
+    until_requested(&directory, "claim", 2).await;
     directory.set(Fault::None);
     for (id, node) in [(3, &b), (4, &c), (5, &b), (6, &c)] {
         let at_node = node.client_of(&mcp);
@@ -250,11 +253,12 @@ async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() 
     assert!(d.has(&mcp) && !a.has(&mcp));
 }
 
-/// A leaving instance relinquishes a session, and later claims it again. From then on no other instance is about to claim the session.
+/// An instance that shuts down relinquishes a session, and later claims it again. From then on no other instance is about to claim the
+/// session.
 #[tokio::test]
 async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
     close_session(&b, &mcp).await;
@@ -268,18 +272,18 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
 /// rmcp keeps the result of a failed restore for a moment, and answers 404 meanwhile. Clients would discard their session.
 #[tokio::test]
 async fn no_session_is_reported_missing_because_another_client_disconnected() {
-    for waits in [true, false] {
+    for is_waiting in [true, false] {
         let (directory, [mut a], mcp) = Node::with_session().await;
         close_session(&a, &mcp).await;
         directory.set(Fault::SlowAt("load", WITHIN_TIMEOUT));
         let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
-        while directory.asked("load") == 0 {
+        while directory.request_count("load") == 0 {
             assert!((&mut first).now_or_never().is_none());
             yield_now().await;
         }
         directory.set(Fault::None);
         let mut second = Box::pin(a.app.call(post_echo(&mcp, 2)));
-        if waits {
+        if is_waiting {
             assert!((&mut second).now_or_never().is_none());
         }
         // No other task runs in between.
@@ -289,7 +293,7 @@ async fn no_session_is_reported_missing_because_another_client_disconnected() {
             None => second.await,
         };
         let answered = answered.unwrap().status().as_u16();
-        assert!(matches!(answered, 200 | 503), "{waits}: {answered}");
+        assert!(matches!(answered, 200 | 503), "{is_waiting}: {answered}");
         assert_eq!(status(&mcp, 3).await, 200);
     }
 }
@@ -339,8 +343,8 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_after_several_att
         ..session("unreadable")
     };
     let hash = unreadable.session;
-    let entered = directory.memory.register(a.me, &[unreadable]).await;
-    assert_eq!(entered.unwrap(), []);
+    let superseded = directory.memory.register(a.me, &[unreadable]).await;
+    assert_eq!(superseded.unwrap(), []);
     // Failures of the directory do not count as attempts.
     directory.set(Fault::FailsAt("load"));
     for id in 0..4 {
@@ -367,13 +371,13 @@ enum InitializeFailure {
     Panic,
 }
 
-/// A server that fails in one of these ways at each `initialize`, until none is left.
+/// A server that fails at each `initialize` in one of these ways, until the list is empty.
 #[derive(Clone, Default)]
 struct FailingServer(Arc<Mutex<Vec<InitializeFailure>>>);
 
 impl FailingServer {
     fn take(&self, is_wanted: impl Fn(InitializeFailure) -> bool) -> Option<InitializeFailure> {
-        self.0.lock().unwrap().pop_if(|trouble| is_wanted(*trouble))
+        self.0.lock().unwrap().pop_if(|failure| is_wanted(*failure))
     }
 }
 
@@ -399,37 +403,37 @@ impl ServerHandler for FailingServer {
     }
 }
 
-/// Closes a session, restores it with these failures, and returns the statuses of its requests.
+/// Closes a session and restores it with these failures. Returns the statuses of its requests.
 ///
-/// An inner layer replaces the first `errors` responses with 500. A connection that breaks is 0.
-async fn answered_after(troubles: &[InitializeFailure], errors: usize) -> [u16; 4] {
+/// An inner layer replaces the first `errors` responses with 500. The status of a connection that breaks is 0.
+async fn statuses_after(failures: &[InitializeFailure], errors: usize) -> [u16; 4] {
     let directory = directory();
     let cluster = join_as(unreachable_owner(), &directory);
     let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
     let mut config = Mode::Session.config();
     config.session_store = Some(Arc::new(cluster.clone()));
     let handler = FailingServer::default();
-    let made = handler.clone();
-    let is_of_factory = |trouble| {
+    let handler_clone = handler.clone();
+    let is_of_factory = |failure| {
         matches!(
-            trouble,
+            failure,
             InitializeFailure::Factory | InitializeFailure::FactoryPanics
         )
     };
-    let make = move || match made.take(is_of_factory) {
+    let make = move || match handler_clone.take(is_of_factory) {
         Some(InitializeFailure::FactoryPanics) => panic!("on purpose"),
         Some(_) => Err(io::Error::other("not now")),
-        None => Ok(made.clone()),
+        None => Ok(handler_clone.clone()),
     };
     let service = StreamableHttpService::new(make, sessions, config);
-    let fails = Arc::new(AtomicUsize::new(0));
-    let left = fails.clone();
+    let remaining_errors = Arc::new(AtomicUsize::new(0));
+    let remaining = remaining_errors.clone();
     let replace_responses = from_fn(move |request: Request, next: Next| {
-        let left = left.clone();
+        let remaining = remaining.clone();
         async move {
             let response = next.run(request).await;
-            let fewer = |left: usize| left.checked_sub(1);
-            match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer) {
+            let fewer = |count: usize| count.checked_sub(1);
+            match remaining.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer) {
                 Ok(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
                 Err(_) => response,
             }
@@ -442,14 +446,14 @@ async fn answered_after(troubles: &[InitializeFailure], errors: usize) -> [u16; 
     pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
     let mcp = Mcp::session(served.addr, PATH).await;
 
-    handler.0.lock().unwrap().extend(troubles);
-    fails.store(errors, Ordering::SeqCst);
+    handler.0.lock().unwrap().extend(failures);
+    remaining_errors.store(errors, Ordering::SeqCst);
     let router = cluster.router();
     router
         .sessions
         .relinquish_to_owner(hash(&mcp), unreachable_owner());
     router.sessions.relinquished.until_closed(hash(&mcp)).await;
-    assert!(!router.sessions.has(mcp.session_id().unwrap()));
+    assert!(!router.sessions.has_open_gate(mcp.session_id().unwrap()));
     let mut answered = [0; 4];
     for (id, answered) in (1..).zip(&mut answered) {
         let mut listed = mcp.request(id, "tools/list", json!({})).await;
@@ -465,32 +469,32 @@ async fn answered_after(troubles: &[InitializeFailure], errors: usize) -> [u16; 
 
 #[tokio::test]
 async fn a_session_that_its_handler_refuses_is_reported_missing_after_several_attempts() {
-    for trouble in [
+    for failure in [
         InitializeFailure::Factory,
         InitializeFailure::Refused,
         InitializeFailure::Panic,
     ] {
-        let answered = answered_after(&[trouble; 3], 0).await;
+        let answered = statuses_after(&[failure; 3], 0).await;
         assert_eq!(answered, [503, 503, 404, 404]);
     }
 }
 
 #[tokio::test]
 async fn after_a_failed_restore_the_next_request_restores_the_session() {
-    for trouble in [
+    for failure in [
         InitializeFailure::Factory,
         InitializeFailure::Refused,
         InitializeFailure::Panic,
     ] {
-        let answered = answered_after(&[trouble], 0).await;
+        let answered = statuses_after(&[failure], 0).await;
         assert_eq!(answered, [503, 200, 200, 200]);
     }
-    let answered = answered_after(&[InitializeFailure::FactoryPanics], 0).await;
+    let answered = statuses_after(&[InitializeFailure::FactoryPanics], 0).await;
     assert_eq!(answered, [0, 200, 200, 200]);
 }
 
 /// The call may have begun, so the client is not asked to send it again. The session is not closed.
 #[tokio::test]
 async fn a_500_of_a_restored_session_is_its_response() {
-    assert_eq!(answered_after(&[], 3).await, [500, 500, 500, 200]);
+    assert_eq!(statuses_after(&[], 3).await, [500, 500, 500, 200]);
 }

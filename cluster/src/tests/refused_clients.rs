@@ -1,4 +1,4 @@
-//! Clients that the application refuses: they cancel no waiting call, and receive no answer of another client.
+//! Clients that the application refuses. They cancel no waiting call, and receive no answer of another client.
 
 use std::time::Duration;
 
@@ -47,17 +47,17 @@ async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request
     run_other_tasks().await;
 }
 
-/// A call waits for the transfer of its session, and the application refuses a cancel of it.
+/// The application refuses a cancel of a call that waits for the transfer of its session. Returns the answer of the call.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
-    let [a, b] = Setup::pair_within(&directory, refuse_bob).await;
+    let [a, b] = Setup::start_pair(&directory, refuse_bob).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
     let first = a.start_call(&at_b, 1, "first").await;
     refused_cancel(&b, &mcp, 1, change).await;
     assert!(a.witness.is_running("first"), "control: a running call");
 
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
     run_other_tasks().await;
     refused_cancel(&b, &mcp, 2, change).await;
@@ -108,9 +108,9 @@ fn with_public_news(app: Router) -> Router {
 #[tokio::test]
 async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
     let directory = directory();
-    let [mut a, b] = Setup::pair_within(&directory, with_public_news).await;
+    let [mut a, b] = Setup::start_pair(&directory, with_public_news).await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "alice's").await;
+    let last_event_id = a.detach(&mcp, 1, "alice's").await;
     a.witness.release("alice's");
     a.witness.ended("alice's").await;
     pass(2 * SECOND).await;
@@ -123,7 +123,7 @@ async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
             .header("authorization", "Bearer bob")
             .header("accept", "text/event-stream")
             .header("mcp-session-id", mcp.session_id().unwrap())
-            .header("last-event-id", &named)
+            .header("last-event-id", &last_event_id)
             .body(Body::empty());
         let response = b.app.clone().call(request.unwrap()).await.unwrap();
         let status = response.status().as_u16();

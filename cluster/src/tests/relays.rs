@@ -52,7 +52,7 @@ async fn a_call_and_its_answer_pass_through_another_instance() {
             .starts_with("done:a")
     );
 
-    a.assert_saw_no_field_of_the_cluster();
+    a.assert_received_no_cluster_header();
 }
 
 #[tokio::test]
@@ -92,15 +92,13 @@ async fn a_cancel_and_a_delete_arrive_through_another_instance() {
 #[tokio::test]
 async fn an_answer_to_a_request_of_the_server_arrives_through_another_instance() {
     let directory = directory();
-    let (answered, mut answers) = mpsc::unbounded_channel::<Value>();
+    let (sender, mut answers) = mpsc::unbounded_channel::<Value>();
     let a = Setup {
         on_start: Some(Box::new(move |_, context| {
-            let (peer, answered) = (context.peer.clone(), answered.clone());
+            let (peer, sender) = (context.peer.clone(), sender.clone());
             tokio::spawn(async move {
                 let answer = peer.send_request(question()).await.unwrap();
-                answered
-                    .send(serde_json::to_value(answer).unwrap())
-                    .unwrap();
+                sender.send(serde_json::to_value(answer).unwrap()).unwrap();
             });
         })),
         ..Setup::default()
@@ -108,10 +106,10 @@ async fn an_answer_to_a_request_of_the_server_arrives_through_another_instance()
     let a = a.start(&directory).await;
     let b = Node::start(&directory).await;
     let mcp = a.session().await;
-    let through = b.client_of(&mcp);
-    let mut listening = through.listen().await;
+    let at_b = b.client_of(&mcp);
+    let mut listening = at_b.listen().await;
     assert_eq!(listening.head().await.status, 200);
-    let _call = through.call(1, "hold", json!({ "label": "a" })).await;
+    let _call = at_b.call(1, "hold", json!({ "label": "a" })).await;
     let question = loop {
         let event = listening.event().await.unwrap();
         if !event.is_priming() {
@@ -122,7 +120,7 @@ async fn an_answer_to_a_request_of_the_server_arrives_through_another_instance()
     let content = json!({ "type": "text", "text": "a reply" });
     let result = json!({ "role": "assistant", "model": "a model", "content": content });
     let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": result });
-    assert_eq!(through.post_raw(answer.to_string(), &[]).await.status, 202);
+    assert_eq!(at_b.post_raw(answer.to_string(), &[]).await.status, 202);
     let answer = within("the handler's answer", answers.recv())
         .await
         .unwrap();
@@ -137,7 +135,7 @@ fn question() -> ServerRequest {
     serde_json::from_value(json!({ "method": "sampling/createMessage", "params": params })).unwrap()
 }
 
-/// The relay is dropped with the client. The owner detects the hang-up at once, not only when something is written.
+/// The relay is dropped with the client. The owner detects the disconnect at once, not only when something is written.
 #[tokio::test]
 async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
     let directory = directory();
@@ -149,13 +147,13 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
     let b = Node::start(&directory).await;
     let mcp = b.client_of(&a.session().await);
     let mut slowest = Duration::ZERO;
-    for (id, hang_up) in [(1, false), (2, true), (3, false), (4, true)] {
+    for (id, is_reset) in [(1, false), (2, true), (3, false), (4, true)] {
         let label = format!("call {id}");
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
         call.head().await;
         a.witness.started(&label).await;
         let begun = Instant::now();
-        if hang_up {
+        if is_reset {
             call.rst();
         } else {
             call.fin();
@@ -163,7 +161,7 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
         assert!(a.witness.ended(&label).await.is_cancelled());
         slowest = slowest.max(begun.elapsed());
     }
-    println!("slowest hang-up through a relay: {slowest:?}");
+    println!("slowest disconnect through a relay: {slowest:?}");
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
@@ -172,16 +170,16 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
 async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
     let (_directory, [a], mcp) = Node::with_session().await;
     let (received, disconnected) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (recorded, waits) = (disconnected.clone(), received.clone());
+    let (on_disconnected, on_received) = (disconnected.clone(), received.clone());
     let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
                               ConnectInfo(peer): ConnectInfo<Peer>,
                               request: Request| {
         let plain: &Peer = request.extensions().get().unwrap();
         let addresses = format!("{addr} {} {}", peer.addr(), plain.addr());
         if request.method() == http::Method::DELETE {
-            waits.notify_one();
+            on_received.notify_one();
             peer.closed().await;
-            recorded.notify_one();
+            on_disconnected.notify_one();
         }
         addresses
     };
@@ -199,17 +197,17 @@ async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
     let reply = Connection::fetch(address, &request).await;
     assert_eq!(reply.text(), format!("{client} {client} {client}"));
 
-    let mut hangs_up = Connection::open(address).await;
+    let mut client_connection = Connection::open(address).await;
     let request = test_support::Request::new("DELETE", "/mcp")
         .header("mcp-session-id", mcp.session_id().unwrap())
         .header("mcp-cluster", SECRET)
         .header("mcp-cluster-client", client);
-    hangs_up.send(&request).await;
+    client_connection.send(&request).await;
     within("the request", received.notified()).await;
     // After more bytes than one request, hyper stops reading, and does not detect the end of the connection.
-    hangs_up.write(b"GET").await;
-    hangs_up.fin();
-    within("the hang-up", disconnected.notified()).await;
+    client_connection.write(b"GET").await;
+    client_connection.fin();
+    within("the disconnect", disconnected.notified()).await;
 }
 
 #[tokio::test]
@@ -222,13 +220,17 @@ async fn a_disconnect_before_the_head_is_one_at_the_owner() {
     let request = owner.request().await;
     assert!(request.head.starts_with("POST /mcp "));
     call.fin();
-    request.closed().await;
+    request.until_closed().await;
 }
 
 #[tokio::test]
 async fn a_local_session_is_served_without_the_directory() {
     let (directory, [_a, b], mcp) = Node::with_session().await;
-    let count = || directory.asked("look") + directory.asked("load") + directory.asked("claim");
+    let count = || {
+        directory.request_count("look")
+            + directory.request_count("load")
+            + directory.request_count("claim")
+    };
     let before = count();
     for id in 0..10 {
         let mut call = mcp.call(id, "echo", json!({ "text": "hello" })).await;
@@ -237,9 +239,9 @@ async fn a_local_session_is_served_without_the_directory() {
     assert_eq!(count(), before);
 
     // A relayed session is looked up once.
-    let through = b.client_of(&mcp);
+    let at_b = b.client_of(&mcp);
     for id in 10..20 {
-        let mut call = through.call(id, "echo", json!({ "text": "hello" })).await;
+        let mut call = at_b.call(id, "echo", json!({ "text": "hello" })).await;
         assert_eq!(call.answer().await.unwrap()["id"], id);
     }
     assert_eq!(count(), before + 1);
@@ -261,7 +263,7 @@ async fn a_head_of_many_fields_passes_or_is_refused_with_the_reason() {
         let response = b.app.call(request).await.unwrap();
         assert_eq!(response.status(), expected, "{count}");
     }
-    assert_eq!(warnings.with(""), 0);
+    assert_eq!(warnings.count(""), 0);
 }
 
 /// rmcp uses the first of the two, and so does the routing to the owner.
@@ -296,8 +298,8 @@ async fn a_large_request_and_a_large_answer_pass_whole() {
 /// Adds fields to each response.
 fn with_fields<const FIELDS: usize>(app: Router) -> Router {
     app.layer(map_response(async |mut response: Response| {
-        for at in 0..FIELDS {
-            let cookie = format!("c{at}=1").parse().unwrap();
+        for index in 0..FIELDS {
+            let cookie = format!("c{index}=1").parse().unwrap();
             response.headers_mut().append("set-cookie", cookie);
         }
         response
@@ -306,10 +308,12 @@ fn with_fields<const FIELDS: usize>(app: Router) -> Router {
 
 #[tokio::test]
 async fn a_response_with_many_fields_is_relayed() {
-    for within in [with_fields::<80>, with_fields::<120>, with_fields::<480>] as [fn(_) -> _; 3] {
+    for inner_layers in
+        [with_fields::<80>, with_fields::<120>, with_fields::<480>] as [fn(_) -> _; 3]
+    {
         let directory = directory();
         let setup = Setup {
-            within,
+            inner_layers,
             ..Setup::default()
         };
         let a = setup.start(&directory).await;

@@ -15,12 +15,12 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     fake_owner::FakeOwner,
     node::{GRACE, Node, Setup, hash, pass},
-    steps::{SlowLink, directory, status, until_heartbeat},
+    steps::{SlowLink, directory, phases, status, until_heartbeat},
 };
 use crate::directory::{
     Claim, Directory as _, DirectoryError, MemoryDirectory,
     contract::claim_from,
-    faulty::{Fault, Faulty, Gate, Work},
+    faulty::{ErasedRequest, Fault, Faulty, Gate},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -30,19 +30,19 @@ const MS: Duration = Duration::from_millis(1);
 /// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
 async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
-    for phase in 0..20 {
+    for phase in phases() {
         let link = SlowLink(Arc::default(), late);
-        let of_a = Faulty::new(MemoryDirectory::default());
-        let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
-        let a = Setup::with_grace().start(&of_a).await;
-        let b = Setup::without_peers().start(&of_b).await;
+        let link_a = Faulty::new(MemoryDirectory::default());
+        let link_b = Faulty::new(link_a.memory.clone()).behind(link.clone());
+        let a = Setup::with_grace().start(&link_a).await;
+        let b = Setup::without_peers().start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
         link.0.store(true, SeqCst);
         pass(20 * SECOND).await;
         let mcp = a.session().await;
         pass(phase * 100 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         let begun = Instant::now();
         let until = async |at: Duration| {
             while begun.elapsed() < at {
@@ -51,14 +51,14 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
         };
         if before >= 100 * MS {
             until(GRACE - before).await;
-            of_a.memory.set_clock_back(step);
+            link_a.memory.set_clock_back(step);
         }
         until(GRACE - 100 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(1_500 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
         pass(6 * SECOND).await;
-        let leases = of_a.memory.leases().await.unwrap();
+        let leases = link_a.memory.leases().await.unwrap();
         assert!(leases.of(b.me.incarnation).is_some());
         if !a.witness.is_running("a") {
             cancelled.push(phase);
@@ -69,7 +69,7 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
 
 #[tokio::test]
 async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     for (late, step, before) in [
         (450, 0, 1_000),
         (450, 900, 1_000),
@@ -81,42 +81,42 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
     ] {
         let cancelled = set_back(late * MS, step * MS, before * MS).await;
         println!("late {late} step {step} before {before}: {cancelled:?}");
-        seen.push((late, step, before, cancelled));
+        results.push((late, step, before, cancelled));
     }
     assert!(
-        seen.iter().all(|(.., cancelled)| cancelled.is_empty()),
-        "{seen:?}"
+        results.iter().all(|(.., cancelled)| cancelled.is_empty()),
+        "{results:?}"
     );
 }
 
-/// A look-up of B takes 1 s. The client resumes at B 100 ms before the end of its grace, and gets 503 400 ms after that end. A heartbeat of B
+/// A look-up of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
 /// was executed shortly before, and the next one takes 1 s. Meanwhile the clock of the directory is set back.
 #[tokio::test]
 async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_before() {
     let mut cancelled = Vec::new();
     for (step, phase) in [0, 900]
         .into_iter()
-        .flat_map(|step| (0..20).map(move |phase| (step, phase)))
+        .flat_map(|step| phases().map(move |phase| (step, phase)))
     {
-        let of_a = directory();
+        let link_a = directory();
         let link = SlowLink(Arc::default(), SECOND);
-        let a = Setup::with_grace().start(&of_a).await;
-        let b = without_peers().start(&of_a.behind(link.clone())).await;
+        let a = Setup::with_grace().start(&link_a).await;
+        let b = without_peers().start(&link_a.behind(link.clone())).await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;
         pass(SECOND + phase * 100 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         let begun = Instant::now();
         until(begun, GRACE - 100 * MS).await;
         link.0.store(true, SeqCst);
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         until(begun, GRACE).await;
         link.0.store(false, SeqCst);
         until(begun, GRACE + 350 * MS).await;
         link.0.store(true, SeqCst);
         pass(150 * MS).await;
-        of_a.memory.set_clock_back(step * MS);
+        link_a.memory.set_clock_back(step * MS);
         until(begun, GRACE + 8 * SECOND).await;
         assert_eq!(resumed.head().await.status, 503);
         if !a.witness.is_running("a") {
@@ -131,19 +131,19 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_bef
 struct HoldsReply(Arc<Mutex<Option<&'static str>>>, watch::Sender<u32>);
 
 impl Gate for HoldsReply {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
         let holds = self
             .0
             .lock()
             .unwrap()
-            .take_if(|held| *held == what)
+            .take_if(|held| *held == command)
             .is_some();
         if !holds {
-            return work;
+            return request;
         }
         let state = self.1.clone();
         Box::pin(async move {
-            let reply = work.await;
+            let reply = request.await;
             state.send_modify(|state| *state = 1);
             drop(state.subscribe().wait_for(|state| *state == 2).await);
             reply
@@ -155,14 +155,14 @@ impl Gate for HoldsReply {
 /// session from D for a call, which begins.
 #[tokio::test]
 async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
-    let of_all = directory();
+    let directory = directory();
     let gate = HoldsReply(Arc::default(), watch::Sender::new(0));
-    let of_a = of_all.behind(gate.clone());
-    let a = Node::start(&of_a).await;
+    let link_a = directory.behind(gate.clone());
+    let a = Node::start(&link_a).await;
     a.until_settled().await;
     let mcp = a.session().await;
-    let mut d = FakeOwner::new(&of_all).await;
-    let claimed = claim_from(&of_all.memory, hash(&mcp), a.me, d.me).await;
+    let mut d = FakeOwner::new(&directory).await;
+    let claimed = claim_from(&directory.memory, hash(&mcp), a.me, d.me).await;
     assert_eq!(claimed, Claim::Won);
     *gate.0.lock().unwrap() = Some("leases");
     a.routing().sessions.write_again(hash(&mcp));
@@ -172,7 +172,7 @@ async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
     within("the leases to be read", held).await;
     assert!(a.routing().sessions.has_contested());
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
-    d.head().await.moved(d.me).await;
+    d.head().await.answer_moved(d.me).await;
     within("the call", a.witness.started("a")).await;
     gate.1.send_modify(|state| *state = 2);
     pass(SECOND).await;
@@ -186,32 +186,32 @@ async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
 struct LosesHeartbeats(Arc<AtomicBool>, Arc<AtomicUsize>);
 
 impl Gate for LosesHeartbeats {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
-        if what == "heartbeat" && self.0.load(SeqCst) {
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
+        if command == "heartbeat" && self.0.load(SeqCst) {
             self.1.fetch_add(1, SeqCst);
             return Box::pin(async { Err(DirectoryError::failed("connection reset")) });
         }
-        work
+        request
     }
 }
 
 /// B turns a client away, and shuts down. The connection on which it reports this last is reset.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_keeps_its_call() {
-    let of_a = directory();
+    let link_a = directory();
     let gate = LosesHeartbeats::default();
-    let of_b = of_a.behind(gate.clone());
-    let a = Setup::with_grace().start(&of_a).await;
-    let b = Setup::without_peers().start(&of_b).await;
+    let link_b = link_a.behind(gate.clone());
+    let a = Setup::with_grace().start(&link_a).await;
+    let b = Setup::without_peers().start(&link_b).await;
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     pass(3 * SECOND).await;
     gate.0.store(true, SeqCst);
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 503);
-    within("the departure", b.cluster.leave(Duration::ZERO)).await;
+    within("the shutdown", b.cluster.leave(Duration::ZERO)).await;
     assert!(gate.1.load(SeqCst) > 0, "a heartbeat is lost");
     pass(30 * SECOND).await;
     assert!(a.witness.is_running("a"));
@@ -227,14 +227,14 @@ async fn until(begun: Instant, at: Duration) {
     }
 }
 
-/// B starts 900 ms before the end of the grace, and turns the client away 400 ms later. It reports that at once. Then the primary fails, and
-/// its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
+/// B starts 900 ms before the end of the grace, and turns the client away 400 ms later. It reports that at once. Then the primary fails,
+/// and its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_failover() {
     let mut cancelled = Vec::new();
     for (is_lost, phase) in [false, true]
         .into_iter()
-        .flat_map(|is_lost| (0..20).map(move |phase| (is_lost, phase)))
+        .flat_map(|is_lost| phases().map(move |phase| (is_lost, phase)))
     {
         let directory = Faulty::new(MemoryDirectory::default());
         let a = Setup::with_grace().start(&directory).await;
@@ -242,14 +242,14 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         pass(10 * SECOND + phase * 100 * MS).await;
         let mcp = a.session().await;
         pass(SECOND).await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         let begun = Instant::now();
         until(begun, GRACE - 1_000 * MS).await;
         let replica = directory.memory.take_snapshot();
         until(begun, GRACE - 900 * MS).await;
         let b = without_peers().start(&directory).await;
         until(begun, GRACE - 500 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(100 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
         until(begun, GRACE - 50 * MS).await;
@@ -276,28 +276,28 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     let mut cancelled = Vec::new();
     for (is_new, phase) in [false, true]
         .into_iter()
-        .flat_map(|is_new| (0..20).map(move |phase| (is_new, phase)))
+        .flat_map(|is_new| phases().map(move |phase| (is_new, phase)))
     {
         let directory = Faulty::new(MemoryDirectory::default());
-        let of_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));
+        let link_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));
         let a = Setup::with_grace().start(&directory).await;
         a.until_settled().await;
         let mut b = None;
         if !is_new {
-            b = Some(without_peers().start(&of_b).await);
+            b = Some(without_peers().start(&link_b).await);
             pass(10 * SECOND).await;
         }
         let mcp = a.session().await;
         pass(SECOND + phase * 100 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
         let begun = Instant::now();
         until(begun, GRACE - 500 * MS).await;
         if is_new {
-            b = Some(without_peers().start(&of_b).await);
+            b = Some(without_peers().start(&link_b).await);
         }
         let b = b.unwrap();
         until(begun, GRACE - 100 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(1_500 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
         pass(6 * SECOND).await;
@@ -314,24 +314,24 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
 async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_the_clock() {
     for step in [0, 900] {
         let memory = MemoryDirectory::default();
-        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let a = Setup::requiring_lease().start(&of_a).await;
-        let b = without_peers().start(&of_b).await;
+        let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let a = Setup::requiring_lease().start(&link_a).await;
+        let b = without_peers().start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         pass(4 * SECOND).await;
-        until_heartbeat(&of_a).await;
+        until_heartbeat(&link_a).await;
         pass(500 * MS).await;
         memory.step_clock(step * MS);
-        until_heartbeat(&of_a).await;
+        until_heartbeat(&link_a).await;
         let begun = Instant::now();
-        of_a.set(Fault::Fails);
+        link_a.set(Fault::Fails);
         until(begun, 5_200 * MS).await;
-        let of_other = status(&at_b, 1).await;
-        let of_owner = status(&mcp, 2).await;
+        let status_at_b = status(&at_b, 1).await;
+        let status_at_a = status(&mcp, 2).await;
         assert!(begun.elapsed() < 5_450 * MS);
-        assert_eq!((step, of_other, of_owner), (step, 503, 200));
+        assert_eq!((step, status_at_b, status_at_a), (step, 503, 200));
     }
 }

@@ -30,10 +30,10 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Longer than any test takes.
+/// The limit of a shutdown, longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn answers(call: &mut Connection) -> Value {
+async fn answered_id(call: &mut Connection) -> Value {
     let answer = within("an answer", call.answer()).await;
     answer.unwrap()["id"].clone()
 }
@@ -50,8 +50,8 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
 
     drop(a.public.take());
     let cluster = a.cluster.clone();
-    let mut leaving = Box::pin(cluster.leave(LIMIT));
-    assert!((&mut leaving).now_or_never().is_none());
+    let mut shutdown = Box::pin(cluster.leave(LIMIT));
+    assert!((&mut shutdown).now_or_never().is_none());
     let requests = async {
         // A client that resumes is served where its call runs. A new call waits.
         let mut resumed = at_b.resume(event.id.as_deref().unwrap()).await;
@@ -60,15 +60,15 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
         run_other_tasks().await;
         assert!(a.has(&mcp));
         a.witness.release("first");
-        assert_eq!(answers(&mut first).await, 1);
+        assert_eq!(answered_id(&mut first).await, 1);
         run_other_tasks().await;
         assert!(third.head().now_or_never().is_none() && a.has(&mcp));
         a.witness.release("second");
         assert_eq!(resumed.answer_event().await.unwrap().json()["id"], 2);
-        assert_eq!(answers(&mut third).await, 3);
+        assert_eq!(answered_id(&mut third).await, 3);
         assert!(c.has(&mcp) && !a.has(&mcp));
     };
-    let (cancelled, ()) = within("the departure", join(leaving, requests)).await;
+    let (cancelled, ()) = within("the shutdown", join(shutdown, requests)).await;
     assert_eq!(cancelled, 0);
     within("the listener for peers to end", &mut a.peers)
         .await
@@ -87,12 +87,12 @@ async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
         let (_directory, [a, b, c], mcp) = Node::with_session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
         let mut first = a.start_call(&mcp, 1, "first").await;
-        let _leaving = a.routing().shutdown.begin();
+        let _shutdown = a.routing().shutdown.begin();
         let both = join(echo(&at_b, 2), echo(&at_c, 3));
         let released = async {
             run_other_tasks().await;
             a.witness.release("first");
-            answers(&mut first).await
+            answered_id(&mut first).await
         };
         let answered = join(both, released).await;
         assert_eq!(answered, ((json!(2), json!(3)), json!(1)));
@@ -124,7 +124,7 @@ async fn a_call_in_flight_ends_on_its_instance() {
         }
         begun += usize::from(response.is_none());
         let routing = a.cluster.router();
-        let _leaving = routing.shutdown.begin();
+        let _shutdown = routing.shutdown.begin();
         let first = async {
             let response = match response {
                 Some(response) => response,
@@ -143,14 +143,14 @@ async fn a_call_in_flight_ends_on_its_instance() {
     assert!(begun > 0);
 }
 
-/// A session stays on a leaving instance until another instance requests it. Then its stream ends, and is reopened through the new
+/// A session stays on an instance that shuts down until another instance requests it. Then its stream ends, and is reopened through the new
 /// owner.
 #[tokio::test]
 async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
     let (_directory, [a, b, c], mcp) = Node::with_session().await;
     let mut listening = mcp.listen().await;
     assert_eq!(listening.head().await.status, 200);
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     assert_eq!(echo(&mcp, 1).await, 1);
     assert!(a.has(&mcp));
 
@@ -167,7 +167,7 @@ async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
 #[tokio::test]
 async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     let mut listening = b.client_of(&mcp).listen().await;
     assert_eq!(listening.head().await.status, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
@@ -178,11 +178,11 @@ async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
 async fn a_long_call_is_served_where_its_session_still_is() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     for length in [70_000, 1_000_000] {
         let text = "x".repeat(length);
         let mut call = at_b.call(length, "echo", json!({ "text": text })).await;
-        assert_eq!(answers(&mut call).await, length);
+        assert_eq!(answered_id(&mut call).await, length);
         assert!(a.has(&mcp));
     }
     assert_eq!(echo(&at_b, 1).await, 1);
@@ -190,7 +190,7 @@ async fn a_long_call_is_served_where_its_session_still_is() {
     let mut call = at_b
         .call(2, "echo", json!({ "text": "x".repeat(70_000) }))
         .await;
-    assert_eq!(answers(&mut call).await, 2);
+    assert_eq!(answered_id(&mut call).await, 2);
 }
 
 #[tokio::test]
@@ -198,11 +198,11 @@ async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_ano
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
     let mut first = a.start_call(&at_b, 1, "first").await;
-    let leaving = a.cluster.leave(Duration::from_millis(500));
-    let (cancelled, second) = within("the departure", join(leaving, echo(&at_b, 2))).await;
+    let shutdown = a.cluster.leave(Duration::from_millis(500));
+    let (cancelled, second) = within("the shutdown", join(shutdown, echo(&at_b, 2))).await;
     assert_eq!((cancelled, second), (1, json!(2)));
     assert!(a.witness.ended("first").await.is_cancelled());
-    assert_eq!(answers(&mut first).await, 1);
+    assert_eq!(answered_id(&mut first).await, 1);
     assert!(b.has(&mcp));
 }
 
@@ -213,7 +213,7 @@ async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_stored() {
     let mut call = a.start_call(&mcp, 1, "first").await;
     let event = call.event().await.unwrap().id.unwrap();
     call.fin();
-    let cancelled = within("the departure", a.cluster.leave(Duration::from_millis(500))).await;
+    let cancelled = within("the shutdown", a.cluster.leave(Duration::from_millis(500))).await;
     assert_eq!(cancelled, 1);
     let answered = b.client_of(&mcp).resume(&event).await.messages().await;
     assert_eq!(answered.len(), 1);
@@ -224,14 +224,14 @@ async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_stored() {
 async fn a_session_that_is_opened_during_a_shutdown_continues_on_another_instance() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
-    let leaving = a.cluster.leave(LIMIT);
+    let shutdown = a.cluster.leave(LIMIT);
     let opened = async {
         run_other_tasks().await;
         let mcp = a.session().await;
         assert_eq!(echo(&mcp, 1).await, 1);
         mcp
     };
-    let (cancelled, mcp) = within("the departure", join(leaving, opened)).await;
+    let (cancelled, mcp) = within("the shutdown", join(shutdown, opened)).await;
     assert_eq!(cancelled, 0);
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
     assert!(b.has(&mcp));
@@ -243,21 +243,21 @@ async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let restore = a.routing().restores.add(SessionHash::of("restored"));
-    let mut leaving = Box::pin(a.cluster.leave(LIMIT));
+    let mut shutdown = Box::pin(a.cluster.leave(LIMIT));
     for _ in 0..5 {
-        assert!((&mut leaving).now_or_never().is_none());
+        assert!((&mut shutdown).now_or_never().is_none());
         pass(Duration::from_secs(1)).await;
     }
     assert!(!a.routing().shutdown.has_stopped());
     drop(restore);
-    assert_eq!(within("the departure", leaving).await, 0);
+    assert_eq!(within("the shutdown", shutdown).await, 0);
 }
 
 /// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_has_shut_down() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
-    within("the departure", a.cluster.leave(Duration::ZERO)).await;
+    within("the shutdown", a.cluster.leave(Duration::ZERO)).await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     assert_refused(&mut call).await;
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
@@ -276,7 +276,7 @@ async fn an_unread_answer_survives_the_shutdown() {
         a.witness.release("first");
         a.witness.ended("first").await;
     };
-    within("the departure", join(a.cluster.leave(LIMIT), ends)).await;
+    within("the shutdown", join(a.cluster.leave(LIMIT), ends)).await;
     call.fin();
     let answered = b.client_of(&mcp).resume(&event).await.messages().await;
     assert_eq!(answered.len(), 1);
@@ -288,13 +288,13 @@ async fn an_unread_answer_survives_the_shutdown() {
 async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     let (directory, [a, b, c], mcp) = Node::with_session().await;
     let mut call = a.start_call(&mcp, 1, "first").await;
-    let named = call.event().await.unwrap().id.unwrap();
+    let last_event_id = call.event().await.unwrap().id.unwrap();
     call.fin();
     a.until_detached().await;
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("first");
-    while directory.asked("keep_answer") == 0 || !a.calls.is_empty() {
+    while directory.request_count("keep_answer") == 0 || !a.calls.is_empty() {
         yield_now().await;
     }
     directory.set(Fault::None);
@@ -303,7 +303,7 @@ async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
         while a.has(&mcp) {
             yield_now().await;
         }
-        at_b.resume(&named).await.messages().await
+        at_b.resume(&last_event_id).await.messages().await
     };
     let (next, answered) = join(echo(&c.client_of(&mcp), 2), resumed).await;
     assert_eq!((next, answered.len()), (json!(2), 1));
@@ -315,16 +315,18 @@ async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
 async fn an_answer_is_stored_before_its_session_is_relinquished() {
     let directory = directory();
     let cluster: Arc<OnceLock<Cluster>> = Arc::default();
-    let left: Arc<OnceLock<(bool, usize)>> = Arc::default();
-    let (member, result) = (cluster.clone(), left.clone());
+    let result: Arc<OnceLock<(bool, usize)>> = Arc::default();
+    let (member, result_at_end) = (cluster.clone(), result.clone());
     let try_transfer_at_end = move |event: &Event<'_>| {
         if let Event::Ended { call, .. } = event
             && let Some(cluster) = member.get()
         {
             let session = call.session().unwrap();
             cluster.router().shutdown.try_transfer(session);
-            let is_here = cluster.router().sessions.has(session);
-            result.set((is_here, cluster.pending_answers())).unwrap();
+            let is_here = cluster.router().sessions.has_open_gate(session);
+            result_at_end
+                .set((is_here, cluster.pending_answers()))
+                .unwrap();
         }
     };
     let setup = Setup {
@@ -335,8 +337,8 @@ async fn an_answer_is_stored_before_its_session_is_relinquished() {
     a.until_settled().await;
     b.until_settled().await;
     let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
-    let _leaving = a.routing().shutdown.begin();
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    let _shutdown = a.routing().shutdown.begin();
     cluster.set(a.cluster.clone()).unwrap();
     a.witness.release("a");
 
@@ -344,10 +346,14 @@ async fn an_answer_is_stored_before_its_session_is_relinquished() {
         while a.has(&mcp) {
             yield_now().await;
         }
-        b.client_of(&mcp).resume(&named).await.messages().await
+        b.client_of(&mcp)
+            .resume(&last_event_id)
+            .await
+            .messages()
+            .await
     };
     let answered = within("the answer", answered).await;
-    assert_eq!(left.get(), Some(&(false, 0)));
+    assert_eq!(result.get(), Some(&(false, 0)));
     assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
@@ -357,9 +363,9 @@ async fn an_answer_is_stored_before_its_session_is_relinquished() {
 async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instance() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let _first = a.start_call(&mcp, 1, "first").await;
-    let leaving = timeout(Duration::from_millis(300), a.cluster.leave(LIMIT));
-    let (leaving, second) = join(leaving, echo(&b.client_of(&mcp), 2)).await;
-    assert!(leaving.is_err());
+    let shutdown = timeout(Duration::from_millis(300), a.cluster.leave(LIMIT));
+    let (shutdown, second) = join(shutdown, echo(&b.client_of(&mcp), 2)).await;
+    assert!(shutdown.is_err());
     assert_eq!(second, 2);
     assert!(b.has(&mcp) && a.witness.is_running("first"));
 }
@@ -371,11 +377,11 @@ async fn a_shutdown_waits_until_the_directory_has_the_tombstones_of_ended_sessio
     directory.set(Fault::Fails);
     assert_eq!(mcp.delete().await, 202);
     let cluster = a.cluster.clone();
-    let mut leaving = Box::pin(cluster.leave(LIMIT));
-    let early = timeout(Duration::from_secs(3), &mut leaving).await;
+    let mut shutdown = Box::pin(cluster.leave(LIMIT));
+    let early = timeout(Duration::from_secs(3), &mut shutdown).await;
     assert!(early.is_err());
     directory.set(Fault::None);
-    within("the departure", leaving).await;
+    within("the shutdown", shutdown).await;
     let session = SessionHash::of(mcp.session_id().unwrap());
     assert_eq!(owner_of(&directory.memory, session).await, None);
     drop(b);
@@ -386,9 +392,9 @@ async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let at_b = b.client_of(&a.session().await);
-    let mut leaving = Box::pin(a.cluster.leave(LIMIT));
-    assert!((&mut leaving).now_or_never().is_none());
-    drop(leaving);
+    let mut shutdown = Box::pin(a.cluster.leave(LIMIT));
+    assert!((&mut shutdown).now_or_never().is_none());
+    drop(shutdown);
     pass(Duration::from_secs(2)).await;
     assert_eq!(echo(&at_b, 1).await, 1);
     assert!(b.has(&at_b));
@@ -413,7 +419,7 @@ async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     let mut first = a.start_call(&x, 1, "x").await;
 
     let cluster = a.cluster.clone();
-    let leaving = tokio::spawn(async move { cluster.leave(60 * SECOND).await });
+    let shutdown = tokio::spawn(async move { cluster.leave(60 * SECOND).await });
     run_other_tasks().await;
     pass(2 * SECOND).await;
     let second = a.start_call(&y, 2, "y").await;
@@ -434,7 +440,7 @@ async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
         a.routing().sessions.is_open(hash(&x))
     );
     a.witness.release("y");
-    drop((second, leaving));
+    drop((second, shutdown));
 }
 
 /// A program no longer polls `serve_peers` in its shutdown, as after `select! { () = &mut serving => {}, _ = ctrl_c() => {} }`.
@@ -450,8 +456,11 @@ async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
     let app: Router = Router::new().layer(cluster.layer());
     let mut serving = Box::pin(cluster.serve_peers(listener, app));
     assert!((&mut serving).now_or_never().is_none());
-    let left = timeout(20 * SECOND, cluster.leave(SECOND)).await;
-    assert!(left.is_ok(), "`leave(1 s)` has not returned within 20 s");
+    let shutdown = timeout(20 * SECOND, cluster.leave(SECOND)).await;
+    assert!(
+        shutdown.is_ok(),
+        "`leave(1 s)` has not returned within 20 s"
+    );
 }
 
 /// A call waits until its session is transferred. Its client cancels it. No owner begins it.
@@ -460,7 +469,7 @@ async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
     let mut first = a.start_call(&at_b, 1, "first").await;
-    let _leaving = a.routing().shutdown.begin();
+    let _shutdown = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
     run_other_tasks().await;
     assert!(second.head().now_or_never().is_none(), "the call waits");

@@ -58,7 +58,7 @@ async fn a_session_that_was_restored_while_its_former_close_took_long_stays_open
     // The instance waits 5 s for the close.
     pass(6 * SECOND).await;
     assert_eq!(within("a head", call.head()).await.status, 200);
-    let named = within("an event", call.event()).await.unwrap().id.unwrap();
+    let last_event_id = within("an event", call.event()).await.unwrap().id.unwrap();
     within("the call", witness.started("a")).await;
     assert!(local.is_open(hash(&mcp)));
     pass(4 * SECOND).await;
@@ -66,7 +66,7 @@ async fn a_session_that_was_restored_while_its_former_close_took_long_stays_open
     assert_eq!(local.has_params(mcp.session_id().unwrap()), Some(true));
     call.fin();
     pass(SECOND).await;
-    let mut resumed = mcp.resume(&named).await;
+    let mut resumed = mcp.resume(&last_event_id).await;
     assert_eq!(within("a head", resumed.head()).await.status, 200);
     witness.release("a");
     let messages = within("an answer", resumed.messages()).await;

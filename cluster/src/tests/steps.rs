@@ -1,6 +1,7 @@
 //! Steps that most tests of this folder share.
 
 use std::{
+    env,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -19,28 +20,34 @@ use crate::{
     cluster::{self, Options},
     directory::{
         MemoryDirectory,
-        faulty::{Faulty, Gate, Work},
+        faulty::{ErasedRequest, Faulty, Gate},
     },
     ids::{Incarnation, Owner},
     relay::{filter::PeersFilter, wire::Secret},
 };
 
-/// A link on which each request arrives this much later, while it is slow.
+/// A link on which each request arrives this much later, while the flag is set.
 #[derive(Debug, Clone)]
 pub(super) struct SlowLink(pub(super) Arc<AtomicBool>, pub(super) Duration);
 
 impl Gate for SlowLink {
-    fn pass(&self, _what: &'static str, work: Work) -> Work {
+    fn pass(&self, _command: &'static str, request: ErasedRequest) -> ErasedRequest {
         if !self.0.load(SeqCst) {
-            return work;
+            return request;
         }
         let time = self.1;
-        let late = tokio::spawn(async move {
+        let delayed = tokio::spawn(async move {
             sleep(time).await;
-            work.await
+            request.await
         });
-        Box::pin(async move { late.await.unwrap() })
+        Box::pin(async move { delayed.await.unwrap() })
     }
+}
+
+/// Returns offsets within a heartbeat interval, in units of 100 ms: every third, or all with `CLUSTER_PHASES=all`.
+pub(super) fn phases() -> impl Iterator<Item = u32> {
+    let is_full = env::var("CLUSTER_PHASES").is_ok_and(|phases| phases == "all");
+    (0..20).step_by(if is_full { 1 } else { 3 })
 }
 
 pub(super) fn directory() -> Faulty {
@@ -63,15 +70,15 @@ pub(super) async fn run_other_tasks() {
 
 /// Advances the clock until the instance has sent a heartbeat.
 pub(super) async fn until_heartbeat(link: &Faulty) {
-    let before = link.asked("heartbeat");
-    while link.asked("heartbeat") == before {
+    let before = link.request_count("heartbeat");
+    while link.request_count("heartbeat") == before {
         pass(Duration::from_millis(50)).await;
     }
 }
 
-/// Returns when the directory has been asked for this.
-pub(super) async fn until_asked(directory: &Faulty, what: &'static str) {
-    while directory.asked(what) == 0 {
+/// Returns when the directory has received a request of this name.
+pub(super) async fn until_requested(directory: &Faulty, command: &'static str) {
+    while directory.request_count(command) == 0 {
         yield_now().await;
     }
 }

@@ -35,11 +35,11 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Starts an owner with a grace, and an instance that reaches it if `is_reached`.
-async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
+/// Starts an owner with a grace, and an instance that reaches it if `can_reach_owner`.
+async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     let a = Setup::with_grace().start(directory).await;
     let b = Setup {
-        filter: PeersFilter::new(move |_| is_reached),
+        filter: PeersFilter::new(move |_| can_reach_owner),
         ..Setup::default()
     };
     let b = b.start(directory).await;
@@ -48,28 +48,28 @@ async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
     [a, b]
 }
 
-/// Starts them on a new directory, and opens a session at the first one.
-async fn two_with_session(is_reached: bool) -> (Faulty, [Node; 2], Mcp) {
+/// Starts both on a new directory, and opens a session at the owner.
+async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], Mcp) {
     let directory = directory();
-    let nodes = two(&directory, is_reached).await;
+    let nodes = start_pair(&directory, can_reach_owner).await;
     let mcp = nodes[0].session().await;
     (directory, nodes, mcp)
 }
 
 /// Waits until the other end closes a connection.
-async fn closed(mut stream: TcpStream) {
+async fn until_closed(mut stream: TcpStream) {
     let mut sent = Vec::new();
-    within("the relay to hang up", stream.read_to_end(&mut sent))
+    within("the relay to disconnect", stream.read_to_end(&mut sent))
         .await
         .unwrap();
 }
 
 #[tokio::test]
 async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps_its_call() {
-    let (_directory, [a, b], mcp) = two_with_session(false).await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(false).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     for _ in 0..6 {
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         assert_eq!(resumed.head().await.status, 503);
         pass(SECOND).await;
     }
@@ -78,7 +78,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
     pass(CLIENT_BACKOFF - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
-    let mut resumed = mcp.resume(&named).await;
+    let mut resumed = mcp.resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
@@ -86,7 +86,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
 
 #[tokio::test]
 async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() {
-    let (_directory, [a, b], mcp) = two_with_session(false).await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(false).await;
     a.detach(&mcp, 1, "a").await;
     // Any request of the session shows that its client exists.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
@@ -102,33 +102,33 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
 /// The owner could not be looked up. The directory recovers before the grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call() {
-    let (directory, [a, b], mcp) = two_with_session(true).await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let (directory, [a, b], mcp) = start_pair_with_session(true).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("look"));
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 503);
     directory.set(Fault::None);
     pass(CLIENT_BACKOFF - 2 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The end of the empty body of a resume arrives 10 s late, for example because a proxy ends a stream of HTTP/2 with a frame of its own. The
-/// owner itself does not wait for that body.
+/// The end of the empty body of a resume arrives 10 s late. For example, a proxy ends a stream of HTTP/2 with a frame of its own. The owner
+/// itself does not wait for that body.
 #[tokio::test]
 async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
     let directory = directory();
-    let nodes = two(&directory, true).await;
+    let nodes = start_pair(&directory, true).await;
     let a = &nodes[0];
     for (id, node) in nodes.iter().enumerate() {
         let (mcp, label) = (a.session().await, format!("{id}"));
-        let named = a.detach(&mcp, 1, &label).await;
+        let last_event_id = a.detach(&mcp, 1, &label).await;
         pass(GRACE - SECOND).await;
-        let resume = node.client_of(&mcp).resume_request(&named);
+        let resume = node.client_of(&mcp).resume_request(&last_event_id);
         let mut resumed = Connection::open(node.public.as_ref().unwrap().addr).await;
         resumed.send_chunked_head(&resume).await;
         pass(10 * SECOND).await;
@@ -142,10 +142,10 @@ async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {
-        let (directory, [a, b], mcp) = two_with_session(false).await;
+        let (directory, [a, b], mcp) = start_pair_with_session(false).await;
         pass(phase * SECOND / 2).await;
-        let named = a.detach(&mcp, 1, "a").await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
+        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         assert_eq!(resumed.head().await.status, 503);
         pass(GRACE - SECOND / 5).await;
         directory.memory.evict_any(Kind::Lease, 0).unwrap();
@@ -157,7 +157,7 @@ async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
 /// An earlier heartbeat of an instance proves nothing about the last moment of the grace.
 #[tokio::test]
 async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
-    let (_directory, [a, b], mcp) = two_with_session(true).await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
     a.detach(&mcp, 1, "a").await;
     pass(GRACE - HEARTBEAT_INTERVAL).await;
     b.cluster.stop_heartbeat();
@@ -174,8 +174,8 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
 /// The connection of the relay is established, but no byte arrives on it.
 #[tokio::test]
 async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() {
-    let (_directory, [a, b], mcp) = two_with_session(true).await;
-    let named = a.detach(&mcp, 1, "a").await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let owner = Owner {
         address: silent.local_addr().unwrap(),
@@ -184,7 +184,7 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
     b.routing()
         .owners
         .insert(hash(&mcp), Ownership::begin(owner));
-    let waiting = b.client_of(&mcp).resume(&named).await;
+    let waiting = b.client_of(&mcp).resume(&last_event_id).await;
     let (relay, _) = silent.accept().await.unwrap();
     // Less than the time for which a relay may wait for a head.
     pass(GRACE + Duration::from_secs(2)).await;
@@ -192,31 +192,31 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
 
     // The client gives up, and the relay with it.
     waiting.fin();
-    closed(relay).await;
+    until_closed(relay).await;
     pass(CLIENT_BACKOFF + GRACE).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
 #[tokio::test]
 async fn a_client_whose_owner_answers_is_not_turned_away() {
-    let (_directory, [a, b], mcp) = two_with_session(true).await;
-    let named = a.detach(&mcp, 1, "a").await;
-    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
     assert_eq!(b.routing().turned_away.age(Instant::now()), None);
 }
 
-/// The path to the owner breaks. The owner detects the hang-up of the former connection after the client was turned away.
+/// The path to the owner breaks. The owner detects the end of the former connection after the client was turned away.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_its_call() {
     let directory = directory();
     let a = Setup::with_grace().start(&directory).await;
-    let is_reached = Arc::new(AtomicBool::new(true));
-    let reached = is_reached.clone();
+    let is_connected = Arc::new(AtomicBool::new(true));
+    let connected = is_connected.clone();
     let b = Setup {
-        filter: PeersFilter::new(move |_| reached.load(Ordering::Relaxed)),
+        filter: PeersFilter::new(move |_| connected.load(Ordering::Relaxed)),
         ..Setup::default()
     };
     let b = b.start(&directory).await;
@@ -226,11 +226,11 @@ async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_
     let at_b = b.client_of(&mcp);
     let mut call = at_b.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
-    let named = call.event().await.unwrap().id.unwrap();
+    let last_event_id = call.event().await.unwrap().id.unwrap();
     a.witness.started("a").await;
 
-    is_reached.store(false, Ordering::Relaxed);
-    let mut resumed = at_b.resume(&named).await;
+    is_connected.store(false, Ordering::Relaxed);
+    let mut resumed = at_b.resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 503);
     pass(2 * SECOND).await;
     call.fin();
@@ -267,12 +267,15 @@ async fn a_client_that_retries_in_time_keeps_its_call() {
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;
-        let named = a.detach(&mcp, 1, "a").await;
-        for tries in 0..10 {
-            let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
+        for attempt in 0..10 {
+            let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
             assert_eq!(resumed.head().await.status, 503);
             pass(backoff - SECOND / 4).await;
-            assert!(a.witness.is_running("a"), "phase {phase}, {tries} tries");
+            assert!(
+                a.witness.is_running("a"),
+                "phase {phase}, attempt {attempt}"
+            );
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     directory::{
         DirectoryError, LEASE_TTL, MemoryDirectory,
         contract::owner_of,
-        faulty::{Fault, Faulty, Gate, Work},
+        faulty::{ErasedRequest, Fault, Faulty, Gate},
     },
     membership::heartbeat::HEARTBEAT_INTERVAL,
 };
@@ -26,14 +26,14 @@ const SECOND: Duration = Duration::from_secs(1);
 struct NoDeletions(Duration);
 
 impl Gate for NoDeletions {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
         let time = self.0;
         Box::pin(async move {
             sleep(time).await;
-            if what == "delete" {
+            if command == "delete" {
                 return Err(DirectoryError::timed_out());
             }
-            work.await
+            request.await
         })
     }
 }
@@ -42,16 +42,16 @@ impl Gate for NoDeletions {
 #[tokio::test]
 async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
     let memory = MemoryDirectory::default();
-    let [of_a, of_b, of_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
-    let mut a = Node::start(&of_a).await;
-    let (b, c) = (Node::start(&of_b).await, Node::start(&of_c).await);
+    let [link_a, link_b, link_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
+    let mut a = Node::start(&link_a).await;
+    let (b, c) = (Node::start(&link_b).await, Node::start(&link_c).await);
     for node in [&a, &b, &c] {
         node.until_settled().await;
     }
     let mcp = a.session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
-    of_b.set(Fault::FailsAt("register"));
+    link_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(b.me));
     pass(3 * SECOND).await;
@@ -64,14 +64,15 @@ async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
     }
 }
 
-/// The same, but the directory is unreachable for longer than the lease. Another instance claims the session meanwhile.
+/// The first write of a restored session fails. Then the directory is unreachable for longer than the lease. Another instance claims the
+/// session meanwhile.
 #[tokio::test]
 async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
     let memory = MemoryDirectory::default();
-    let [of_a, of_b, of_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
-    let mut a = Node::start(&of_a).await;
-    let b = Node::start(&of_b).await;
-    let c = Setup::without_peers().start(&of_c).await;
+    let [link_a, link_b, link_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
+    let mut a = Node::start(&link_a).await;
+    let b = Node::start(&link_b).await;
+    let c = Setup::without_peers().start(&link_c).await;
     for node in [&a, &b, &c] {
         node.until_settled().await;
     }
@@ -79,14 +80,14 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     let mcp = a.session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
-    of_b.set(Fault::FailsAt("register"));
+    link_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
-    of_b.set(Fault::Fails);
+    link_b.set(Fault::Fails);
     pass(2 * LEASE_TTL).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
     // The directory answers again, and takes 450 ms for each `register`.
-    of_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
+    link_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
     while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
     }
@@ -99,13 +100,13 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
 /// The directory returns empty, or has evicted a record, while the owner shuts down.
 #[tokio::test]
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     for is_evicted in [false, true] {
         let (directory, [a, b], mcp) = Node::with_session().await;
         let at_b = b.client_of(&mcp);
         assert_eq!(echo(&at_b, 1).await, 1);
         let cluster = a.cluster.clone();
-        let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
+        let shutdown = spawn(async move { cluster.leave(300 * SECOND).await });
         // A detached call keeps the instance from leaving at once.
         let other = a.session().await;
         a.detach(&other, 1, "keeps").await;
@@ -115,21 +116,24 @@ async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost(
             directory.memory.restart();
         }
         let first = status(&at_b, 2).await;
-        let mut last = 0;
+        let mut last_status = 0;
         for second in 0..30 {
             pass(SECOND).await;
-            last = status(&at_b, 10 + second).await;
-            if last != 503 {
+            last_status = status(&at_b, 10 + second).await;
+            if last_status != 503 {
                 break;
             }
         }
-        seen.push((first, last));
-        leaving.abort();
+        results.push((first, last_status));
+        shutdown.abort();
     }
     assert_eq!(
-        seen.iter().map(|seen| seen.1).collect::<Vec<_>>(),
+        results
+            .iter()
+            .map(|(_, last_status)| *last_status)
+            .collect::<Vec<_>>(),
         [200; 2],
-        "{seen:?}"
+        "{results:?}"
     );
 }
 

@@ -9,13 +9,13 @@ use test_support::{Connection, Request};
 
 use super::{
     fake_owner::FakeOwner,
-    node::{Node, SECRET, Setup, ask},
+    node::{Node, SECRET, Setup, call_app},
     steps::{directory, status},
 };
 use crate::relay::filter::PeersFilter;
 
 /// Returns a request to the listener for peers, with these headers.
-fn relayed(mcp: &test_support::Mcp, fields: &[(&str, &str)]) -> Request {
+fn request_with(mcp: &test_support::Mcp, fields: &[(&str, &str)]) -> Request {
     mcp.call_request(1, "echo", json!({ "text": "x" }))
         .headers(fields.iter().copied())
 }
@@ -34,7 +34,7 @@ async fn a_client_cannot_impersonate_a_peer() {
         let mut call = forged.call(2, "echo", json!({ "text": "x" })).await;
         assert_eq!(call.answer().await.unwrap()["id"], 2, "{value}");
     }
-    a.assert_saw_no_field_of_the_cluster();
+    a.assert_received_no_cluster_header();
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
         &[("mcp-cluster", "relay")],
         &[("mcp-cluster", SECRET), ("mcp-cluster", SECRET)],
     ] {
-        let reply = Connection::fetch(a.me.address, &relayed(&mcp, fields)).await;
+        let reply = Connection::fetch(a.me.address, &request_with(&mcp, fields)).await;
         assert_eq!(
             (reply.status, reply.headers.get("mcp-cluster")),
             (403, None),
@@ -53,7 +53,7 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
         );
     }
     let fields = [("mcp-cluster", SECRET)];
-    let reply = Connection::fetch(a.me.address, &relayed(&mcp, &fields)).await;
+    let reply = Connection::fetch(a.me.address, &request_with(&mcp, &fields)).await;
     assert_eq!(reply.status, 200);
     assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
 }
@@ -62,21 +62,21 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
     let (directory, [_a, b], mcp) = Node::with_session().await;
-    let asked = directory.asked("look");
+    let look_ups = directory.request_count("look");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
     for mcp in [&mcp, &b.client("unknown"), &without_session] {
         let reply =
-            Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
+            Connection::fetch(b.me.address, &request_with(mcp, &[("mcp-cluster", SECRET)])).await;
         assert_eq!(
             (reply.status, reply.headers["mcp-cluster"].to_str().unwrap()),
             (421, &*format!("moved {}", b.me.incarnation))
         );
     }
     let mut cut = Connection::open(b.me.address).await;
-    let request = relayed(&mcp, &[("mcp-cluster", SECRET)]);
+    let request = request_with(&mcp, &[("mcp-cluster", SECRET)]);
     cut.send_cut(&request, 1_000_000).await;
     assert_eq!(cut.head().await.status, 421);
-    assert_eq!(directory.asked("look"), asked);
+    assert_eq!(directory.request_count("look"), look_ups);
 }
 
 #[tokio::test]
@@ -111,12 +111,12 @@ async fn a_secret_is_changed_by_rolling_restarts() {
         also_accepts,
         ..Setup::default()
     };
-    for (at, other) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)] {
+    for (step, other) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)] {
         let directory = directory();
-        let a = setup(steps[at]).start(&directory).await;
+        let a = setup(steps[step]).start(&directory).await;
         let b = setup(steps[other]).start(&directory).await;
         let mcp = b.client_of(&a.session().await);
-        assert_eq!(status(&mcp, 1).await, 200, "{at} {other}");
+        assert_eq!(status(&mcp, 1).await, 200, "{step} {other}");
     }
 }
 
@@ -159,7 +159,7 @@ async fn no_request_is_sent_to_an_address_that_is_not_allowed_for_peers() {
     // A connection from that address is refused, too.
     let mut refused = Connection::open(b.me.address).await;
     assert_eq!(refused.closed().await, "");
-    // The owner has received no request so far: the first one is this.
+    // The owner has received no request before this one.
     let other = Node::start(&directory).await;
     let through = other
         .client(mcp.session_id().unwrap())
@@ -179,13 +179,13 @@ async fn an_id_of_a_megabyte_is_the_id_of_no_session() {
         request.body(Body::empty()).unwrap()
     };
     // The application may deny the session, because the directory is consistent.
-    let response = ask(&a, app.clone(), request(&long)).await;
+    let response = call_app(&a, app.clone(), request(&long)).await;
     assert_eq!(response.status(), 200);
-    let young = Node::start(&directory).await;
-    let response = ask(&young, app, request(&format!("{long}y"))).await;
+    let new_instance = Node::start(&directory).await;
+    let response = call_app(&new_instance, app, request(&format!("{long}y"))).await;
     assert_eq!(response.status(), 503);
     assert_eq!(
-        a.routing().sessions.len() + young.routing().sessions.len(),
+        a.routing().sessions.len() + new_instance.routing().sessions.len(),
         0
     );
 }

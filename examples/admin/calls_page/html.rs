@@ -134,7 +134,7 @@ fn write_detached(page: &mut String, row: &Row) -> fmt::Result {
     let since = Time(row.detached_ms.unwrap_or_default());
     write!(
         page,
-        "<span class=\"state detached\">detached</span> <small>client gone for {since}, "
+        "<span class=\"state detached\">detached</span> <small>client disconnected {since} ago, "
     )?;
     match row.grace_left_ms {
         Some(left) => write!(page, "cancelled in {}</small>", Time(left)),

@@ -35,7 +35,7 @@ impl<S: Sync> FromRequestParts<S> for SameOrigin {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         is_same_origin(parts)
-            .filter(|same| *same)
+            .filter(|is_same| *is_same)
             .map(|_| Self)
             .ok_or((StatusCode::FORBIDDEN, "only from the page itself\n"))
     }
@@ -49,10 +49,12 @@ fn is_this_machine(host: &str) -> bool {
             .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Returns `None` if a header is duplicated or unreadable.
+/// Returns `true` if a page of this server sent the request.
+///
+/// Returns `None` if a header is repeated or unreadable, or if no header names the origin.
 fn is_same_origin(parts: &Parts) -> Option<bool> {
-    let origin = only(&parts.headers, &header::ORIGIN)?;
-    let site = only(&parts.headers, &SEC_FETCH_SITE)?;
+    let origin = single_value(&parts.headers, &header::ORIGIN)?;
+    let site = single_value(&parts.headers, &SEC_FETCH_SITE)?;
     let host = host(parts.uri.authority(), &parts.headers)?;
     let origin_is_host = origin.map(|origin| {
         let authority = origin
@@ -72,12 +74,12 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
 fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
     match authority {
         Some(authority) => Some(authority.clone()),
-        None => only(headers, &header::HOST)??.parse().ok(),
+        None => single_value(headers, &header::HOST)??.parse().ok(),
     }
 }
 
 /// Returns the value of a header. Returns `None` if the header is repeated, or its value is not text.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
+fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (None, _) => Some(None),

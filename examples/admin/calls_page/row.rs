@@ -6,7 +6,7 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of characters of a name that are shown, because clients choose names of any length.
+/// Maximum number of characters of a name that are shown. Clients choose names of any length.
 const MAX_NAME_LENGTH: usize = 120;
 
 /// Times are in milliseconds. Absent values are `null`. Names and hashes are those of the layer's log, so that both can

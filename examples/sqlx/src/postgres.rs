@@ -1,4 +1,4 @@
-//! PostgreSQL: a cancel closes the connection of the query, and the server checks whether it is open.
+//! PostgreSQL: a cancel closes the connection of the query, and the server notices.
 //!
 //! Dropping a query does not end it on the server. Nor does closing the connection: a server that has nothing to send does not notice.
 //! With `client_connection_check_interval`, PostgreSQL notices from version 14 on, unless a pooler is in between. With a pooler, call
@@ -48,7 +48,7 @@ pub(crate) async fn sleep(
     }
 }
 
-/// Checks that a query of ten minutes runs on the server, and ends when its client disconnects.
+/// Checks that a query of ten minutes runs on the server until its client disconnects.
 pub(crate) async fn play(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
     let client = raw::call(addr, "sleep", json!({ "seconds": 600.0 })).await?;
     until_running(pool, 1).await?;

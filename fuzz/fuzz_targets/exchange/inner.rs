@@ -48,7 +48,7 @@ impl Service<Request<TeeBody<Scripted>>> for Inner {
         let slot = request
             .extensions()
             .get::<ExchangeSlot>()
-            .expect("a seat")
+            .expect("the slot of the exchange")
             .0
             .clone();
         let token = request.extensions().get::<CallToken>();
@@ -72,7 +72,7 @@ async fn answer(
         match body.frame().await {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
-                    ledger.passed(slot.number, Side::RequestOut, data);
+                    ledger.record_frame(slot.number, Side::RequestOut, data);
                 }
             }
             Some(Err(error)) => return Err(error),
@@ -96,7 +96,7 @@ async fn answer(
             body,
             end_hint,
         } => {
-            ledger.answered(slot.number, head.clone());
+            ledger.record_head(slot.number, head.clone());
             let body = Scripted::new(body.clone(), *end_hint);
             Ok(head.response(body.logged(ledger, slot.number, Side::ResponseIn)))
         }
@@ -114,7 +114,7 @@ async fn take_cancel(
     let message: Value = serde_json::from_slice(&body).expect("the layer writes JSON");
     assert_eq!(message["method"], "notifications/cancelled");
     let id = message["params"]["requestId"].clone();
-    ledger.injected(path, session.expect("only session calls have one"), id);
+    ledger.record_cancel(path, session.expect("only session calls have one"), id);
     let mut response = Response::new(Scripted::new(Vec::new(), EndHint::Nothing));
     *response.status_mut() = StatusCode::ACCEPTED;
     Ok(response)

@@ -1,4 +1,4 @@
-//! Records what was observed of all exchanges, and checks the invariants that must always hold.
+//! Records what was observed of all exchanges, and checks the invariants that always hold.
 
 use std::{
     collections::BTreeMap,
@@ -25,11 +25,13 @@ pub struct Ledger(Arc<Mutex<Records>>);
 /// The place at which bytes were recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// From the client into the layer, and from the layer to the inner service.
+    /// From the client into the layer.
     RequestIn,
+    /// From the layer to the inner service.
     RequestOut,
-    /// From the inner service into the layer, and from the layer to the client.
+    /// From the inner service into the layer.
     ResponseIn,
+    /// From the layer to the client.
     ResponseOut,
 }
 
@@ -66,13 +68,13 @@ struct Seen {
     names: Names,
     is_post: bool,
     holds: Holds,
-    /// The inner service's body has more data.
-    more: bool,
+    /// `true` if the inner service's body has more data.
+    has_more: bool,
     /// The call that this resume names, if no other call is possible.
     resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,
-    /// Whether the token had fired when `has_answer` was first called.
+    /// `true` if the token had fired when the inner service first reported an answer.
     fired_before_answer: Option<bool>,
     head: Option<Head>,
     passed: BTreeMap<Side, Vec<Bytes>>,
@@ -87,7 +89,7 @@ struct Call {
     slot: usize,
     session: Option<String>,
     request: RequestId,
-    detached: bool,
+    is_detached: bool,
     ended: Option<Outcome>,
 }
 
@@ -112,7 +114,8 @@ pub fn trace(what: impl FnOnce() -> String) {
 // === impl Ledger ===
 
 impl Ledger {
-    pub fn slot(&self, names: Names, is_post: bool) -> usize {
+    /// Adds an exchange. Returns its number.
+    pub fn add_slot(&self, names: Names, is_post: bool) -> usize {
         let mut records = self.records();
         records.slots.push(Seen {
             names,
@@ -123,7 +126,7 @@ impl Ledger {
     }
 
     /// Sets the part that the client holds from now on.
-    pub fn holds(&self, slot: usize, holds: Holds) {
+    pub fn set_holds(&self, slot: usize, holds: Holds) {
         let mut records = self.records();
         records.slots[slot].holds = holds;
         if holds == Holds::Body {
@@ -132,11 +135,12 @@ impl Ledger {
     }
 
     /// Sets whether the inner service's body has more data.
-    pub fn more(&self, slot: usize, more: bool) {
-        self.records().slots[slot].more = more;
+    pub fn set_has_more(&self, slot: usize, has_more: bool) {
+        self.records().slots[slot].has_more = has_more;
     }
 
-    pub fn current(&self, slot: Option<usize>) {
+    /// Sets the exchange that is polled or dropped from now on.
+    pub fn set_current(&self, slot: Option<usize>) {
         self.records().current = slot;
     }
 
@@ -144,7 +148,8 @@ impl Ledger {
         self.records().slots[slot].token = Some(token);
     }
 
-    pub fn answered(&self, slot: usize, head: Head) {
+    /// Records the head that the inner service has sent.
+    pub fn record_head(&self, slot: usize, head: Head) {
         trace(|| {
             format!(
                 "{slot} answers {} {:?} {}",
@@ -154,7 +159,8 @@ impl Ledger {
         self.records().slots[slot].head = Some(head);
     }
 
-    pub fn passed(&self, slot: usize, side: Side, data: Bytes) {
+    /// Records a frame at a place.
+    pub fn record_frame(&self, slot: usize, side: Side, data: Bytes) {
         trace(|| format!("{slot} {side:?} {}", data.escape_ascii()));
         self.records().slots[slot]
             .passed
@@ -163,7 +169,8 @@ impl Ledger {
             .push(data);
     }
 
-    pub fn injected(&self, path: String, session: String, id: Value) {
+    /// Records a cancel that the inner service has received.
+    pub fn record_cancel(&self, path: String, session: String, id: Value) {
         trace(|| format!("cancel of {id} in {session} at {path}"));
         self.records().injected.push((path, session, id));
     }
@@ -187,7 +194,7 @@ impl Ledger {
     }
 
     /// Reports that the inner service has the answer to a request.
-    pub fn has_answer(&self, slot: usize) {
+    pub fn report_answer(&self, slot: usize) {
         let Some(token) = self.records().slots[slot].token.clone() else {
             return;
         };
@@ -218,15 +225,15 @@ impl Ledger {
             Event::Detached { call, .. } => {
                 assert!(stalls || records.has_no_stream(call), "detached too early");
                 let call = records.in_flight(call, "detached");
-                assert!(!call.detached, "detached twice");
-                call.detached = true;
+                assert!(!call.is_detached, "detached twice");
+                call.is_detached = true;
             }
             Event::Resumed {
                 call, detachment, ..
             } => {
                 let call = records.in_flight(call, "resumed");
-                assert_eq!(detachment.is_some(), call.detached, "resumed");
-                call.detached = false;
+                assert_eq!(detachment.is_some(), call.is_detached, "resumed");
+                call.is_detached = false;
             }
             Event::Ended {
                 call,
@@ -234,16 +241,16 @@ impl Ledger {
                 detachment,
                 ..
             } => {
-                let is_left = match outcome {
+                let has_disconnected = match outcome {
                     Outcome::Cancelled(reason) => is_disconnect(*reason),
                     _ => false,
                 };
                 assert!(
-                    stalls || !is_left || records.has_no_stream(call),
+                    stalls || !has_disconnected || records.has_no_stream(call),
                     "cancelled though its client holds a stream of it"
                 );
                 let call = records.in_flight(call, "ended");
-                assert_eq!(detachment.is_some(), call.detached, "ended");
+                assert_eq!(detachment.is_some(), call.is_detached, "ended");
                 call.ended = Some(*outcome);
             }
             Event::CancelFailed { call, .. } => {
@@ -258,10 +265,8 @@ impl Ledger {
     /// Checks the invariants that must hold between any two operations.
     pub fn check(&self, added: AddedFrames) {
         let records = self.records();
-        let all_cancelled = records.calls.values().filter(|call| call.is_cancelled());
-        let all_cancelled: Vec<Cancelled> = all_cancelled
-            .map(|call| Value::from(&call.request))
-            .collect();
+        let cancelled = records.calls.values().filter(|call| call.is_cancelled());
+        let cancelled: Vec<Cancelled> = cancelled.map(|call| Value::from(&call.request)).collect();
         for (number, slot) in records.slots.iter().enumerate() {
             let mut calls = records.calls.values().filter(|call| call.slot == number);
             let call = calls.next();
@@ -271,7 +276,7 @@ impl Ledger {
                 "an array carries no call"
             );
             slot.check_token(call);
-            slot.check_bytes(call.is_some_and(Call::is_cancelled), &all_cancelled, added);
+            slot.check_bytes(call.is_some_and(Call::is_cancelled), &cancelled, added);
             let Some((head, call)) = slot.head.as_ref().zip(call) else {
                 continue;
             };
@@ -279,7 +284,7 @@ impl Ledger {
                 // An answer that is not a stream ends its call with its body, unless the client disconnected earlier.
                 head.is_stream()
                     || slot.holds == Holds::Body
-                    || call.detached
+                    || call.is_detached
                     || call.ended.is_some(),
                 "an answer that was sent ends its call"
             );
@@ -320,7 +325,7 @@ impl Records {
             slot,
             session: call.session().map(str::to_owned),
             request: call.request_id().clone(),
-            detached: false,
+            is_detached: false,
             ended: None,
         };
         assert!(
@@ -341,29 +346,31 @@ impl Records {
         let record = self.calls.get(&call.id()).expect("it has started");
         let mut slots = self.slots.iter().enumerate();
         !slots.any(|(number, slot)| {
-            let is_its = number == record.slot || slot.resumes == Some(call.id());
-            is_its && self.current != Some(number) && slot.is_open()
+            let is_of_call = number == record.slot || slot.resumes == Some(call.id());
+            is_of_call && self.current != Some(number) && slot.is_open()
         })
     }
 
-    /// Returns the call that an accepted resume belongs to, if its event id cannot be from another stream.
+    /// Returns the call of an accepted resume.
+    ///
+    /// Returns `None` if its event id may be from another stream.
     fn call_of_resume(&self, number: usize) -> Option<CallId> {
         let slot = &self.slots[number];
         let event_id = slot.names.last_event_id.as_deref()?;
         let session = slot.names.session.as_deref()?;
         let stream = stream_of(event_id);
-        let with_session = self.slots.iter().enumerate().filter(|(_, it)| {
-            it.names.path == slot.names.path && it.names.session.as_deref() == Some(session)
+        let with_session = self.slots.iter().enumerate().filter(|(_, other)| {
+            other.names.path == slot.names.path && other.names.session.as_deref() == Some(session)
         });
-        let mut sent_event_of = with_session.filter(|(_, it)| it.sent_event_of(stream));
-        let is_resume = |it: &Seen| {
-            let resumed = it.names.last_event_id.as_deref();
-            !it.is_post && resumed.map(stream_of) == Some(stream)
+        let mut sent_event_of = with_session.filter(|(_, other)| other.sent_event_of(stream));
+        let is_resume = |other: &Seen| {
+            let resumed = other.names.last_event_id.as_deref();
+            !other.is_post && resumed.map(stream_of) == Some(stream)
         };
-        let (post, posted) = sent_event_of.clone().find(|(_, it)| it.is_post)?;
+        let (post, posted) = sent_event_of.clone().find(|(_, other)| other.is_post)?;
         // An event id of a foreign server identifies only the stream on which it was observed.
         posted.event_ids().iter().find(|id| *id == event_id)?;
-        if !sent_event_of.all(|(other, it)| other == post || is_resume(it)) {
+        if !sent_event_of.all(|(number, other)| number == post || is_resume(other)) {
             return None;
         }
         let mut calls = self.calls.iter().filter(|(_, call)| call.slot == post);
@@ -372,7 +379,9 @@ impl Records {
         is_in_flight.then_some(*id)
     }
 
-    /// Cancels are injected only for calls that were cancelled here, each once, under their own id.
+    /// Checks that cancels are injected only for calls that were cancelled here.
+    ///
+    /// Each is injected once, under the id of its call.
     fn check_injections(&self) {
         for injected in &self.injected {
             let (path, session, id) = injected;
@@ -403,7 +412,7 @@ fn is_disconnect(reason: CancelReason) -> bool {
     )
 }
 
-/// The part of an event id that identifies its stream.
+/// Returns the part of an event id that identifies its stream.
 fn stream_of(event_id: &str) -> &str {
     event_id
         .split_once('/')
@@ -418,7 +427,7 @@ impl Seen {
         match (self.holds, &self.head) {
             (Holds::Nothing, _) => false,
             (Holds::Future, _) | (Holds::Body, None) => self.is_post,
-            (Holds::Body, Some(head)) => head.is_stream() && self.more,
+            (Holds::Body, Some(head)) => head.is_stream() && self.has_more,
         }
     }
 
@@ -427,7 +436,7 @@ impl Seen {
         self.event_ids().iter().any(|id| stream_of(id) == stream)
     }
 
-    /// The ids of the events that were sent to the client.
+    /// Returns the ids of the events that were sent to the client.
     fn event_ids(&self) -> Vec<String> {
         if !self.head.as_ref().is_some_and(Head::is_readable_stream) {
             return Vec::new();
@@ -522,7 +531,7 @@ impl Seen {
         assert_eq!(passed, before, "the response body");
     }
 
-    /// The ids whose answers were sent to the client.
+    /// Returns the ids whose answers were sent to the client.
     fn answered(&self) -> Vec<RequestId> {
         let outer = self
             .passed

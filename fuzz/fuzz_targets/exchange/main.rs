@@ -156,7 +156,7 @@ impl World {
             }),
             10 => self.on_one(choices, |world, at| {
                 let (slot, disconnected) = world.open.remove(at);
-                world.ledger.holds(slot, Holds::Nothing);
+                world.ledger.set_holds(slot, Holds::Nothing);
                 world.during(slot, || drop(disconnected));
             }),
             11 => advance(Duration::from_millis(u64::from(choices.byte()) * 8)).await,
@@ -167,7 +167,7 @@ impl World {
                 let slot = usize::from(byte) % MAX_EXCHANGES;
                 match byte {
                     _ if slot >= self.slots.len() => {}
-                    192.. => self.ledger.has_answer(slot),
+                    192.. => self.ledger.report_answer(slot),
                     _ => self.ledger.use_token(slot),
                 }
             }
@@ -195,7 +195,7 @@ impl World {
             answer,
             is_post,
         } = Plan::new(choices);
-        let slot = self.ledger.slot(names_of(&request), is_post);
+        let slot = self.ledger.add_slot(names_of(&request), is_post);
         trace(|| {
             format!(
                 "{slot}: {} {} {:?}",
@@ -213,11 +213,11 @@ impl World {
         self.slots.push(Arc::downgrade(&slot_data));
         request.extensions_mut().insert(ExchangeSlot(slot_data));
         let ledger = self.ledger.clone();
-        ledger.current(Some(slot));
+        ledger.set_current(Some(slot));
         let service = &mut self.services[slot % 2];
         let future = Box::pin(service.call(request));
-        ledger.current(None);
-        ledger.holds(slot, Holds::Future);
+        ledger.set_current(None);
+        ledger.set_holds(slot, Holds::Future);
         self.open.push((slot, Open::Future(future)));
     }
 
@@ -232,11 +232,11 @@ impl World {
             match polled {
                 Ok(Next::Same) => Some(open),
                 Ok(Next::Body(body)) => {
-                    ledger.holds(slot, Holds::Body);
+                    ledger.set_holds(slot, Holds::Body);
                     Some(Open::Body(body))
                 }
                 Ok(Next::Over) | Err(_) => {
-                    ledger.holds(slot, Holds::Nothing);
+                    ledger.set_holds(slot, Holds::Nothing);
                     drop(open);
                     None
                 }
@@ -249,9 +249,9 @@ impl World {
 
     fn during<T>(&self, slot: usize, act: impl FnOnce() -> T) -> T {
         trace(|| format!("{slot}:"));
-        self.ledger.current(Some(slot));
+        self.ledger.set_current(Some(slot));
         let result = act();
-        self.ledger.current(None);
+        self.ledger.set_current(None);
         result
     }
 
@@ -272,14 +272,14 @@ impl World {
     /// Disconnects all clients and advances the clock. Nothing may remain.
     async fn end(mut self) {
         for (slot, open) in std::mem::take(&mut self.open) {
-            self.ledger.holds(slot, Holds::Nothing);
+            self.ledger.set_holds(slot, Holds::Nothing);
             self.during(slot, || drop(open));
         }
         settle().await;
         self.ledger.check(self.added);
         let calls = self.layer.calls();
         for _ in 0..4 {
-            // A deadline that is noticed late is checked again a moment later.
+            // A deadline that runs late is checked again a moment later.
             for time in [HOUR, RECHECK_DELAY] {
                 advance(time).await;
                 settle().await;
@@ -300,15 +300,15 @@ impl World {
 
 /// The path and the ids that a request names. An id counts only if its header occurs once.
 fn names_of<B>(request: &Request<B>) -> Names {
-    let only = |name: &str| {
+    let single = |name: &str| {
         let mut values = request.headers().get_all(name).iter();
         let value = values.next().filter(|_| values.next().is_none())?;
         value.to_str().map(str::to_owned).ok()
     };
     Names {
         path: request.uri().path().to_owned(),
-        session: only("mcp-session-id"),
-        last_event_id: only("last-event-id"),
+        session: single("mcp-session-id"),
+        last_event_id: single("last-event-id"),
     }
 }
 
@@ -332,7 +332,7 @@ impl Open {
                 Poll::Pending => Next::Same,
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
-                        ledger.passed(slot, Side::ResponseOut, data);
+                        ledger.record_frame(slot, Side::ResponseOut, data);
                     }
                     Next::Same
                 }

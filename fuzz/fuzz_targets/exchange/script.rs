@@ -23,7 +23,7 @@ const SESSIONS: [&str; 2] = ["s", "t"];
 pub struct Plan {
     pub request: Request<Scripted>,
     pub answer: Answer,
-    /// Whether the request may be a call that the layer observes by its events.
+    /// `true` if the request may be a call that the layer observes by its events.
     pub is_post: bool,
 }
 
@@ -334,15 +334,15 @@ impl Scripted {
 
     pub fn logged(mut self, ledger: Ledger, slot: usize, side: Side) -> Self {
         self.log = Some((ledger, slot, side));
-        self.note_more();
+        self.record_has_more();
         self
     }
 
     /// Records whether the body has more data.
-    fn note_more(&self) {
+    fn record_has_more(&self) {
         if let Some((ledger, slot, Side::ResponseIn)) = &self.log {
             let ends_unseen = self.end_hint == EndHint::Nothing && !self.steps.is_empty();
-            ledger.more(*slot, ends_unseen || self.bytes_left() > 0);
+            ledger.set_has_more(*slot, ends_unseen || self.bytes_left() > 0);
         }
     }
 
@@ -364,11 +364,11 @@ impl Body for Scripted {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let step = self.steps.pop_front();
-        self.note_more();
+        self.record_has_more();
         Poll::Ready(match step {
             Some(Step::Data(data)) => {
                 if let Some((ledger, slot, side)) = &self.log {
-                    ledger.passed(*slot, *side, data.clone());
+                    ledger.record_frame(*slot, *side, data.clone());
                 }
                 Some(Ok(Frame::data(data)))
             }

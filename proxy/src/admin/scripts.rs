@@ -1,7 +1,7 @@
-//! What scripts may do that have the token of `--admin-token`: see the calls, and cancel one.
+//! Lets scripts with the token of `--admin-token` see the calls, and cancel one.
 //!
 //! `POST /calls/{id}/cancel` cancels a call. Its optional parameter `process` is that of `/calls.json`: after a restart, the
-//! number of a call is that of another call.
+//! number of a call belongs to another call.
 
 use axum::{
     Json, Router,
@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 use super::calls_page::Page;
 use crate::{config::AdminToken, headers::exactly_one};
 
+/// The parameters of the query.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Source {
+struct Parameters {
     /// `process` of the `/calls.json` that has the call.
     process: Option<String>,
 }
@@ -64,13 +65,13 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 async fn cancel(
     State(page): State<Page>,
     id: Result<Path<String>, PathRejection>,
-    source: Result<Query<Source>, QueryRejection>,
+    parameters: Result<Query<Parameters>, QueryRejection>,
 ) -> (StatusCode, Json<Value>) {
-    let Ok(Query(source)) = source else {
+    let Ok(Query(parameters)) = parameters else {
         let text = "the only parameter of the query is `process`";
         return (StatusCode::BAD_REQUEST, error(text));
     };
-    if !page.is_of_this_process(source.process.as_deref()) {
+    if !page.is_of_this_process(parameters.process.as_deref()) {
         let text = "the call belonged to another process of the proxy";
         return (StatusCode::CONFLICT, error(text));
     }

@@ -16,6 +16,7 @@ use crate::{
     stdio::{SessionInfo, Stdio},
 };
 
+/// The content security policy of the page.
 const POLICY: &str = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'";
 
 /// Serves `/sessions` and `/sessions.json`. Serves nothing for an upstream, whose sessions are not known.
@@ -71,6 +72,7 @@ fn readable(time: Duration) -> String {
     }
 }
 
+/// Adds headers against sniffing, framing and storing.
 async fn protected(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [

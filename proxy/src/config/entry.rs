@@ -96,7 +96,7 @@ impl Entry {
 // === impl Value ===
 
 impl Value {
-    pub(super) fn text(self) -> OsString {
+    pub(super) fn into_text(self) -> OsString {
         match self {
             Self::Text(text) => text,
             Self::Switch(switch) => switch.to_string().into(),
@@ -128,7 +128,7 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     };
     if is_secret {
         let hidden = ContextValue::String("(not shown)".to_owned());
-        let _shown = error.insert(ContextKind::InvalidValue, hidden);
+        let _secret = error.insert(ContextKind::InvalidValue, hidden);
     }
     error
 }

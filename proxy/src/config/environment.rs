@@ -34,13 +34,15 @@ impl Environment {
             let mut options = command.get_arguments();
             let option = options.find(|arg| arg.get_env() == Some(&name));
             let Some((option, flag)) = option.and_then(|arg| Some((arg, arg.get_long()?))) else {
-                environment.warnings.extend(unknown(variable, &value));
+                environment
+                    .warnings
+                    .extend(unknown_warning(variable, &value));
                 continue;
             };
             let value = if option.get_action().takes_values() {
                 Ok(Value::Text(value))
             } else {
-                switch(&value).map(Value::Switch)
+                parse_switch(&value).map(Value::Switch)
             };
             let entry = value.and_then(|value| Entry::new(flag, vec![value]));
             environment
@@ -55,7 +57,7 @@ impl Environment {
     }
 }
 
-fn switch(value: &OsStr) -> Result<bool, String> {
+fn parse_switch(value: &OsStr) -> Result<bool, String> {
     match value.to_str() {
         Some("true" | "1") => Ok(true),
         Some("false" | "0") => Ok(false),
@@ -66,9 +68,9 @@ fn switch(value: &OsStr) -> Result<bool, String> {
 /// Returns the warning for an unknown variable, unless Kubernetes sets it.
 ///
 /// Not an error, because variables of other programs may have the same prefix.
-fn unknown(variable: &str, value: &OsStr) -> Option<String> {
+fn unknown_warning(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
-    if is_of_kubernetes(name, value) {
+    if is_set_by_kubernetes(name, value) {
         return None;
     }
     let option = name.to_lowercase().replace('_', "-");
@@ -89,7 +91,7 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
 /// Returns `true` if Kubernetes sets the variable for a service that is named `mcp-proxy`.
 ///
 /// Kubernetes sets `MCP_PROXY_PORT` to a URL, such as `tcp://10.0.0.1:8000`. `name` has no prefix.
-fn is_of_kubernetes(name: &str, value: &OsStr) -> bool {
+fn is_set_by_kubernetes(name: &str, value: &OsStr) -> bool {
     let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
     (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")
 }

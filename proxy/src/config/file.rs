@@ -58,7 +58,7 @@ impl File {
         }
         let values = match value {
             DeValue::String(text) if option == COMMAND && text.contains(char::is_whitespace) => {
-                let words = words(text)?;
+                let words = split_command(text)?;
                 self.warnings
                     .push(format!("`command` in the file was split into {words:?}"));
                 words
@@ -66,10 +66,10 @@ impl File {
                     .map(|word| Value::Text(word.into()))
                     .collect()
             }
-            DeValue::Table(table) => named(option, table).ok_or_else(|| {
+            DeValue::Table(table) => table_values(option, table).ok_or_else(|| {
                 format!("`{option}` is not a table of strings, numbers or booleans")
             })?,
-            value => all(value).ok_or_else(|| {
+            value => list_values(value).ok_or_else(|| {
                 format!("`{option}` must be a string, a number, a boolean, or a list of them")
             })?,
         };
@@ -79,7 +79,7 @@ impl File {
 }
 
 /// Splits a command that is a string.
-fn words(text: &str) -> Result<Vec<&str>, String> {
+fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
             "`command` is not run by a shell: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
@@ -90,25 +90,25 @@ fn words(text: &str) -> Result<Vec<&str>, String> {
 }
 
 /// Returns the entries of a table, in the form that they have in a list.
-fn named(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
-    let (_, between) = TABLES.iter().find(|(name, _)| *name == option)?;
+fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
+    let (_, separator) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {
-        let mut text = OsString::from(format!("{}{between}", name.get_ref()));
-        text.push(one(value.get_ref())?.text());
+        let mut text = OsString::from(format!("{}{separator}", name.get_ref()));
+        text.push(scalar(value.get_ref())?.into_text());
         Some(Value::Text(text))
     });
     entries.collect()
 }
 
 /// Returns the values of a list, or a single value.
-fn all(value: &DeValue<'_>) -> Option<Vec<Value>> {
+fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
-        DeValue::Array(values) => values.iter().map(|value| one(value.get_ref())).collect(),
-        value => one(value).map(|value| vec![value]),
+        DeValue::Array(values) => values.iter().map(|value| scalar(value.get_ref())).collect(),
+        value => scalar(value).map(|value| vec![value]),
     }
 }
 
-fn one(value: &DeValue<'_>) -> Option<Value> {
+fn scalar(value: &DeValue<'_>) -> Option<Value> {
     match value {
         DeValue::String(text) => Some(Value::Text(text.to_string().into())),
         DeValue::Integer(number) if number.radix() == 10 => {

@@ -71,14 +71,14 @@ impl Network {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let all = if address.is_ipv4() { 32 } else { 128 };
-        let bits: u8 = bits.unwrap_or(all);
-        if bits > all {
+        let max_bits = if address.is_ipv4() { 32 } else { 128 };
+        let bits: u8 = bits.unwrap_or(max_bits);
+        if bits > max_bits {
             return Err(wrong());
         }
         // The first 96 bits of all IPv4-mapped addresses are the same.
         match (address.to_canonical(), bits.checked_sub(96)) {
-            (IpAddr::V4(address), Some(bits)) if all == 128 => Ok(Self {
+            (IpAddr::V4(address), Some(bits)) if max_bits == 128 => Ok(Self {
                 address: address.into(),
                 bits,
             }),
@@ -88,7 +88,7 @@ impl Network {
 
     /// Returns `true` if an address is in this network. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        let (one, other, all) = match (self.address, address.to_canonical()) {
+        let (one, other, max_bits) = match (self.address, address.to_canonical()) {
             (IpAddr::V4(one), IpAddr::V4(other)) => {
                 (one.to_bits().into(), other.to_bits().into(), 32)
             }
@@ -96,7 +96,7 @@ impl Network {
             _ => return false,
         };
         let difference: u128 = one ^ other;
-        let ignored = all - u32::from(self.bits);
+        let ignored = max_bits - u32::from(self.bits);
         difference.checked_shr(ignored).is_none_or(|rest| rest == 0)
     }
 }
@@ -116,8 +116,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_has_the_addresses_with_its_first_bits() {
-        for (network, address, is_of_it) in [
+    fn a_network_contains_the_addresses_with_its_first_bits() {
+        for (network, address, expected) in [
             ("127.0.0.1", "127.0.0.1", true),
             ("127.0.0.1", "127.0.0.2", false),
             ("127.0.0.1", "::ffff:127.0.0.1", true),
@@ -138,7 +138,7 @@ mod tests {
             let parsed = Network::new(network).unwrap();
             assert_eq!(
                 parsed.contains(address.parse().unwrap()),
-                is_of_it,
+                expected,
                 "{network} {address}"
             );
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_public_url_is_an_origin_with_a_path_at_most() {
+    fn a_public_url_is_an_origin_and_may_have_a_path() {
         for right in [
             "https://mcp.example.com",
             "http://localhost:8000/",

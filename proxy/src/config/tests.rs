@@ -7,12 +7,12 @@ fn read(args: &[&str]) -> Result<Config, ConfigError> {
     Config::read(args.iter().map(OsString::from))
 }
 
-fn with(option: &str) -> Result<Config, ConfigError> {
+fn with_option(option: &str) -> Result<Config, ConfigError> {
     read(&[HTTP[0], HTTP[1], option])
 }
 
 #[test]
-fn the_options_of_the_design_have_their_defaults() {
+fn options_have_their_documented_defaults() {
     let config = read(&HTTP).unwrap();
     assert_eq!(config.listen.to_string(), "127.0.0.1:8000");
     assert!(matches!(config.grace, Grace::Auto));
@@ -103,7 +103,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
 }
 
 #[test]
-fn a_token_is_long_can_be_sent_and_is_shown_nowhere() {
+fn a_token_must_be_long_and_fit_in_a_header_and_is_never_shown() {
     let read = |token: &str| {
         let token = format!("--admin-token={token}");
         read(&[HTTP[0], HTTP[1], "--admin=9090", &token])
@@ -130,26 +130,26 @@ fn a_token_is_long_can_be_sent_and_is_shown_nowhere() {
 #[test]
 fn listening_to_other_machines_requires_a_host_name() {
     for local in ["--listen=127.0.0.2:0", "--listen=[::1]:0"] {
-        assert!(with(local).is_ok(), "{local}");
+        assert!(with_option(local).is_ok(), "{local}");
     }
     for open in [
         "--listen=0.0.0.0:0",
         "--listen=[::]:0",
         "--listen=192.0.2.1:0",
     ] {
-        assert!(with(open).is_err(), "{open}");
+        assert!(with_option(open).is_err(), "{open}");
         assert!(read(&[HTTP[0], HTTP[1], open, "--allow-host=mcp.example.com"]).is_ok());
     }
 }
 
 #[test]
-fn lists_may_have_several_values_and_graces_a_tool() {
-    let config = with("--exempt=a,b").unwrap();
+fn lists_may_have_several_values_and_a_grace_names_its_tool() {
+    let config = with_option("--exempt=a,b").unwrap();
     assert_eq!(config.exempt, ["a", "b"]);
-    let config = with("--tool-grace=a=b=1h,c=never").unwrap();
+    let config = with_option("--tool-grace=a=b=1h,c=never").unwrap();
     let graces = config.tool_grace.iter().map(|(tool, _)| &**tool);
     assert_eq!(graces.collect::<Vec<_>>(), ["a=b", "c"]);
-    let config = with("--header=Authorization: Bearer a: b").unwrap();
+    let config = with_option("--header=Authorization: Bearer a: b").unwrap();
     assert_eq!(config.header[0].0, "authorization");
     assert_eq!(config.header[0].1, "Bearer a: b");
 }
@@ -165,7 +165,7 @@ fn an_upstream_may_have_a_port_or_none() {
         let option = format!("--upstream={upstream}");
         assert!(read(&[HTTP[0], &option]).is_ok(), "{upstream}");
     }
-    assert!(with("--allow-host=[::1]:80,[::1],a.example").is_ok());
+    assert!(with_option("--allow-host=[::1]:80,[::1],a.example").is_ok());
 }
 
 #[test]
@@ -185,16 +185,16 @@ fn no_secret_is_in_the_debug_text() {
 
 #[test]
 fn blanks_around_the_values_of_a_list_are_removed() {
-    let config = with("--exempt=a, b ").unwrap();
+    let config = with_option("--exempt=a, b ").unwrap();
     assert_eq!(config.exempt, ["a", "b"]);
-    let config = with("--tool-grace=a = 1h, b=always=2h").unwrap();
+    let config = with_option("--tool-grace=a = 1h, b=always=2h").unwrap();
     let (hour, hours) = (Duration::from_secs(3600), Duration::from_secs(7200));
     let expected = [("a", Grace::AutoAfter(hour)), ("b", Grace::After(hours))];
     let expected = expected.map(|(tool, grace)| (tool.to_owned(), grace));
     assert_eq!(config.tool_grace, expected);
-    let config = with("--allow-host=a.example, B.example:81").unwrap();
+    let config = with_option("--allow-host=a.example, B.example:81").unwrap();
     assert_eq!(config.allow_host, ["a.example", "b.example:81"]);
-    let config = with("--allow-origin=https://a.example:443/, http://b.example:81").unwrap();
+    let config = with_option("--allow-origin=https://a.example:443/, http://b.example:81").unwrap();
     let expected = ["https://a.example", "http://b.example:81"];
     assert_eq!(config.allow_origin, expected);
 }

@@ -37,7 +37,7 @@ const MIN_BUFFER: usize = 1024 * 1024;
 type Parsed<T> = Result<T, String>;
 
 pub(super) fn time(text: &str) -> Parsed<Duration> {
-    let wrong = || no_time(text);
+    let wrong = || not_a_time(text);
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let unit = text.get(digits.len()..).unwrap_or_default();
     let number: f64 = digits.parse().map_err(|_| wrong())?;
@@ -58,7 +58,7 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
     Ok(time)
 }
 
-fn no_time(text: &str) -> String {
+fn not_a_time(text: &str) -> String {
     format!("`{text}` is not a time such as 20s, 500ms, 30m or 1h")
 }
 
@@ -78,7 +78,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
             let always = text.strip_prefix("always=");
             let as_time = always.unwrap_or(text);
             let grace = time(as_time).map_err(|error| {
-                if error == no_time(as_time) {
+                if error == not_a_time(as_time) {
                     format!(
                         "`{text}` is not a grace: auto, immediate, never, a time such as 20s, or always=20s"
                     )

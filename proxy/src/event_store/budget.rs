@@ -47,7 +47,7 @@ pub(crate) struct Budget {
     parent: Option<Arc<Self>>,
 }
 
-/// Reserved bytes of a budget, until it is dropped.
+/// Reserved bytes of a budget. Released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
@@ -104,6 +104,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Returns an empty reservation of this budget.
     pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation {
             budget: self.clone(),
@@ -120,14 +121,14 @@ impl Budget {
     }
 
     fn try_reserve(&self, bytes: usize) -> Result<(), Exhausted> {
-        let more = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.limit);
-        let taken = self
+        let with_bytes = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        let reserved = self
             .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_bytes);
         let Some(parent) = &self.parent else {
-            return taken.map(|_| ()).map_err(|_| Exhausted::All);
+            return reserved.map(|_| ()).map_err(|_| Exhausted::All);
         };
-        taken.map_err(|_| Exhausted::Session)?;
+        reserved.map_err(|_| Exhausted::Session)?;
         parent.try_reserve(bytes).inspect_err(|_| {
             self.used.fetch_sub(bytes, Ordering::Relaxed);
         })
@@ -144,6 +145,7 @@ impl Budget {
 // === impl Reservation ===
 
 impl Reservation {
+    /// Reserves `by` more bytes. Reserves nothing if a budget has no room for all of them.
     pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
         self.budget.try_reserve(by)?;
         self.bytes += by;
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_one_session_may_not_reserve_another_may() {
+    fn each_session_has_a_limit_and_all_sessions_share_one() {
         let all = Budget::new(100);
         let (one, other) = (all.child(60), all.child(60));
         let (mut a, mut b) = (one.reservation(), other.reservation());

@@ -61,7 +61,7 @@ const HARMLESS: [&str; 45] = [
 ];
 
 /// Credentials of a single message: they are compared, and not sent with another message.
-const OF_ONE_MESSAGE: [&str; 8] = [
+const SINGLE_MESSAGE: [&str; 8] = [
     "content-digest",
     "content-md5",
     "digest",
@@ -112,16 +112,16 @@ impl Credentials {
             *request.uri_mut() = uri;
         }
         let headers = request.headers_mut();
-        let own: Vec<HeaderName> = headers
+        let replaced: Vec<HeaderName> = headers
             .keys()
             .filter(|name| !is_harmless(name))
             .cloned()
             .collect();
-        for name in own {
+        for name in replaced {
             headers.remove(name);
         }
         for (name, value) in &self.fields {
-            if !OF_ONE_MESSAGE.contains(&name.as_str()) {
+            if !SINGLE_MESSAGE.contains(&name.as_str()) {
                 headers.append(name.clone(), value.clone());
             }
         }
@@ -148,7 +148,7 @@ mod tests {
         request
     }
 
-    fn of(fields: &[(&str, &str)]) -> Credentials {
+    fn credentials(fields: &[(&str, &str)]) -> Credentials {
         Credentials::of(&request(fields))
     }
 
@@ -167,33 +167,37 @@ mod tests {
             "x-user",
             "x-forwarded-for",
         ] {
-            assert_ne!(of(&[(name, "a")]), of(&[(name, "b")]), "{name}");
-            assert_ne!(of(&[(name, "a")]), of(&[]), "{name}");
             assert_ne!(
-                of(&[(name, "a")]),
-                of(&[(name, "a"), (name, "b")]),
+                credentials(&[(name, "a")]),
+                credentials(&[(name, "b")]),
+                "{name}"
+            );
+            assert_ne!(credentials(&[(name, "a")]), credentials(&[]), "{name}");
+            assert_ne!(
+                credentials(&[(name, "a")]),
+                credentials(&[(name, "a"), (name, "b")]),
                 "{name}"
             );
         }
-        let post = of(&[("cookie", "a"), ("accept", "*/*"), ("x-key", "b")]);
+        let post = credentials(&[("cookie", "a"), ("accept", "*/*"), ("x-key", "b")]);
         assert_eq!(
             post,
-            of(&[("x-key", "b"), ("traceparent", "1"), ("cookie", "a")])
+            credentials(&[("x-key", "b"), ("traceparent", "1"), ("cookie", "a")])
         );
     }
 
     #[test]
     fn credentials_replace_those_of_a_request_and_nothing_else() {
-        let mut other = request(&[("cookie", "old"), ("accept", "*/*")]);
-        let mut own = request(&[("x-key", "new"), ("signature", "of another message")]);
-        *own.uri_mut() = Uri::from_static("/mcp?key=new");
-        Credentials::of(&own).put_on(&mut other);
-        assert_eq!(other.uri(), "/mcp?key=new");
-        let text: Vec<_> = other
+        let mut target = request(&[("cookie", "old"), ("accept", "*/*")]);
+        let mut source = request(&[("x-key", "new"), ("signature", "of another message")]);
+        *source.uri_mut() = Uri::from_static("/mcp?key=new");
+        Credentials::of(&source).put_on(&mut target);
+        assert_eq!(target.uri(), "/mcp?key=new");
+        let fields: Vec<_> = target
             .headers()
             .iter()
             .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
             .collect();
-        assert_eq!(text, [("accept", "*/*"), ("x-key", "new")]);
+        assert_eq!(fields, [("accept", "*/*"), ("x-key", "new")]);
     }
 }

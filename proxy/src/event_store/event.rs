@@ -31,7 +31,7 @@ struct OwnedLines {
     _reservation: Reservation,
 }
 
-/// What may happen to an event where there is no room.
+/// What may happen to an event if there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
     /// Progress, or a log message. The oldest of these are dropped first, and a comment reports their number.
@@ -137,11 +137,11 @@ fn data_lines(json: &[u8]) -> Vec<u8> {
 /// Returns an event with a JSON-RPC error as the answer to a call, whose id is JSON text.
 pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     let message = serde_json::Value::from(message);
-    answer_with(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
+    error_from_json(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
 }
 
-/// Returns an event with an error that is JSON text.
-pub(crate) fn answer_with(id: &str, error: &str) -> Event {
+/// Returns an event with an error, given as JSON text, as the answer to a call.
+pub(crate) fn error_from_json(id: &str, error: &str) -> Event {
     let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
     Event::of_lines(data_lines(json.as_bytes()), Weight::Answer)
 }
@@ -220,6 +220,7 @@ impl StreamName {
         Some(Self(u128::from_ne_bytes(bits)))
     }
 
+    /// Reads a name. Returns `None` for upper-case digits, because the ids of a store have none.
     fn read(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_name = text.len() == Self::DIGITS && text.bytes().all(is_digit);
@@ -249,18 +250,20 @@ impl Origin {
         format!("{}{:032x}.", self.0, stream.0).into()
     }
 
-    /// Returns `None` if the id is of another origin.
+    /// Reads an event id. Returns `None` if the id is of another origin.
     pub(crate) fn read(&self, id: &str) -> Option<EventId> {
         let rest = id.strip_prefix(&*self.0)?;
         Some(rest.split_once('.').and_then(|(stream, seq)| {
             let stream = StreamName::read(stream)?;
-            Some((stream, number(seq)?))
+            Some((stream, parse_seq(seq)?))
         }))
     }
 }
 
-/// Parses a number. Returns `None` for a sign or leading zeros, because the ids of a store have neither.
-fn number(text: &str) -> Option<u64> {
+/// Parses the number of an event.
+///
+/// Returns `None` for a sign or leading zeros, because the ids of a store have neither.
+fn parse_seq(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     let first = text.as_bytes().first()?;
     (first.is_ascii_digit() && (*first != b'0' || text.len() == 1)).then_some(number)

@@ -38,9 +38,9 @@ const NO_SUCH_METHOD: i64 = -32601;
 // === impl Ping ===
 
 impl Ping {
-    /// Creates a `ping` with a random id, which no other proxy in front of the server has used either.
+    /// Creates a `ping` with a random id, which no other proxy in front of the server uses.
     pub(super) fn new() -> Self {
-        // Without random numbers there is no stream to resume.
+        // Without random numbers, no stream exists that a client could resume.
         let random = getrandom::u64().unwrap_or_default();
         Self {
             id: format!(r#""mcp-cancel-proxy-{random:016x}""#),
@@ -54,7 +54,7 @@ impl Ping {
     }
 
     /// Returns the response to a client that the server refuses. Returns `None` if the server accepts the client.
-    pub(super) async fn refused(&self, answer: Response<Body>) -> Option<Response<Body>> {
+    pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);
         }
@@ -72,6 +72,7 @@ impl Ping {
         ))
     }
 
+    /// Returns `true` if an answer to the `ping` accepts the client.
     async fn accepts(&self, answer: Response<Body>) -> bool {
         let (head, mut body) = answer.into_parts();
         let is_stream = is_of_type(&head.headers, EVENT_STREAM);
@@ -98,16 +99,16 @@ impl Ping {
             while reader.read(&mut bytes) == Read::Event {
                 let lines = reader.take();
                 let data: Vec<&[u8]> = data(&lines).collect();
-                if let Some(accepts) = self.is_accepted(&data.join(&b'\n')) {
+                if let Some(accepts) = self.message_accepts(&data.join(&b'\n')) {
                     return accepts;
                 }
             }
         }
-        self.is_accepted(&whole) == Some(true)
+        self.message_accepts(&whole) == Some(true)
     }
 
     /// Returns `Some(true)` if a message accepts the client. Returns `None` if it is not a response.
-    fn is_accepted(&self, json: &[u8]) -> Option<bool> {
+    fn message_accepts(&self, json: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Response {
             error: Option<Error>,
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_result_or_no_such_method_accepts() {
+    fn only_a_result_or_the_error_method_not_found_accepts_a_client() {
         let ping = Ping {
             id: r#""ping""#.to_owned(),
         };
@@ -158,7 +159,7 @@ mod tests {
             ("<html>", None),
             ("", None),
         ] {
-            assert_eq!(ping.is_accepted(json.as_bytes()), expected, "{json}");
+            assert_eq!(ping.message_accepts(json.as_bytes()), expected, "{json}");
         }
     }
 }

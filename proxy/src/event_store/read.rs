@@ -1,7 +1,7 @@
 //! Parses the events of a server's stream, as far as they are forwarded.
 //!
-//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line endings, a byte order mark at
-//!    the start, comments, several data lines. The frames of the body may cut an event anywhere.
+//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6). That format has three line endings, a byte order mark
+//!    at the start, comments, and events with several data lines. The frames of the body may cut an event anywhere.
 //! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line endings. The `id` and the
 //!    `retry` are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
 //! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and
@@ -32,7 +32,8 @@ pub(crate) struct Reader {
     /// The forwarded lines of the current event, as far as they were read.
     lines: Vec<u8>,
     line: Line,
-    after_cr: bool,
+    /// The previous byte was a carriage return, so a line feed belongs to the same line ending.
+    is_after_cr: bool,
     /// Number of bytes of the byte order mark that were read. `BOM.len()` once no mark can follow.
     bom_read: usize,
     has_data: bool,
@@ -83,23 +84,23 @@ impl Reader {
     /// Reads up to the end of the next event with data. `bytes` keeps the rest.
     pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
         while let Some((first, rest)) = bytes.split_first() {
-            if self.skip_bom(*first) || (mem::take(&mut self.after_cr) && *first == b'\n') {
+            if self.skip_bom(*first) || (mem::take(&mut self.is_after_cr) && *first == b'\n') {
                 *bytes = rest;
                 continue;
             }
             let end = memchr2(b'\n', b'\r', bytes);
             let text = match end.and_then(|end| bytes.split_at_checked(end)) {
                 Some((text, [end, rest @ ..])) => {
-                    self.after_cr = *end == b'\r';
+                    self.is_after_cr = *end == b'\r';
                     *bytes = rest;
                     text
                 }
                 _ => {
-                    self.text(mem::take(bytes));
+                    self.add_text(mem::take(bytes));
                     break;
                 }
             };
-            self.text(text);
+            self.add_text(text);
             if self.end_line() {
                 return Read::Event;
             }
@@ -132,11 +133,11 @@ impl Reader {
     /// The capacity doubles, but not above `max` unless the bytes need more.
     pub(crate) fn needs(&self, bytes: usize, max: usize) -> usize {
         // The bytes of a name become a part of the line once the rest of the name is read.
-        let begun = match self.line {
+        let held_back = match self.line {
             Line::Name(_, matched) => matched,
             _ => 0,
         };
-        let length = self.lines.len() + begun + bytes + ROOM_FOR_ID;
+        let length = self.lines.len() + held_back + bytes + ROOM_FOR_ID;
         if length <= self.lines.capacity() {
             self.lines.capacity()
         } else {
@@ -183,7 +184,8 @@ impl Reader {
         false
     }
 
-    fn text(&mut self, mut text: &[u8]) {
+    /// Adds text of the current line, without its end.
+    fn add_text(&mut self, mut text: &[u8]) {
         if let Line::Start = self.line {
             self.line = match text.first() {
                 None => return,
@@ -195,10 +197,10 @@ impl Reader {
             };
         }
         if let Line::Name(field, matched) = self.line {
-            let left = field.name().get(matched..).unwrap_or_default();
-            match text.strip_prefix(left) {
+            let rest_of_name = field.name().get(matched..).unwrap_or_default();
+            match text.strip_prefix(rest_of_name) {
                 Some(rest) => text = rest,
-                None if left.starts_with(text) => {
+                None if rest_of_name.starts_with(text) => {
                     self.line = Line::Name(field, matched + text.len());
                     return;
                 }
@@ -218,17 +220,18 @@ impl Reader {
             self.line = Line::Value(field);
         }
         if let Line::Value(field) = self.line {
-            self.value(field, text);
+            self.add_value(field, text);
         }
     }
 
+    /// Adds text to the forwarded lines, if the field is forwarded.
     fn forward(&mut self, field: Field, text: &[u8]) {
         if let Field::Data | Field::Event = field {
             self.lines.extend_from_slice(text);
         }
     }
 
-    fn value(&mut self, field: Field, text: &[u8]) {
+    fn add_value(&mut self, field: Field, text: &[u8]) {
         self.forward(field, text);
         match field {
             Field::Data => {
@@ -371,7 +374,7 @@ mod tests {
         (events, reader)
     }
 
-    /// The same of a body that reads so however it is cut.
+    /// Returns the same as [`events`]. Checks that the result does not depend on the size of the frames.
     fn read(body: &str) -> (Vec<String>, Reader) {
         let whole = events(body.as_bytes(), usize::MAX);
         for size in 1..12 {

@@ -2,7 +2,7 @@
 //!
 //! | request | effect |
 //! |---|---|
-//! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here, and the client reads from the event store |
+//! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here; the client reads the event store |
 //! | POST of `initialize` | passes; begins the session |
 //! | POST of `notifications/cancelled` | passes; if the server accepts it, the server's stream of that call is closed 1 s later |
 //! | GET with an event id of the event store | answered here |
@@ -184,9 +184,9 @@ where
             let credentials = Credentials::of(&request);
             let _pending_check = stream.begin_check();
             let ping = Ping::new();
-            let answer = self.forward(request_of_ping(request, &ping)).await;
-            if let Some(refused) = ping.refused(answer).await {
-                return refused;
+            let answer = self.forward(ping_request(request, &ping)).await;
+            if let Some(refusal) = ping.refusal(answer).await {
+                return refusal;
             }
             stream.accept_credentials(credentials);
         }
@@ -208,29 +208,31 @@ where
                 .forward(Request::from_parts(parts, Body::from(body)))
                 .await;
         };
-        let is = |method: &str| message.method.as_deref() == Some(method);
-        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own.
+        let has_method = |method: &str| message.method.as_deref() == Some(method);
+        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own. Without the layer, no
+        // request has a token.
         let token = parts.extensions.get::<CallToken>();
-        let is_layers = token.is_none_or(CallToken::is_replay);
+        let is_from_layer = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
         match (message.kind, session) {
-            (Kind::Request, session) if is("initialize") => {
+            (Kind::Request, session) if has_method("initialize") => {
                 let requested_revision = message.params().protocol_version.unwrap_or_default();
                 let response = self.forward(with_body(&body)).await;
-                let given = exactly_one(response.headers(), &SESSION_ID).or(session.as_deref());
-                if let Some(session) = given.filter(|_| response.status().is_success()) {
+                let session_id =
+                    exactly_one(response.headers(), &SESSION_ID).or(session.as_deref());
+                if let Some(session) = session_id.filter(|_| response.status().is_success()) {
                     self.store.begin(session, Some(&requested_revision));
                 }
                 response
             }
-            (Kind::Notification, Some(session)) if is("notifications/cancelled") => {
+            (Kind::Notification, Some(session)) if has_method("notifications/cancelled") => {
                 let key = message.params().request_id.and_then(IdKey::of);
                 let session = self.store.session(&session);
                 let stream = session
                     .zip(key)
                     .and_then(|(session, key)| session.find(&key));
                 let mut request = with_body(&body);
-                if let Some(stream) = stream.as_ref().filter(|_| is_layers) {
+                if let Some(stream) = stream.as_ref().filter(|_| is_from_layer) {
                     if let Some(credentials) = stream.credentials() {
                         credentials.put_on(&mut request);
                     }
@@ -263,19 +265,19 @@ where
             .credentials(Credentials::of(&request))
             .with_extra(head_size(&request));
         // The session may be older than the proxy. A client with this revision supports priming events anyway.
-        let knows_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
+        let supports_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
-        let known = self.store.session(id);
-        let _unused_session = if known.is_none() && knows_priming {
+        let existing = self.store.session(id);
+        let _unused_session = if existing.is_none() && supports_priming {
             Some(UnusedSession(self.store.clone(), id))
         } else {
             None
         };
-        let session = match known {
-            None if knows_priming => self.store.begin(id, None),
+        let session = match existing {
+            None if supports_priming => self.store.begin(id, None),
             session => session,
         };
-        if let Some(session) = session.as_ref().filter(|_| knows_priming) {
+        if let Some(session) = session.as_ref().filter(|_| supports_priming) {
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
@@ -310,7 +312,7 @@ where
             };
             stream.prime();
             let response = stream.respond();
-            spawn(stream, resume, Answer::Pending(pending));
+            spawn_writer(stream, resume, Answer::Pending(pending));
             return response;
         };
         let (mut head, body) = response.into_parts();
@@ -329,12 +331,13 @@ where
         }
         head.headers.remove(header::CONTENT_LENGTH);
         let response = Response::from_parts(head, stream.respond().into_body());
-        spawn(stream, resume, Answer::Events(body));
+        spawn_writer(stream, resume, Answer::Events(body));
         response
     }
 }
 
-fn spawn<S>(stream: Stream, resume: UpstreamResume<S>, answer: Answer)
+/// Starts the task that writes an answer to its stream.
+fn spawn_writer<S>(stream: Stream, resume: UpstreamResume<S>, answer: Answer)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S: Send + 'static,
@@ -364,7 +367,7 @@ fn with_request_id(
 }
 
 /// Returns a `ping` with the credentials of a client that resumes.
-fn request_of_ping(resume: Request<Body>, ping: &Ping) -> Request<Body> {
+fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     let ping = ping.message();
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;

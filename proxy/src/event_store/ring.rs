@@ -56,9 +56,9 @@ pub(crate) struct Ring {
     /// The cost of all events.
     cost: usize,
     /// Covers the cost of the stream itself.
-    own: Reservation,
+    stream_reservation: Reservation,
     /// Always empty. The reservations of the events are its siblings.
-    reservation: Reservation,
+    event_reservation: Reservation,
     limits: BufferLimits,
     /// The number of the next event.
     next: u64,
@@ -72,8 +72,8 @@ pub(crate) struct Ring {
     /// The last event that bypassed the ring, and the error for a reader that missed it.
     bypassed: Option<(u64, Event)>,
     gaps: u64,
-    ended: bool,
-    cleared: bool,
+    has_ended: bool,
+    is_cleared: bool,
 }
 
 /// The limits of a ring.
@@ -165,19 +165,19 @@ pub(crate) enum Taken {
 // === impl Ring ===
 
 impl Ring {
-    /// `own` covers the cost of the stream itself. `reservation` belongs to the budget of its events.
+    /// Creates an empty ring. `stream_reservation` covers the cost of the stream itself, and `event_reservation` is empty.
     pub(crate) fn new(
         prefix: Box<str>,
         limits: BufferLimits,
-        own: Reservation,
-        reservation: Reservation,
+        stream_reservation: Reservation,
+        event_reservation: Reservation,
     ) -> Self {
         Self {
             prefix,
             events: VecDeque::new(),
             cost: 0,
-            own,
-            reservation,
+            stream_reservation,
+            event_reservation,
             limits,
             next: 0,
             answer: None,
@@ -187,23 +187,23 @@ impl Ring {
             bypass: Bypass::Idle,
             bypassed: None,
             gaps: 0,
-            ended: false,
-            cleared: false,
+            has_ended: false,
+            is_cleared: false,
         }
     }
 
     /// Adds an event.
     pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
-        if self.ended {
+        if self.has_ended {
             return Pushed::Ended;
         }
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
         loop {
-            let exhausted = if self.has_place() {
+            let exhausted = if self.is_below_limits() {
                 // Reuses the reservation under which the event was read, if there is one.
                 let reservation = event
                     .reservation
-                    .get_or_insert_with(|| self.reservation.sibling());
+                    .get_or_insert_with(|| self.event_reservation.sibling());
                 match reservation.resize(cost) {
                     Ok(()) => {
                         self.append(event);
@@ -236,7 +236,7 @@ impl Ring {
     ///
     /// The event is either the first of the stream, or an error that ends the stream.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
-        if self.ended || self.answer.is_some() {
+        if self.has_ended || self.answer.is_some() {
             return;
         }
         if let Bypass::Piece(_) = self.bypass {
@@ -250,7 +250,7 @@ impl Ring {
     /// Returns `None` for [`Start::After`] if there was no such event, or the ring was cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
-            && (self.cleared || seq >= self.next)
+            && (self.is_cleared || seq >= self.next)
         {
             return None;
         }
@@ -284,7 +284,7 @@ impl Ring {
         if missing > 0 {
             reader.at += missing;
             *gaps += 1;
-            return Taken::Frame(comment(missing));
+            return Taken::Frame(gap_comment(missing));
         }
         if let Some(entry) = entry {
             let rest = entry.bytes.slice(reader.taken..);
@@ -297,7 +297,7 @@ impl Ring {
         }
         match &mut self.bypass {
             Bypass::Piece(piece @ Some(_)) => piece.take().map_or(Taken::Wait, Taken::Frame),
-            _ if self.ended => Taken::End,
+            _ if self.has_ended => Taken::End,
             _ => Taken::Wait,
         }
     }
@@ -327,19 +327,19 @@ impl Ring {
 
     /// Ends the ring. Later pushes are rejected.
     pub(crate) fn end(&mut self) {
-        self.ended = true;
+        self.has_ended = true;
         self.abort_bypass();
     }
 
     /// Ends the ring and releases everything it has reserved.
     pub(crate) fn clear(&mut self) {
         self.end();
-        self.cleared = true;
+        self.is_cleared = true;
         self.reader = None;
         self.events = VecDeque::new();
         self.cost = 0;
         self.bypassed = None;
-        self.own.shrink(usize::MAX);
+        self.stream_reservation.shrink(usize::MAX);
     }
 
     pub(crate) fn is_answered(&self) -> bool {
@@ -349,13 +349,13 @@ impl Ring {
     /// Returns `true` if the answer is pending, or the attached reader has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
         let is_unread = |reader: &Reader| reader.at < self.next;
-        !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
+        !(self.has_ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
     /// Returns `true` if there is an answer that no reader has taken, and no reader is attached.
     pub(crate) fn has_unread_answer(&self) -> bool {
         let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
-        is_unread && self.reader.is_none() && !self.cleared
+        is_unread && self.reader.is_none() && !self.is_cleared
     }
 
     /// Returns the reconnect delay that is sent to clients.
@@ -379,9 +379,9 @@ impl Ring {
     }
 
     /// Returns `true` if the ring has ended and this attached reader has taken everything.
-    pub(crate) fn is_over_for(&self, id: ReaderId) -> bool {
+    pub(crate) fn is_fully_read_by(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
-        self.ended && reader.is_some_and(|reader| reader.at == self.next)
+        self.has_ended && reader.is_some_and(|reader| reader.at == self.next)
     }
 
     /// Returns how many times a reader was notified of missing events.
@@ -392,7 +392,7 @@ impl Ring {
     /// Returns `true` if a later event was numbered, even if it has been dropped. Returns `false` once the ring is
     /// cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
-        !self.cleared && after < self.next.saturating_sub(1)
+        !self.is_cleared && after < self.next.saturating_sub(1)
     }
 
     /// Returns `true` if there ever was an event. Only then can a client resume.
@@ -432,13 +432,14 @@ impl Ring {
         self.next += 1;
     }
 
+    /// Adds the `id` line of an event, and the blank line that ends it.
     fn end_event(&self, lines: &mut Vec<u8>, seq: u64) {
         // Writing to a `Vec` does not fail.
         let _written = write!(lines, "id: {}{seq}\n\n", self.prefix);
     }
 }
 
-fn comment(missing: u64) -> Bytes {
+fn gap_comment(missing: u64) -> Bytes {
     match missing {
         1 => Bytes::from_static(b": an event was dropped here\n\n"),
         more => format!(": {more} events were dropped here\n\n").into(),

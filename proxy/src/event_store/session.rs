@@ -119,7 +119,7 @@ impl Session {
 
     fn open_stream(&self, call: Option<Call>) -> Option<Stream> {
         let Inner { index, shared, .. } = &*self.0;
-        let names = call
+        let call_bytes = call
             .as_ref()
             .map_or(0, |call| 4 * call.id.len() + call.extra_bytes);
         while index.len() >= shared.limits.streams {
@@ -128,7 +128,7 @@ impl Session {
             }
         }
         let mut reservation = index.global_reservation();
-        while let Err(exhausted) = reservation.grow(STREAM_OVERHEAD + names) {
+        while let Err(exhausted) = reservation.grow(STREAM_OVERHEAD + call_bytes) {
             if !index.evict_for(exhausted) {
                 return None;
             }
@@ -173,14 +173,14 @@ impl Session {
     /// The inner value is `None` if no remaining stream had a client.
     pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {
         let mut latest = None;
-        for stream in self.0.index.all() {
+        for stream in self.0.index.streams() {
             latest = latest.max(stream.unread_since()?);
         }
         Some(latest)
     }
 
     pub(super) fn is_in_progress(&self) -> bool {
-        self.0.index.all().iter().any(Stream::is_in_progress)
+        self.0.index.streams().iter().any(Stream::is_in_progress)
     }
 
     pub(super) fn streams(&self) -> usize {

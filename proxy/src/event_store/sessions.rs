@@ -27,7 +27,9 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a cancel is postponed while a client reads the stream, or the server checks a client that resumes: 1 s.
+/// How long a cancel is postponed at a time: 1 s.
+///
+/// A cancel waits while a client reads the stream, or the server checks a client that resumes.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// How much later than the layer the event store may detect a disconnect: 100 ms.
@@ -49,7 +51,9 @@ pub struct Stats {
     pub buffer_bytes: usize,
     /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// Number of notifications of missing events that clients got, on streams that were removed.
+    /// Number of times that a client was notified of missing events.
+    ///
+    /// Counted when its stream is removed.
     pub gaps: u64,
 }
 
@@ -129,8 +133,8 @@ impl EventStore {
     ///
     /// Returns `None` if no event store of this server created the id. The server itself may then know the id.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
-        let is_ours = self.owns(last_event_id);
-        is_ours.then(|| match self.look_up(session, last_event_id) {
+        let is_known = self.owns(last_event_id);
+        is_known.then(|| match self.look_up(session, last_event_id) {
             Lookup::Stream(stream, seq) => self.respond_after(&stream, seq),
             Lookup::Unknown => unknown_event(),
         })
@@ -148,14 +152,14 @@ impl EventStore {
     ///
     /// An answer is pending, or is being read, or its client may still resume within the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
-        self.all().iter().any(Session::is_in_progress)
+        self.all_sessions().iter().any(Session::is_in_progress)
     }
 
     /// Decides for the layer whether an orphan may be cancelled.
     ///
     /// This is the decision for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed
     /// while the server checks whether a client that resumes may read the stream. It is also postponed while a client reads the
-    /// stream, and for the grace after that: the layer does not detect a resume at another path of the server.
+    /// stream, and for the grace after that. The layer does not detect a resume at another path of the server.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -171,14 +175,14 @@ impl EventStore {
         };
         let unread_for = unread_since.map_or(Duration::MAX, |since| since.elapsed());
         match orphan.grace().saturating_sub(unread_for) {
-            left if left > DETECTION_TOLERANCE => Confirmation::Postpone(left),
+            rest if rest > DETECTION_TOLERANCE => Confirmation::Postpone(rest),
             _ => Confirmation::Cancel,
         }
     }
 
     /// Returns the current numbers.
     pub fn stats(&self) -> Stats {
-        let sessions = self.all();
+        let sessions = self.all_sessions();
         Stats {
             sessions: sessions.len(),
             streams: sessions.iter().map(Session::streams).sum(),
@@ -188,7 +192,7 @@ impl EventStore {
         }
     }
 
-    fn all(&self) -> Vec<Session> {
+    fn all_sessions(&self) -> Vec<Session> {
         self.0.sessions().values().cloned().collect()
     }
 
@@ -230,11 +234,11 @@ impl Shared {
         if let Some(session) = sessions.get(id) {
             return Some(session.clone());
         }
-        let limits = self.shared.limits.sessions;
-        if sessions.len() >= limits {
+        let max_sessions = self.shared.limits.sessions;
+        if sessions.len() >= max_sessions {
             evict_idle(&mut sessions);
         }
-        if sessions.len() >= limits {
+        if sessions.len() >= max_sessions {
             return None;
         }
         let mut reservation = self.budget.reservation();

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::pending,
+    mem,
     sync::{Arc, Mutex, MutexGuard, Weak, atomic::AtomicUsize},
     task::Waker,
     time::Duration,
@@ -16,7 +17,7 @@ use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use super::{
     call::Call,
     credentials::Credentials,
-    event::{Event, answer_with, error},
+    event::{Event, error, error_from_json},
     ring::{Pushed, Ring, Start},
     stream_index::StreamIndex,
 };
@@ -76,7 +77,7 @@ pub struct Refused;
 
 struct Inner {
     number: u64,
-    /// The id of the stream's call: the JSON text that was sent, and a key that compares by value.
+    /// The id of the stream's call: the JSON text that was sent, and a key for its value.
     call: Option<(Box<str>, IdKey)>,
     /// The index of its session.
     index: Weak<StreamIndex<Stream>>,
@@ -85,7 +86,7 @@ struct Inner {
     state: Mutex<State>,
     /// Notified when a reader takes something, attaches or detaches, and when the stream ends.
     reader_progress: Notify,
-    /// Notified when `close_soon` is set.
+    /// Notified when `State::close_at` is set.
     close_due: Notify,
     /// Notified when the server has accepted other credentials.
     credentials_renewed: Notify,
@@ -102,18 +103,18 @@ struct State {
     /// The latest credentials with which the server accepted a request for the call.
     credentials: Option<Arc<Credentials>>,
     /// The server has refused these credentials since.
-    credentials_refused: bool,
+    has_refused_credentials: bool,
     is_cancelled: bool,
-    close_soon: Option<Instant>,
+    close_at: Option<Instant>,
     /// The token was notified of the answer.
-    answered: bool,
+    is_notified: bool,
     writer: Option<AbortHandle>,
     /// When the stream expires, once it has ended.
     until: Option<Instant>,
     /// The index knows that this stream may be evicted.
     is_evictable: bool,
     /// A refusal for lack of room was logged.
-    logged_full: bool,
+    has_logged_full: bool,
 }
 
 // === impl Stream ===
@@ -141,14 +142,14 @@ impl Stream {
                 detached_at: None,
                 token,
                 credentials,
-                credentials_refused: false,
+                has_refused_credentials: false,
                 is_cancelled: false,
-                close_soon: None,
-                answered: false,
+                close_at: None,
+                is_notified: false,
                 writer: None,
                 until: None,
                 is_evictable: false,
-                logged_full: false,
+                has_logged_full: false,
             }),
             reader_progress: Notify::new(),
             close_due: Notify::new(),
@@ -169,8 +170,7 @@ impl Stream {
 
     /// Adds the priming event, which has no message, only an id to resume from.
     ///
-    /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for
-    /// one.
+    /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for one.
     pub fn prime(&self) {
         let reader = {
             let mut state = self.state();
@@ -184,8 +184,8 @@ impl Stream {
 
     /// Adds an event. Without room, waits until the attached client has read enough.
     ///
-    /// Before that, droppable events are dropped, possibly this one. Without room and without a client, the call ends with an error. An event that does not fit into the budget goes
-    /// straight to the attached client, past the ring, and is not kept for a resume.
+    /// Before that, droppable events are dropped, possibly this one. Without room and without a client, the call ends with an
+    /// error. An event that exceeds the budget bypasses the ring, to the attached client, and is not kept for a resume.
     ///
     /// # Errors
     ///
@@ -252,9 +252,9 @@ impl Stream {
     }
 
     /// Answers the call with an error from the server, given as JSON text, and ends the stream.
-    pub(super) fn end_with(&self, error: &str) {
+    pub(super) fn end_with_server_error(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
-            && self.push_now(answer_with(id, error)).is_ok()
+            && self.push_now(error_from_json(id, error)).is_ok()
         {
             self.end();
         }
@@ -273,7 +273,7 @@ impl Stream {
 
     fn finish(&self, error: Option<Event>) {
         let until = Instant::now() + self.0.retention;
-        let (reader, token, first, is_evictable) = {
+        let (reader, token, is_first, is_evictable) = {
             let mut state = self.state();
             let is_cancelled =
                 state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
@@ -282,18 +282,18 @@ impl Stream {
                 state.ring.push_reserved(error);
             }
             state.ring.end();
-            let first = state.until.is_none();
+            let is_first = state.until.is_none();
             state.until.get_or_insert(until);
-            let is_evictable =
-                is_evictable && !std::mem::replace(&mut state.is_evictable, is_evictable);
-            (state.reader.take(), state.token.take(), first, is_evictable)
+            let is_evictable = is_evictable && !mem::replace(&mut state.is_evictable, is_evictable);
+            let reader = state.reader.take();
+            (reader, state.token.take(), is_first, is_evictable)
         };
         drop(token);
         self.0.reader_progress.notify_waiters();
         if let Some(reader) = reader {
             reader.wake();
         }
-        if first {
+        if is_first {
             self.expire_at(until);
             if is_evictable {
                 self.mark_evictable(until);
@@ -326,7 +326,7 @@ impl Stream {
         {
             let mut state = self.state();
             state.is_cancelled |= !state.ring.is_answered();
-            state.close_soon.get_or_insert(until);
+            state.close_at.get_or_insert(until);
         }
         self.0.close_due.notify_waiters();
     }
@@ -351,7 +351,7 @@ impl Stream {
             let close_due = self.0.close_due.notified();
             tokio::pin!(close_due);
             close_due.as_mut().enable();
-            let until = self.state().close_soon;
+            let until = self.state().close_at;
             match until {
                 Some(until) => return tokio::time::sleep_until(until).await,
                 None => tokio::select! {
@@ -398,12 +398,12 @@ impl Stream {
 
     /// Notifies the token of the answer, once.
     fn notify_answered(&self) {
-        let (first, token) = {
+        let (is_first, token) = {
             let mut state = self.state();
-            let first = state.ring.is_answered() && !std::mem::replace(&mut state.answered, true);
-            (first, state.token.take_if(|_| first))
+            let is_first = state.ring.is_answered() && !mem::replace(&mut state.is_notified, true);
+            (is_first, state.token.take_if(|_| is_first))
         };
-        if first {
+        if is_first {
             self.close_soon();
         }
         if let Some(token) = token {
@@ -411,10 +411,11 @@ impl Stream {
         }
     }
 
+    /// Refuses an event for lack of room. The stream of a call ends with this error. A standalone stream continues.
     fn fail(&self, message: &str) -> Result<(), Refused> {
         // Logged once, because a standalone stream continues, and its server may send many events.
-        let first = !std::mem::replace(&mut self.state().logged_full, true);
-        if first {
+        let is_first = !mem::replace(&mut self.state().has_logged_full, true);
+        if is_first {
             tracing::warn!(
                 stream = self.0.number,
                 "no room for events that a client has not read (--buffer)"

@@ -37,8 +37,8 @@ struct IndexState<S> {
     calls: HashMap<Arc<IdKey>, u64>,
     /// Ended streams that may be evicted: read by their client, or of a cancelled call.
     evictable: BTreeSet<u64>,
-    closed: bool,
-    used: Instant,
+    is_closed: bool,
+    last_used: Instant,
 }
 
 #[derive(Debug)]
@@ -86,8 +86,8 @@ impl<S: Clone> StreamIndex<S> {
                 names: HashMap::new(),
                 calls: HashMap::new(),
                 evictable: BTreeSet::new(),
-                closed: false,
-                used: Instant::now(),
+                is_closed: false,
+                last_used: Instant::now(),
             }),
         }
     }
@@ -116,10 +116,10 @@ impl<S: Clone> StreamIndex<S> {
         call: Option<IdKey>,
     ) -> bool {
         let mut state = self.state();
-        if state.closed {
+        if state.is_closed {
             return false;
         }
-        state.used = Instant::now();
+        state.last_used = Instant::now();
         let call = call.map(Arc::new);
         if let Some(call) = &call {
             state.calls.insert(call.clone(), number);
@@ -136,17 +136,17 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream.clone())
     }
 
-    /// Returns the stream with this name.
+    /// Returns the stream with this name. This counts as a use of the session.
     pub(super) fn get(&self, name: StreamName) -> Option<S> {
         let mut state = self.state();
-        state.used = Instant::now();
+        state.last_used = Instant::now();
         let entry = state.streams.get(state.names.get(&name)?)?;
         Some(entry.stream.clone())
     }
 
     /// Registers the end of a stream, which expires at `until`.
     pub(super) fn add_ended(self: &Arc<Self>, number: u64, until: Instant) {
-        self.state().used = Instant::now();
+        self.state().last_used = Instant::now();
         if let Some(ended_streams) = self.ended_streams() {
             let index = Arc::downgrade(self);
             ended_streams
@@ -172,7 +172,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Removes a stream.
+    /// Removes and returns a stream.
     pub(super) fn remove(&self, number: u64) -> Option<S> {
         let mut state = self.state();
         let entry = state.streams.remove(&number)?;
@@ -186,7 +186,7 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream)
     }
 
-    /// Removes the oldest stream that may be evicted.
+    /// Removes and returns the oldest stream that may be evicted.
     pub(super) fn take_evictable(&self) -> Option<S> {
         loop {
             let number = self.state().evictable.pop_first()?;
@@ -199,7 +199,7 @@ impl<S: Clone> StreamIndex<S> {
     /// Removes and returns all streams. No stream can be inserted afterwards.
     pub(super) fn take_all(&self) -> Vec<S> {
         let mut state = self.state();
-        state.closed = true;
+        state.is_closed = true;
         state.names.clear();
         state.calls.clear();
         state.evictable.clear();
@@ -210,11 +210,11 @@ impl<S: Clone> StreamIndex<S> {
     /// Returns when the session was last used. Returns `None` if it has a stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
-        state.streams.is_empty().then_some(state.used)
+        state.streams.is_empty().then_some(state.last_used)
     }
 
     /// Returns its streams.
-    pub(super) fn all(&self) -> Vec<S> {
+    pub(super) fn streams(&self) -> Vec<S> {
         let state = self.state();
         let entries = state.streams.values();
         entries.map(|entry| entry.stream.clone()).collect()
@@ -263,7 +263,9 @@ impl<S> EndedStreams<S> {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// Removes the oldest of all streams that may be evicted.
+    /// Removes the oldest of all streams that may be evicted from the ended ones.
+    ///
+    /// Returns its index and its number. The caller removes the stream from the index.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {
@@ -278,7 +280,7 @@ impl<S> EndedStreams<S> {
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {
-            // Under the same lock, so a stream that is added after this starts another task.
+            // Cleared under the lock that `start_sweeper` takes. So a stream that is added after this starts another task.
             state.sweeper = None;
             return NextExpiry::None;
         };

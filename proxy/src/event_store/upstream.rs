@@ -51,7 +51,7 @@ const MAX_ATTEMPTS: u32 = 3;
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
 /// Range of the reconnect delays that are respected: 250 ms to 30 s.
-const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
+const RETRY_RANGE: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
 /// Maximum size of a refusal that is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
@@ -129,13 +129,13 @@ where
             let _end = EndOnDrop(stream.clone());
             tokio::select! {
                 biased;
-                () = self.answer(answer) => {}
+                () = self.write_answer(answer) => {}
                 () = stream.close_due() => {}
             }
         }
     }
 
-    async fn answer(&mut self, answer: Answer) {
+    async fn write_answer(&mut self, answer: Answer) {
         let mut body = match answer {
             Answer::Events(body) => body,
             Answer::Pending(pending) => {
@@ -149,15 +149,15 @@ where
                 match is_answer {
                     true if is_of_type(&head.headers, EVENT_STREAM) => body,
                     true if is_of_type(&head.headers, JSON) => {
-                        Box::pin(self.json(body)).await;
+                        Box::pin(self.write_json(body)).await;
                         return;
                     }
-                    _ => return Box::pin(self.refusal(head.status, body)).await,
+                    _ => return Box::pin(self.write_refusal(head.status, body)).await,
                 }
             }
         };
         loop {
-            match self.events(body).await {
+            match self.write_events(body).await {
                 ReadEnd::Refused => return,
                 ReadEnd::Cut if self.stream.is_answered() => return,
                 ReadEnd::Cut => {}
@@ -171,8 +171,8 @@ where
         }
     }
 
-    /// Reads an event stream to its end.
-    async fn events(&mut self, mut body: Body) -> ReadEnd {
+    /// Writes the events of a body, to its end.
+    async fn write_events(&mut self, mut body: Body) -> ReadEnd {
         self.reader.begin_again();
         loop {
             let frame = match body.frame().await {
@@ -199,7 +199,7 @@ where
         ReadEnd::Cut
     }
 
-    /// Reads bytes of an event stream.
+    /// Reads bytes of an event stream, and writes each event that they complete.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
             let max = match self.mode {
@@ -224,7 +224,7 @@ where
                 (Read::Bytes, EventMode::Buffered) => {}
                 (Read::Bytes, _) => self.forward_bypass().await?,
                 (Read::Event, EventMode::Buffered) => {
-                    let event = self.event();
+                    let event = self.take_event();
                     self.stream.push(event).await?;
                 }
                 (Read::Event, _) => {
@@ -294,17 +294,17 @@ where
 
     async fn end_bypass(&mut self) -> Result<(), Refused> {
         let weight = Weight::of_scanned(self.reader.end_scan(), self.stream.call());
-        let passed =
+        let is_taken =
             mem::take(&mut self.mode) == EventMode::Bypass && self.stream.end_bypass(weight).await;
-        if passed || weight == Weight::Droppable {
+        if is_taken || weight == Weight::Droppable {
             Ok(())
         } else {
             self.stream.fail_lost_event()
         }
     }
 
-    /// Returns the event that was read.
-    fn event(&mut self) -> Event {
+    /// Takes the event that was read.
+    fn take_event(&mut self) -> Event {
         let lines = self.reader.take();
         let weight = self.weight(&lines);
         let event = Event::of_lines(fitted(lines), weight);
@@ -340,13 +340,13 @@ where
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
         for _ in 0..MAX_ATTEMPTS {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
-            tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
+            tokio::time::sleep(retry.clamp(*RETRY_RANGE.start(), *RETRY_RANGE.end())).await;
             let credentials = self.stream.credentials();
             match self.resume.send(&last, credentials.as_deref()).await {
                 ResumeAnswer::Events(rest) => return Some(rest),
                 ResumeAnswer::Refused => {}
                 ResumeAnswer::Unauthorized => {
-                    if !self.stream.credentials_renewed(credentials.as_ref()).await {
+                    if !self.stream.await_credentials(credentials.as_ref()).await {
                         return None;
                     }
                 }
@@ -356,7 +356,7 @@ where
     }
 
     /// Writes a JSON answer as one event.
-    async fn json(&mut self, mut body: Body) {
+    async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
         }
@@ -382,7 +382,7 @@ where
     }
 
     /// Writes a refusal, or an answer of another type, as an error.
-    async fn refusal(&mut self, status: StatusCode, mut body: Body) {
+    async fn write_refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await
             && read.len() <= MAX_REFUSAL
@@ -392,7 +392,7 @@ where
             }
         }
         match json_rpc_error(&read) {
-            Some(error) => self.stream.end_with(error),
+            Some(error) => self.stream.end_with_server_error(error),
             None => self.end_with_error(&format!(
                 "the MCP server answered with HTTP status {status}"
             )),
@@ -463,8 +463,8 @@ mod tests {
         let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
         let resume = UpstreamResume::new(service, &Request::default());
         let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
-        // The task, the runtime's overhead for it, the stream, its entries in four maps, and three ids of its server: that of
-        // the last event, that of the next, and one that is being read.
+        // The task, the runtime's overhead for it, the stream, and its entries in four maps. The parser also keeps three ids of
+        // the server: that of the last event, that of the next, and one that is being read.
         let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
             costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,

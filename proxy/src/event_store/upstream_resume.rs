@@ -35,11 +35,13 @@ pub(super) struct UpstreamResume<S> {
     connection: Option<ClientConnection>,
 }
 
-/// The server's answer.
+/// The server's answer to the request for the rest.
 pub(super) enum ResumeAnswer {
+    /// The rest of the events.
     Events(Body),
     /// The server does not accept the credentials.
     Unauthorized,
+    /// Any other answer, or none.
     Refused,
 }
 
@@ -48,11 +50,11 @@ pub(super) enum ResumeAnswer {
 impl<S> UpstreamResume<S> {
     pub(super) fn new(service: S, call: &Request<Body>) -> Self {
         let mut headers = Vec::with_capacity(call.headers().len());
-        let others = call
+        let copied = call
             .headers()
             .iter()
             .filter(|(name, _)| is_harmless(name) && !CALL_ONLY_HEADERS.contains(name));
-        headers.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+        headers.extend(copied.map(|(name, value)| (name.clone(), value.clone())));
         Self {
             service,
             uri: call.uri().clone(),

@@ -24,7 +24,7 @@ use super::{
 
 /// How long an unused connection is kept: 4 s.
 ///
-/// Node and uvicorn close theirs after 5 s, and a request at the same moment is lost.
+/// Node and uvicorn close theirs after 5 s, and a request that is sent at the same moment is lost.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Idle time of a connection to the server before the kernel sends TCP keep-alives: 60 s.
@@ -103,22 +103,27 @@ mod tests {
 
     use super::*;
 
-    /// The kernel drops the attempts for a listener whose queue is full, as a network drops those for a wrong address.
+    /// A listener whose queue is full stands for an address that does not answer.
+    ///
+    /// The kernel drops the attempts to connect to it.
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn an_address_that_does_not_answer_hides_no_other_one() {
+    async fn an_address_that_does_not_answer_does_not_hide_another() {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let silent = socket.listen(0).unwrap();
-        let silent = (silent.local_addr().unwrap(), silent);
+        let silent_address = silent.local_addr().unwrap();
         let mut queued = Vec::new();
-        while let Ok(connected) =
-            timeout(Duration::from_millis(200), TcpStream::connect(silent.0)).await
+        while let Ok(connected) = timeout(
+            Duration::from_millis(200),
+            TcpStream::connect(silent_address),
+        )
+        .await
         {
             queued.push(connected.unwrap());
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addresses = [silent.0, listener.local_addr().unwrap()];
+        let addresses = [silent_address, listener.local_addr().unwrap()];
         let connected = timeout(
             Duration::from_secs(5),
             connect_to_any(addresses.into_iter()),

@@ -55,15 +55,17 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Returns the path of an absolute URI, if it is at the server of `requested`, and following it would not loop.
+/// Returns the path of an absolute URI, if it is at the server of `requested`.
+///
+/// Returns `None` if following the redirect would repeat forever.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
     let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
     // The proxy would send the next request for this path in the same way, and the server would redirect again.
-    let is_loop = !target.is(&server) && uri.path() == requested.path();
-    let is_server = target.names(&server, public) && !is_loop;
+    let is_loop = !target.is_same_as(&server) && uri.path() == requested.path();
+    let is_rewritable = target.names(&server, public) && !is_loop;
     let path = uri.into_parts().path_and_query;
-    is_server.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
+    is_rewritable.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
 /// Returns a query without the parameters that the `configured` one also has. Returns `None` if nothing is left.
@@ -81,9 +83,9 @@ fn name(parameter: &str) -> Vec<u8> {
     decoded(parameter.split('=').next().unwrap_or_default())
 }
 
-/// Returns `true` if a text contains a value of the `configured` query, however often it is percent-encoded.
+/// Returns `true` if a text contains a value of the `configured` query.
 ///
-/// Values of less than 4 bytes are ignored.
+/// The value may be percent-encoded any number of times. Values of less than 4 bytes are ignored.
 pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {
     let text = decoded(text);
     configured.split('&').any(|parameter| {
@@ -180,8 +182,9 @@ mod tests {
         }
     }
 
-    /// uvicorn takes the scheme from `X-Forwarded-Proto`, which the proxy sends, and the host from `Host`: `http://up/mcp` redirects
-    /// to `https://up/mcp/`.
+    /// uvicorn, for example, redirects from `http://up/mcp` to `https://up/mcp/`.
+    ///
+    /// It takes the scheme from `X-Forwarded-Proto`, which the proxy sends, and the host from `Host`.
     #[test]
     fn a_server_on_the_default_port_that_believes_the_public_scheme_redirects_to_itself() {
         let public = Origin::of(&Uri::from_static("https://mcp.example.com")).unwrap();
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_to_another_or_an_ambiguous_origin_is_none() {
+    fn a_redirect_to_another_or_an_ambiguous_origin_has_no_path() {
         for location in [
             "",
             "#part",
@@ -231,14 +234,17 @@ mod tests {
 
     #[test]
     fn the_configured_parameters_are_removed_from_a_query() {
-        let own = "key=s3cret&v=1";
-        assert_eq!(without("key=s3cret&v=1", own), None);
-        assert_eq!(without("v=1&a=b&k%65y=s3cret", own).as_deref(), Some("a=b"));
-        assert_eq!(without("keys=1", own).as_deref(), Some("keys=1"));
+        let configured = "key=s3cret&v=1";
+        assert_eq!(without("key=s3cret&v=1", configured), None);
+        assert_eq!(
+            without("v=1&a=b&k%65y=s3cret", configured).as_deref(),
+            Some("a=b")
+        );
+        assert_eq!(without("keys=1", configured).as_deref(), Some("keys=1"));
         assert!(contains_value_of(
             "/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret",
-            own
+            configured
         ));
-        assert!(!contains_value_of("/v/1?a=%zz%", own));
+        assert!(!contains_value_of("/v/1?a=%zz%", configured));
     }
 }

@@ -1,6 +1,6 @@
 //! A request body that the HTTP client returns if the request fails.
 //!
-//! So the error can have the id of the request.
+//! The error can then have the id of the request.
 
 use std::{
     pin::Pin,
@@ -19,7 +19,7 @@ const MAX_KEPT: usize = 64 * 1024;
 /// Time for the rest of a request to arrive, if the server cannot be reached: 1 s.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The body. Its sent frames are kept up to [`MAX_KEPT`], as references to the same bytes.
+/// A request's body. Its sent frames are kept up to [`MAX_KEPT`], as references to the same bytes.
 pub(super) struct ReplayableBody {
     /// Taken when it is returned.
     body: Option<Body>,

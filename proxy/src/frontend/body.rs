@@ -81,7 +81,8 @@ impl TimedBody {
         true
     }
 
-    fn has_timed_out(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Returns `true` once the deadline has passed. The deadline is reset after [`BODY_PROGRESS`] bytes.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let deadline = self
             .deadline
             .get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
@@ -102,7 +103,7 @@ impl Body for TimedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
-        if polled.is_pending() && self.has_timed_out(cx) {
+        if polled.is_pending() && self.poll_deadline(cx) {
             return Poll::Ready(Some(Err(BodyError::TooSlow.into())));
         }
         let frame = ready!(polled);

@@ -25,6 +25,7 @@ pub(super) struct InFlightRequest(InFlight);
 // === impl InFlight ===
 
 impl InFlight {
+    /// Counts a request until the result is dropped.
     pub(super) fn start(&self) -> InFlightRequest {
         self.0.started.fetch_add(1, Ordering::Relaxed);
         self.0.count.fetch_add(1, Ordering::AcqRel);
@@ -36,13 +37,13 @@ impl InFlight {
         self.0.started.load(Ordering::Relaxed)
     }
 
-    pub(super) fn is_none(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.count.load(Ordering::Acquire) == 0
     }
 
     /// Waits until no request is in flight.
-    pub(super) async fn ended(&self) {
-        while !self.is_none() {
+    pub(super) async fn wait_until_empty(&self) {
+        while !self.is_empty() {
             self.0.none_left.notified().await;
         }
     }

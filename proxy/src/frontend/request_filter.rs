@@ -12,7 +12,7 @@ pub struct RequestFilter {
     /// In lower case, with or without a port.
     hosts: HashSet<String>,
     origins: HashSet<String>,
-    /// Any IP address passes as `Host`.
+    /// Set if any IP address passes as `Host`.
     allows_ip_addresses: bool,
 }
 
@@ -106,7 +106,7 @@ impl RequestFilter {
 
     fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients omit the default port of their scheme.
-        let has_default = |host: &str| {
+        let is_allowed_with_default_port = |host: &str| {
             let mut ports = DEFAULT_PORTS.iter();
             authority.port().is_none()
                 && ports.any(|port| self.hosts.contains(&format!("{host}:{port}")))
@@ -115,13 +115,15 @@ impl RequestFilter {
         is_this_machine(&host)
             || (self.allows_ip_addresses && address(&host).is_some())
             || self.hosts.contains(&host)
-            || has_default(&host)
+            || is_allowed_with_default_port(&host)
             || self
                 .hosts
                 .contains(&authority.as_str().to_ascii_lowercase())
     }
 
-    /// Returns `true` if the request is not from a page, or from a page of an allowed origin.
+    /// Returns `true` if the request is not from a page, or from a page that may call.
+    ///
+    /// These are the pages of allowed origins, and of the names of this host.
     fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;

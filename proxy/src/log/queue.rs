@@ -69,10 +69,10 @@ impl Queue {
             changed: Condvar::new(),
             writer: OnceLock::new(),
         });
-        let own = shared.clone();
+        let writer = shared.clone();
         let thread = thread::Builder::new().name("log".to_owned());
         // The thread ends with the process, because a write to a pipe that is not read cannot be interrupted.
-        let _detached = thread.spawn(move || own.write_to(to, report))?;
+        let _detached = thread.spawn(move || writer.write_to(to, report))?;
         Ok(Self(shared))
     }
 
@@ -181,8 +181,8 @@ fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
             Ok(0) | Err(_) => break,
         }
     }
-    let ends = lines.iter().filter(|byte| **byte == b'\n').count();
-    ends.try_into().unwrap_or(u64::MAX)
+    let line_ends = lines.iter().filter(|byte| **byte == b'\n').count();
+    line_ends.try_into().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use http::{HeaderMap, HeaderValue, header};
 
 use crate::origin::Origin;
 
+/// The parameter that is rewritten.
 const PARAMETER: &str = "resource_metadata";
 
-/// Rewrites the URLs of metadata at the upstream.
+/// Rewrites URLs of metadata at the upstream to their public form.
 pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origin) {
     let values = headers
         .iter_mut()
@@ -26,7 +27,7 @@ pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origi
 fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     let mut quoted = text.split('"');
     let mut result = quoted.next()?.to_owned();
-    let (mut name, mut count) = (result.clone(), 0);
+    let (mut before, mut count) = (result.clone(), 0);
     // Each iteration handles a quoted string, and the text up to the next one.
     while let Some(value) = quoted.next() {
         // A backslash may escape a quote.
@@ -34,15 +35,15 @@ fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
             return None;
         }
         let between = quoted.next()?;
-        let moved = is_parameter(&name)
-            .then(|| moved(value, upstream, public))
+        let moved = is_parameter(&before)
+            .then(|| public_url(value, upstream, public))
             .flatten();
         count += usize::from(moved.is_some());
         result.push('"');
         result.push_str(moved.as_deref().unwrap_or(value));
         result.push('"');
         result.push_str(between);
-        name = between.to_owned();
+        before = between.to_owned();
     }
     (count > 0).then_some(result)
 }
@@ -56,18 +57,20 @@ fn is_parameter(before: &str) -> bool {
     name.is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER))
 }
 
-/// Returns the public URL, if the proxy forwards its path.
-fn moved(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
-    let moved = public.instead_of(upstream, url)?;
-    let (_, path) = moved.split_at_checked(public.to_string().len())?;
-    path.starts_with("/.well-known/").then_some(moved)
+/// Returns `url` with the public origin. Returns `None` if `url` does not name the upstream.
+///
+/// Also returns `None` for a path that is not below `/.well-known/`.
+fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
+    let public_url = public.instead_of(upstream, url)?;
+    let (_, path) = public_url.split_at_checked(public.to_string().len())?;
+    path.starts_with("/.well-known/").then_some(public_url)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Option<String> {
+    fn rewritten_text(text: &str) -> Option<String> {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         rewritten(text, &upstream, &public)
@@ -85,12 +88,12 @@ mod tests {
                 r#"Basic realm="http://up:9000/", Bearer error="invalid_token",Resource_Metadata = "https://mcp.example.com/.well-known/x" , scope="a b""#,
             ),
         ] {
-            assert_eq!(of(text).as_deref(), Some(expected));
+            assert_eq!(rewritten_text(text).as_deref(), Some(expected));
         }
     }
 
     #[test]
-    fn a_challenge_that_names_something_else_or_is_not_clear_stays() {
+    fn a_challenge_that_names_another_url_or_is_ambiguous_stays() {
         for text in [
             "",
             "Bearer",
@@ -103,7 +106,7 @@ mod tests {
             r#"Bearer resource_metadata="http://up:9000/.well-known/x"#,
             "Bearer resource_metadata=http://up:9000/.well-known/x",
         ] {
-            assert_eq!(of(text), None, "{text}");
+            assert_eq!(rewritten_text(text), None, "{text}");
         }
     }
 }

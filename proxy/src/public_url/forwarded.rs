@@ -62,25 +62,28 @@ impl Forwarded {
         }
     }
 
-    /// Removes the headers of a client that is not trusted. Returns what the server gets instead, and the public origin, if the option
-    /// or a trusted proxy names it.
+    /// Removes these headers from a request. Returns those that the server gets instead.
+    ///
+    /// The server also gets what a trusted client has sent. The result has the public origin, if the option or a trusted client
+    /// names it.
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
         let is_trusted = peer.is_some_and(|peer| self.trusts(peer));
-        remove(request.headers_mut(), is_trusted);
-        let named = self.named(request.headers());
-        let received = received(request);
+        remove_untrusted(request.headers_mut(), is_trusted);
+        let named = self.named_origin(request.headers());
+        let received = received_origin(request);
         let public = self.public.clone().or_else(|| {
             let (scheme, authority) = named?;
             let host = authority.or_else(|| Some(received.as_ref()?.authority().clone()));
             Origin::new(scheme, host?)
         });
         if self.public.is_some() {
-            // That port belongs to another URL than the public one.
+            // The port of the request belongs to a URL other than the public one.
             request.headers_mut().remove(PORT);
         }
         let origin = peer.zip(public.clone().or(received));
-        let headers = origin.map(|(peer, origin)| to_send(request.headers(), peer, &origin));
+        let headers =
+            origin.map(|(peer, origin)| headers_to_send(request.headers(), peer, &origin));
         for name in &ADDRESSES {
             request.headers_mut().remove(name);
         }
@@ -94,8 +97,8 @@ impl Forwarded {
         self.trusted.iter().any(|network| network.contains(peer))
     }
 
-    /// Returns what the remaining headers name: a scheme, and a host if clients may use it.
-    fn named(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
+    /// Returns the scheme that the remaining headers name, and their host if clients may use it.
+    fn named_origin(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
         let scheme = first(headers, &PROTO).and_then(scheme);
         let host = first(headers, &HOST)
             .and_then(|host| host.parse::<Authority>().ok())
@@ -105,11 +108,11 @@ impl Forwarded {
     }
 }
 
-/// Removes the headers of a client, unless it is trusted.
+/// Removes the headers of a client, unless the client is trusted.
 ///
-/// Headers with underscores in their names are always removed: proxies send none, and some servers take `_` for `-`.
-fn remove(headers: &mut HeaderMap, is_trusted: bool) {
-    let is_one = |name: &HeaderName| {
+/// The same names with underscores are always removed: proxies send none, and some servers take `_` for `-`.
+fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
+    let must_be_removed = |name: &HeaderName| {
         let is_known = || UNTRUSTED.iter().any(|known| is_read_as(name, known));
         if UNTRUSTED.contains(name) {
             !is_trusted
@@ -119,7 +122,7 @@ fn remove(headers: &mut HeaderMap, is_trusted: bool) {
     };
     let names: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| is_one(name))
+        .filter(|name| must_be_removed(name))
         .cloned()
         .collect();
     for name in names {
@@ -148,8 +151,8 @@ fn scheme(text: &str) -> Option<Scheme> {
     }
 }
 
-/// Returns the origin that the client of this connection has used.
-fn received(request: &Request<Body>) -> Option<Origin> {
+/// Returns the origin that the request itself names. The scheme is http, because the proxy has no TLS.
+fn received_origin(request: &Request<Body>) -> Option<Origin> {
     let host = match request.uri().authority() {
         Some(authority) => authority.clone(),
         None => exactly_one(request.headers(), &header::HOST)?
@@ -160,12 +163,12 @@ fn received(request: &Request<Body>) -> Option<Origin> {
 }
 
 /// Returns the client's address and origin as headers, appended to those of the request.
-fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
-    let before = list(headers, &FOR);
-    let elements = list(headers, &header::FORWARDED);
+fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
+    let earlier_clients = joined(headers, &FOR);
+    let elements = joined(headers, &header::FORWARDED);
     // Most proxies set X-Forwarded-For, and pass on the Forwarded of a client.
-    let forwarded = if elements.is_empty() || !before.is_empty() {
-        let clients = before
+    let forwarded = if elements.is_empty() || !earlier_clients.is_empty() {
+        let clients = earlier_clients
             .split(',')
             .map(str::trim)
             .filter(|text| !text.is_empty());
@@ -173,14 +176,14 @@ fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
         let first = nodes.next().unwrap_or_default();
         let (host, proto) = (origin.authority(), origin.scheme());
         let first = format!("for={first};host=\"{host}\";proto={proto}");
-        nodes.fold(first, |all, node| format!("{all}, for={node}"))
+        nodes.fold(first, |list, node| format!("{list}, for={node}"))
     } else {
         format!("{elements}, for={}", node(&peer.to_string()))
     };
-    let clients = if before.is_empty() {
+    let clients = if earlier_clients.is_empty() {
         peer.to_string()
     } else {
-        format!("{before}, {peer}")
+        format!("{earlier_clients}, {peer}")
     };
     let fields = [
         (header::FORWARDED, forwarded),
@@ -195,8 +198,8 @@ fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     valid.chain(real_ip).collect()
 }
 
-/// Returns the fields of a list, joined.
-fn list(headers: &HeaderMap, name: &HeaderName) -> String {
+/// Returns the values of a header that may be repeated, as one list.
+fn joined(headers: &HeaderMap, name: &HeaderName) -> String {
     let fields = headers.get_all(name).iter();
     let fields: Vec<&str> = fields.filter_map(|value| value.to_str().ok()).collect();
     fields.join(", ")

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::origin::Origin;
 
 /// Headers that describe the bytes of a body.
-pub(super) const OF_THE_BYTES: [HeaderName; 6] = [
+pub(super) const BODY_HEADERS: [HeaderName; 6] = [
     header::ACCEPT_RANGES,
     header::CONTENT_LENGTH,
     header::ETAG,
@@ -32,7 +32,7 @@ pub(super) fn rewritten(text: &[u8], upstream: &Origin, public: &Origin) -> Opti
     let resource = metadata.resource.get();
     let url: String = serde_json::from_str(resource).ok()?;
     let moved = serde_json::to_string(&public.instead_of(upstream, &url)?).ok()?;
-    // The member is a part of the text.
+    // The member is borrowed from the text.
     let at = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
     let (before, rest) = text.split_at_checked(at)?;
     let after = rest.strip_prefix(resource)?;
@@ -43,7 +43,7 @@ pub(super) fn rewritten(text: &[u8], upstream: &Origin, public: &Origin) -> Opti
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Option<String> {
+    fn rewritten_text(text: &str) -> Option<String> {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         let rewritten = rewritten(text.as_bytes(), &upstream, &public)?;
@@ -62,7 +62,7 @@ mod tests {
                 r#"{"resource":"https://mcp.example.com/"}"#,
             ),
         ] {
-            assert_eq!(of(text).as_deref(), Some(expected));
+            assert_eq!(rewritten_text(text).as_deref(), Some(expected));
         }
         for text in [
             "",
@@ -74,7 +74,7 @@ mod tests {
             r#"{"a":{"resource":"http://up:9000/a"}}"#,
             r#"{"resource":"http://up:9000/a"} x"#,
         ] {
-            assert_eq!(of(text), None, "{text}");
+            assert_eq!(rewritten_text(text), None, "{text}");
         }
     }
 }

@@ -64,17 +64,17 @@ impl Stdio {
         if id.and_then(key).is_none() {
             return Err(Box::new(send_error_response(None, SendError::BadId)));
         }
-        let wait = inner.restart_backoff().delay(Instant::now());
-        if let Some(wait) = wait {
+        let backoff = inner.restart_backoff().delay(Instant::now());
+        if let Some(backoff) = backoff {
             let text = "the MCP server crashed several times at its start, so new sessions are refused for now";
-            return Err(Box::new(refusal::busy(id, text, wait)));
+            return Err(Box::new(refusal::busy(id, text, backoff)));
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, RETRY_AFTER));
         let permit = inner.acquire_permit().await.ok_or_else(|| {
             inner.log_refused();
             no_room("the session limit of the proxy is reached")
         })?;
-        let failed = |text: &str| {
+        let start_failed = |text: &str| {
             Box::new(refusal::error(
                 StatusCode::BAD_GATEWAY,
                 id,
@@ -82,15 +82,15 @@ impl Stdio {
                 text,
             ))
         };
-        let session_id =
-            new_id().map_err(|_| failed("the system has no random numbers for a session id"))?;
+        let session_id = new_id()
+            .map_err(|_| start_failed("the system has no random numbers for a session id"))?;
         let requested_revision = message.params().protocol_version;
         let streams = inner.store.begin(
             &session_id,
             Some(requested_revision.as_deref().unwrap_or_default()),
         );
         let streams = streams.ok_or_else(|| no_room("there is no room for another session"))?;
-        let begun = || -> Result<_, Box<Response<Body>>> {
+        let start = || -> Result<_, Box<Response<Body>>> {
             let standalone = streams.open_standalone();
             let standalone =
                 standalone.ok_or_else(|| no_room("there is no room for another session"))?;
@@ -101,7 +101,7 @@ impl Stdio {
                 }
                 inner.restart_backoff().record_crash(Instant::now());
                 tracing::error!("cannot start `{}`: {error}", inner.options.program);
-                failed(&format!("the MCP server cannot be started: {error}"))
+                start_failed(&format!("the MCP server cannot be started: {error}"))
             })?;
             let timeouts = Timeouts {
                 idle: inner.options.session_timeout.unwrap_or(UNLIMITED),
@@ -109,15 +109,15 @@ impl Stdio {
             };
             let kill_after = inner.options.kill_after;
             let log_id = SessionLogId::of(&session_id);
-            let (session, waiting) =
+            let (session, input_writer) =
                 Session::new(log_id, streams.clone(), standalone, kill_after, timeouts);
             session.prime(&session.standalone);
             let response = send_request(&session, message, parts, line)
                 .map_err(|why| Box::new(send_error_response(id, why)))?;
-            Ok((Arc::new(session), (group, pipes, waiting), response))
+            Ok((Arc::new(session), (group, pipes, input_writer), response))
         };
         let (session, process, mut response) =
-            begun().inspect_err(|_| inner.store.close(&session_id))?;
+            start().inspect_err(|_| inner.store.close(&session_id))?;
         inner.children.fetch_add(1, Ordering::Relaxed);
         let running_session = RunningSession {
             stdio: Arc::downgrade(inner),
@@ -163,8 +163,8 @@ impl Inner {
 // === impl RunningSession ===
 
 impl RunningSession {
-    async fn run(self, (group, pipes, waiting): (Group, Pipes, InputWriter)) {
-        let end = self.session.run(group, pipes, waiting).await;
+    async fn run(self, (group, pipes, input_writer): (Group, Pipes, InputWriter)) {
+        let end = self.session.run(group, pipes, input_writer).await;
         let store = self.stdio.upgrade().map(|stdio| {
             stdio.record_end(&end);
             stdio.store.clone()
@@ -190,7 +190,9 @@ impl Drop for RunningSession {
     }
 }
 
-/// Returns `true` if the system has no descriptor, process or memory left. That is not a crash of the server.
+/// Returns `true` if the system has no descriptor, process or memory left.
+///
+/// That is not a crash of the server.
 fn is_resource_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {

@@ -32,7 +32,8 @@ impl EndCounts {
         }
     }
 
-    pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
+    /// Returns the label of each reason, and its count.
+    pub(super) fn by_label(&self) -> Vec<(&'static str, u64)> {
         let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
         LABELS.into_iter().zip(counts).collect()
     }
@@ -74,6 +75,6 @@ mod tests {
         ] {
             counts.record(why);
         }
-        assert!(counts.all().iter().all(|(_, count)| *count == 1));
+        assert!(counts.by_label().iter().all(|(_, count)| *count == 1));
     }
 }

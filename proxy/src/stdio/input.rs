@@ -113,13 +113,13 @@ struct QueuedLine {
 
 /// Creates an empty queue.
 pub(super) fn queue() -> (Input, InputWriter) {
-    let (queue, waiting) = mpsc::channel(MAX_MESSAGES + MAX_EXTRA_CANCELS);
+    let (queue, writer) = mpsc::channel(MAX_MESSAGES + MAX_EXTRA_CANCELS);
     let input = Input {
         queue,
         messages: Capacity::new(MAX_MESSAGES, MAX_BYTES),
         cancels: Capacity::new(MAX_EXTRA_CANCELS, MAX_EXTRA_CANCEL_BYTES),
     };
-    (input, InputWriter(waiting))
+    (input, InputWriter(writer))
 }
 
 // === impl Input ===
@@ -173,7 +173,9 @@ impl Permit<'_> {
 // === impl InputWriter ===
 
 impl InputWriter {
-    /// Writes queued messages. Returns why it has stopped. A timeout during which the process was blocked does not count.
+    /// Writes queued messages. Returns why it has stopped.
+    ///
+    /// [`WRITE_TIMEOUT`] begins again after a check during which the process was blocked.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -181,16 +183,18 @@ impl InputWriter {
     ) -> Stopped {
         while let Some(next) = self.0.recv().await {
             let mut rest = next.line.chain(&b"\n"[..]);
-            let mut unread = 0;
+            let mut failed_checks = 0;
             while rest.has_remaining() {
                 let before = backpressure.times();
                 match timeout(WRITE_TIMEOUT / WRITE_CHECKS, to.write_buf(&mut rest)).await {
-                    Ok(Ok(1..)) => unread = 0,
+                    Ok(Ok(1..)) => failed_checks = 0,
                     Ok(_) => return Stopped::Closed,
-                    Err(_) if backpressure.is_on() || backpressure.times() != before => unread = 0,
-                    Err(_) => unread += 1,
+                    Err(_) if backpressure.is_on() || backpressure.times() != before => {
+                        failed_checks = 0
+                    }
+                    Err(_) => failed_checks += 1,
                 }
-                if unread == WRITE_CHECKS {
+                if failed_checks == WRITE_CHECKS {
                     return Stopped::Stuck;
                 }
             }
@@ -241,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn messages_are_written_as_lines_in_their_order() {
-        let (input, waiting) = queue();
+        let (input, writer) = queue();
         input.reserve(3, false).unwrap().send("one".into());
         input.reserve(3, false).unwrap().send("two".into());
         drop(input);
@@ -249,7 +253,7 @@ mod tests {
         let mut text = String::new();
         let backpressure = Backpressure::default();
         let (stopped, _) = tokio::join!(
-            waiting.write(to, &backpressure),
+            writer.write(to, &backpressure),
             from.read_to_string(&mut text)
         );
         assert_eq!((stopped, &*text), (Stopped::Closed, "one\ntwo\n"));
@@ -257,7 +261,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_accepts_only_cancels() {
-        let (input, waiting) = queue();
+        let (input, writer) = queue();
         for _ in 0..MAX_MESSAGES {
             input.reserve(1, false).unwrap().send(line(1));
         }
@@ -266,7 +270,7 @@ mod tests {
             input.reserve(1, true).unwrap().send(line(1));
         }
         assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
-        drop(waiting);
+        drop(writer);
         assert_eq!(input.reserve(1, true).unwrap_err(), Full::Closed);
     }
 
@@ -303,13 +307,13 @@ mod tests {
 
     #[tokio::test]
     async fn large_messages_fill_the_queue_sooner_and_release_their_capacity() {
-        let (input, mut waiting) = queue();
+        let (input, mut writer) = queue();
         input
             .reserve(MAX_BYTES - 1, false)
             .unwrap()
             .send(line(MAX_BYTES - 1));
         assert_eq!(input.reserve(2, false).unwrap_err(), Full::Busy);
-        drop(waiting.0.recv().await);
+        drop(writer.0.recv().await);
         assert!(input.reserve(MAX_BYTES, false).is_ok());
     }
 
@@ -332,25 +336,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn writing_to_a_process_that_does_not_read_ends() {
-        let (input, waiting) = queue();
+        let (input, writer) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let begun = Instant::now();
         assert_eq!(
-            waiting.write(to, &Backpressure::default()).await,
+            writer.write(to, &Backpressure::default()).await,
             Stopped::Stuck
         );
         assert!(begun.elapsed() >= WRITE_TIMEOUT);
     }
 
-    /// `advance` stands for a time in which the program is suspended, perhaps together with the process.
+    /// `advance` stands for a time in which the program is suspended, perhaps with the process.
     #[tokio::test(start_paused = true)]
     async fn a_stall_of_the_program_does_not_count() {
-        let (input, waiting) = queue();
+        let (input, writer) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let backpressure = Backpressure::default();
-        let mut write = std::pin::pin!(waiting.write(to, &backpressure));
+        let mut write = std::pin::pin!(writer.write(to, &backpressure));
         let stalled = async {
             tokio::time::sleep(WRITE_TIMEOUT / 3).await;
             tokio::time::advance(2 * WRITE_TIMEOUT).await;
@@ -365,11 +369,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_process_that_cannot_write_need_not_read() {
-        let (input, waiting) = queue();
+        let (input, writer) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let backpressure = Backpressure::default();
-        let write = waiting.write(to, &backpressure);
+        let write = writer.write(to, &backpressure);
         let ten_times = timeout(WRITE_TIMEOUT * 10, backpressure.wait(pending::<()>()));
         tokio::select! {
             stopped = write => panic!("{stopped:?}"),
@@ -379,12 +383,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_stdin_that_is_closed_ends_the_writing() {
-        let (input, waiting) = queue();
+        let (input, writer) = queue();
         input.reserve(1, false).unwrap().send(line(1));
         let (to, from) = duplex(1);
         drop(from);
         assert_eq!(
-            waiting.write(to, &Backpressure::default()).await,
+            writer.write(to, &Backpressure::default()).await,
             Stopped::Closed
         );
     }

@@ -91,7 +91,7 @@ impl Lines {
             self.scanned = 0;
             let text = self.buffer.split_to(end).freeze();
             self.buffer.advance(1);
-            let line = self.line(text);
+            let line = self.finish_line(text);
             if line.is_some() {
                 return line;
             }
@@ -102,7 +102,7 @@ impl Lines {
     pub fn last_line(&mut self) -> Option<Line> {
         self.scanned = 0;
         let text = self.buffer.split().freeze();
-        self.line(text)
+        self.finish_line(text)
     }
 
     /// Discards an unterminated line that is too long.
@@ -121,12 +121,13 @@ impl Lines {
         self.scanned = 0;
     }
 
-    fn line(&mut self, text: Bytes) -> Option<Line> {
+    /// Returns the line that ends with `text`. Returns `None` for an empty line.
+    fn finish_line(&mut self, text: Bytes) -> Option<Line> {
         let is_too_long = text.len() > self.max;
         let skipped = self.skipped.take();
         if let Some(mut skipped) = skipped.or_else(|| is_too_long.then(|| Skipped::new(&text))) {
             skipped.scanner.read(&text);
-            return Some(skipped.end());
+            return Some(skipped.into_line());
         }
         let line = text.strip_prefix(BOM).unwrap_or(&text).trim_ascii();
         (!line.is_empty()).then(|| Line::Whole(text.slice_ref(line)))
@@ -144,7 +145,7 @@ impl Skipped {
         }
     }
 
-    fn end(self) -> Line {
+    fn into_line(self) -> Line {
         Line::TooLong {
             beginning: self.beginning,
             answers: self.scanner.answers(),
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_end_with_either_line_break_and_empty_ones_are_none() {
+    fn lines_end_with_either_line_break_and_empty_ones_are_skipped() {
         let lines = cut(100, [&b"one\r\n\n  \r\n two \nthr"[..], b"ee"]);
         assert_eq!(lines, [whole("one"), whole("two"), whole("three")]);
     }
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_as_long_as_allowed() {
+    fn a_line_may_have_the_maximum_length_and_no_more() {
         assert_eq!(cut(4, [&b"1234\n"[..]]), [whole("1234")]);
         let too_long = Line::TooLong {
             beginning: Bytes::from_static(b"12345"),

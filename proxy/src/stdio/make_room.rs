@@ -22,7 +22,7 @@ use super::{
 /// Maximum wait for the end of a process that makes room: 5 s. Its stop takes at most twice [`STOP_TIMEOUT`].
 const ROOM_TIMEOUT: Duration = Duration::from_secs(2 * STOP_TIMEOUT.as_secs() + 1);
 
-/// Counts a new session that waits for the end of a process.
+/// A new session that waits for the end of a process, until it is dropped.
 struct Waiting<'a>(&'a Inner);
 
 // === impl Inner ===
@@ -38,7 +38,7 @@ impl Inner {
         permit.await.ok()?.ok()
     }
 
-    /// Returns `None` if no process will end soon.
+    /// Registers a new session that waits. Returns `None` if no process will end soon.
     fn wait_for_room(&self) -> Option<Waiting<'_>> {
         let mut live = self.live();
         if live.is_shutting_down {
@@ -53,6 +53,7 @@ impl Inner {
         Some(Waiting(self))
     }
 
+    /// Ends the session that has been unused for longest. Returns `None` if none may end.
     fn end_longest_unused(&self, live: &mut Live) -> Option<()> {
         let before = Instant::now().checked_sub(self.options.make_room_after)?;
         let unused = live.sessions.iter().filter_map(|(id, session)| {
@@ -61,7 +62,7 @@ impl Inner {
         });
         let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
         unused.sort_unstable_by_key(|(since, ..)| *since);
-        // A client may have returned since.
+        // A client may use one of them by now.
         let (_, id, _) = unused
             .iter()
             .find(|(.., session)| session.end_if_unused(before))?;

@@ -51,7 +51,8 @@ pub struct Options {
     /// How long a session may be unused after its client has disconnected. `None` for no such limit, which is the default.
     ///
     /// A client has disconnected if it had a standalone stream at its last request or since, and has none now. SDK clients do not
-    /// reopen that stream after an outage of some seconds, and then only send requests. So this must be longer than the pauses of clients.
+    /// reopen that stream after an outage of some seconds, and then only send requests. So this must be longer than the pauses of
+    /// clients.
     pub lost_timeout: Option<Duration>,
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
     ///

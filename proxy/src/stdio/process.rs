@@ -6,9 +6,10 @@
 //! 2. **A dropped group is killed**, however its task and the runtime end.
 //! 3. **A process has ended when the leader has exited**, even if a grandchild keeps its pipes open.
 //!
-//! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
-//! a signal that it cannot handle, its children detect only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
-//! requires code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
+//! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed
+//! by a signal that it cannot handle, its children detect only the end of their stdin. Tying them to the proxy
+//! (`PR_SET_PDEATHSIG`) requires code between fork and exec, which is `unsafe`. The kernel would also kill them when the *thread*
+//! that started them ends.
 
 use std::{
     ffi::OsString, fmt, io, os::unix::process::ExitStatusExt as _, path::PathBuf,
@@ -57,7 +58,7 @@ pub(crate) struct Group {
     /// The id of the leader and of the group, until the leader is reaped.
     id: Option<Pid>,
     /// Notified when a child of this program has ended.
-    ended: unix::Signal,
+    child_ended: unix::Signal,
 }
 
 // === impl Program ===
@@ -87,24 +88,24 @@ impl Program {
         }
         // A relative path is relative to the working directory of the program.
         let name = PathBuf::from(&self.name);
-        let from = self.directory.clone().unwrap_or_default();
+        let base = self.directory.clone().unwrap_or_default();
         if name.components().count() > 1 {
-            return if from.join(&name).is_file() {
+            return if base.join(&name).is_file() {
                 Ok(())
             } else {
                 Err(self.not_found(""))
             };
         }
-        let own = self
+        let configured = self
             .environment
             .iter()
             .rev()
             .find(|(name, _)| name == "PATH");
-        let path = own
+        let path = configured
             .map(|(_, value)| value.clone())
             .or_else(|| std::env::var_os("PATH"));
         let mut directories = std::env::split_paths(path.as_deref().unwrap_or_default());
-        if directories.any(|directory| from.join(directory).join(&name).is_file()) {
+        if directories.any(|directory| base.join(directory).join(&name).is_file()) {
             Ok(())
         } else {
             Err(self.not_found(" in PATH"))
@@ -147,10 +148,11 @@ impl fmt::Display for Program {
 // === impl Group ===
 
 impl Group {
+    /// Starts a process as the leader of a new group.
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
         // Registered before the spawn, so that the exit is not missed. The handler also keeps the kernel from reaping the
         // process, as it would if this program was started with SIGCHLD ignored.
-        let ended = unix::signal(SignalKind::child())?;
+        let child_ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
             .id()
@@ -160,7 +162,11 @@ impl Group {
             leader.stdout.take(),
             leader.stderr.take(),
         );
-        let group = Self { leader, id, ended };
+        let group = Self {
+            leader,
+            id,
+            child_ended,
+        };
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
             return Err(io::Error::other("a pipe of the process is missing"));
         };
@@ -184,9 +190,9 @@ impl Group {
     /// # Cancel safety
     ///
     /// Nothing is lost when this is dropped.
-    pub(super) async fn exited(&mut self) {
+    pub(super) async fn wait_for_exit(&mut self) {
         while !self.has_exited() {
-            self.ended.recv().await;
+            self.child_ended.recv().await;
         }
     }
 
@@ -258,7 +264,7 @@ mod tests {
         let mut lines = BufReader::new(pipes.stdout).lines();
         let grandchild: i32 = lines.next_line().await.unwrap().unwrap().parse().unwrap();
         let leader = group.pid().unwrap();
-        group.exited().await;
+        group.wait_for_exit().await;
         assert!(exists(leader), "it is not reaped");
         assert!(exists(grandchild));
         assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
@@ -290,7 +296,7 @@ mod tests {
         let mut text = String::new();
         pipes.stdout.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "$(false) `x`; *|$HOME|/");
-        group.exited().await;
+        group.wait_for_exit().await;
         assert!(group.reap().await.unwrap().success());
     }
 

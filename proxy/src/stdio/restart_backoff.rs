@@ -7,6 +7,7 @@ use tokio::time::Instant;
 /// Number of crashes within a [`PERIOD`] that begin the backoff: 3.
 const MAX_CRASHES: usize = 3;
 
+/// The period in which crashes are counted: 10 s. The backoff lasts as long after the last crash.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// The latest crashes.
@@ -30,9 +31,9 @@ impl RestartBackoff {
     pub(super) fn delay(&self, now: Instant) -> Option<Duration> {
         let first = self.0.front().filter(|_| self.0.len() == MAX_CRASHES)?;
         let last = self.0.back()?;
-        let is_often = *last < *first + PERIOD;
+        let are_frequent = *last < *first + PERIOD;
         let until = *last + PERIOD;
-        (is_often && now < until).then(|| until - now)
+        (are_frequent && now < until).then(|| until - now)
     }
 }
 

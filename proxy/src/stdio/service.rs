@@ -84,6 +84,7 @@ pub(super) struct Inner {
     end_counts: EndCounts,
 }
 
+/// The sessions that can be used.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
@@ -141,7 +142,7 @@ impl Stdio {
     /// Returns how many sessions have ended, by reason.
     #[must_use]
     pub fn ended_sessions(&self) -> Vec<(&'static str, u64)> {
-        self.0.end_counts.all()
+        self.0.end_counts.by_label()
     }
 
     /// Ends all sessions, and waits for the end of their processes, for `within` at most.
@@ -159,9 +160,9 @@ impl Stdio {
         for session in sessions.values() {
             session.stop(EndReason::Shutdown(stop_timeout));
         }
-        let all = inner.options.max_sessions.min(MAX_PERMITS).try_into();
-        let all = all.unwrap_or(u32::MAX);
-        let _gone = timeout(within, inner.permits.acquire_many(all)).await;
+        let all_permits = inner.options.max_sessions.min(MAX_PERMITS).try_into();
+        let all_permits = all_permits.unwrap_or(u32::MAX);
+        let _in_time = timeout(within, inner.permits.acquire_many(all_permits)).await;
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -180,14 +181,14 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // The layer marks the cancels that it replays.
+        // The layer marks the cancels that it sends. Without the layer, no request has a token.
         let token = parts.extensions.get::<CallToken>();
-        let is_clients = token.is_none_or(|token| !token.is_replay());
+        let is_from_client = token.is_none_or(|token| !token.is_replay());
         let head = Head::read(&parts.headers);
-        // Before the body arrives, which may take long.
+        // Begun before the body arrives, which may take long.
         let session = head
             .ok()
-            .and_then(|head| self.0.use_session(head.session?, is_clients));
+            .and_then(|head| self.0.use_session(head.session?, is_from_client));
         if !accepts(&parts.headers, JSON) || !accepts(&parts.headers, EVENT_STREAM) {
             let text = "the client must accept both application/json and text/event-stream";
             return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
@@ -200,11 +201,11 @@ impl Stdio {
             Ok(body) => body.to_bytes(),
             // The frontend may have refused the body first.
             Err(error) => {
-                let cut = || {
+                let incomplete = || {
                     let text = "the body is incomplete";
                     refusal::error(StatusCode::BAD_REQUEST, None, PARSE_ERROR, text)
                 };
-                return refusal::for_body_error(&*error).unwrap_or_else(cut);
+                return refusal::for_body_error(&*error).unwrap_or_else(incomplete);
             }
         };
         let line = single_line(trimmed(&body));
@@ -245,13 +246,13 @@ impl Stdio {
             let text = "the session is already initialized";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
-        let is_layers = token.is_none_or(CallToken::is_replay);
+        let is_from_layer = token.is_none_or(CallToken::is_replay);
         let sent = match message.kind {
             Kind::Request => send_request(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session
                 .notify(
                     &message,
-                    session.notification_line(&message, &line, is_layers),
+                    session.notification_line(&message, &line, is_from_layer),
                 )
                 .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
@@ -327,9 +328,9 @@ impl Service<Request<Body>> for Stdio {
 // === impl Inner ===
 
 impl Inner {
-    fn use_session(&self, id: &str, is_clients: bool) -> Option<SessionUse> {
+    fn use_session(&self, id: &str, is_from_client: bool) -> Option<SessionUse> {
         let session = self.live().sessions.get(id).cloned();
-        session?.begin_use(is_clients)
+        session?.begin_use(is_from_client)
     }
 
     pub(super) fn live(&self) -> MutexGuard<'_, Live> {

@@ -38,6 +38,7 @@ pub(super) struct Session {
     state: Mutex<State>,
     /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
+    /// Notified when the session must end.
     pub(super) stop: Notify,
     pub(super) timeouts: Timeouts,
 }
@@ -45,29 +46,33 @@ pub(super) struct Session {
 /// How long a session may be unused.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeouts {
+    /// For every session.
     pub(super) idle: Duration,
-    /// After its client has disconnected.
+    /// For a session whose client has disconnected, if this is shorter.
     pub(super) lost: Duration,
 }
 
-/// A request, which uses its session until this is dropped: while its body arrives, and until its message is sent.
+/// A request that uses its session, until this is dropped.
+///
+/// The use begins before the body arrives, and ends when the message was sent.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     /// The request is not a cancel of the layer.
-    is_clients: bool,
+    is_from_client: bool,
 }
 
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
-    pub(super) used: Instant,
+    pub(super) last_used: Instant,
     /// Number of requests that use the session now.
     requests: usize,
-    /// How often the client had disconnected from the standalone stream when its last request ended.
+    /// Number of disconnects from the standalone stream when the client's last request ended.
     disconnects: u64,
     /// The client has sent something after `initialize`.
     pub(super) is_begun: bool,
     /// The server has sent an answer.
     pub(super) has_answered: bool,
+    /// Why the session ends, once that is decided.
     pub(super) stopped: Option<EndReason>,
 }
 
@@ -99,6 +104,7 @@ pub(super) enum EndReason {
 pub(super) enum SendError {
     /// The id is missing, too long, or of a wrong type.
     BadId,
+    /// An unanswered request has this id, or one that the server may confuse with it.
     IdInUse,
     /// The queue is full, or too many calls are open.
     Busy,
@@ -118,10 +124,10 @@ impl Session {
         kill_after: Option<Duration>,
         timeouts: Timeouts,
     ) -> (Self, InputWriter) {
-        let (input, waiting) = input::queue();
+        let (input, input_writer) = input::queue();
         let state = State {
             routes: Routes::new(kill_after),
-            used: Instant::now(),
+            last_used: Instant::now(),
             requests: 0,
             disconnects: 0,
             is_begun: false,
@@ -140,7 +146,7 @@ impl Session {
             stop: Notify::new(),
             timeouts,
         };
-        (session, waiting)
+        (session, input_writer)
     }
 
     /// Sends a request to the server. Returns the stream of its answer.
@@ -151,14 +157,14 @@ impl Session {
         line: Bytes,
     ) -> Result<Stream, SendError> {
         let id = message.id.and_then(key).ok_or(SendError::BadId)?;
-        let is_first = message.method.as_deref() == Some("initialize");
+        let is_initialize = message.method.as_deref() == Some("initialize");
         let token = message.params().progress_token.and_then(key);
         let permit = self.input.reserve(line.len(), false)?;
         let mut state = self.state();
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
         // A client cannot resume before it has its session id.
-        if !is_first {
+        if !is_initialize {
             self.prime(&stream);
         }
         // Sent under the lock that registers the call. So a cancel finds the call only once its request is queued.
@@ -204,36 +210,38 @@ impl Session {
         &self,
         message: &Message<'_>,
         line: &Bytes,
-        is_layers: bool,
+        is_from_layer: bool,
     ) -> Bytes {
-        let id = message.params().request_id.filter(|_| is_layers);
+        let id = message.params().request_id.filter(|_| is_from_layer);
         let call = id.and_then(key).and_then(|id| self.streams.find(&id));
-        let own = call.and_then(|call| message.with_request_id(line, call.call_text()?));
-        own.unwrap_or_else(|| line.clone())
+        let rewritten = call.and_then(|call| message.with_request_id(line, call.call_text()?));
+        rewritten.unwrap_or_else(|| line.clone())
     }
 
-    /// Begins a request. Returns `None` if the session has ended.
-    pub(super) fn begin_use(self: Arc<Self>, is_clients: bool) -> Option<SessionUse> {
+    /// Begins a request that uses the session. Returns `None` if the session has ended.
+    pub(super) fn begin_use(self: Arc<Self>, is_from_client: bool) -> Option<SessionUse> {
         {
             let mut state = self.state();
             if state.stopped.is_some() {
                 return None;
             }
             state.requests += 1;
-            state.is_begun |= is_clients;
+            state.is_begun |= is_from_client;
         }
         Some(SessionUse {
             session: self,
-            is_clients,
+            is_from_client,
         })
     }
 
-    /// Returns `true` if the client has disconnected from the standalone stream since its last request, and has no other.
+    /// Returns `true` if the client has disconnected, as far as its standalone stream shows.
+    ///
+    /// The client had that stream at its last request or since, and has none now.
     pub(super) fn is_lost(&self, state: &State) -> bool {
         self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }
 
-    /// Returns `true` during a request, if a call is open, or if the server waits for a client to read an answer.
+    /// Returns `true` during a request, while a call is open, and while the process is blocked.
     pub(super) fn is_working(&self, state: &State) -> bool {
         // An `initialize` is not cancelled when its client disconnects.
         let has_open_call = if state.is_begun {
@@ -251,7 +259,7 @@ impl Session {
             return None;
         }
         let detached = self.streams.unread_since()?;
-        Some(detached.map_or(state.used, |detached| detached.max(state.used)))
+        Some(detached.map_or(state.last_used, |detached| detached.max(state.last_used)))
     }
 
     /// Sends the priming event, if the client supports it.
@@ -275,7 +283,7 @@ impl Session {
         self.stop.notify_one();
     }
 
-    /// Ends all open streams.
+    /// Ends all open streams. Calls get an error with this text.
     pub(super) fn finish(&self, why: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
@@ -324,8 +332,8 @@ impl Drop for SessionUse {
         let mut state = self.state();
         state.requests -= 1;
         // A cancel does not show that the client is there.
-        if self.is_clients {
-            state.used = Instant::now();
+        if self.is_from_client {
+            state.last_used = Instant::now();
             state.disconnects = self.standalone.disconnects();
         }
     }
@@ -395,12 +403,12 @@ mod tests {
         }
     }
 
-    /// Returns what is written for a request and a cancel that is sent once the call is known.
+    /// Returns what is written for a request, and for a cancel sent once the call is registered.
     async fn written() -> String {
         let store = EventStore::new(Limits::default());
         let streams = store.begin("s", Some("2025-11-25")).unwrap();
         let standalone = streams.open_standalone().unwrap();
-        let (session, waiting) = Session::new(
+        let (session, input_writer) = Session::new(
             SessionLogId::of("s"),
             streams,
             standalone,
@@ -427,7 +435,9 @@ mod tests {
         });
         drop(session);
         let mut written = Vec::new();
-        waiting.write(&mut written, &Backpressure::default()).await;
+        input_writer
+            .write(&mut written, &Backpressure::default())
+            .await;
         String::from_utf8(written).unwrap()
     }
 

@@ -16,6 +16,7 @@ use crate::message::sanitize;
 /// Maximum number of logged lines of one output stream in a [`PERIOD`]: 100.
 const MAX_LINES: u32 = 100;
 
+/// The period of the rate limit: 1 s.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Maximum length of a line of stderr that is logged whole: 4 KiB.
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn session_log_id_is_a_short_stable_hash() {
+    fn the_log_id_of_a_session_is_a_short_stable_hash() {
         assert_eq!(SessionLogId::of("abc"), SessionLogId::of("abc"));
         assert_ne!(SessionLogId::of("abc"), SessionLogId::of("abd"));
         assert_eq!(SessionLogId::of("abc").to_string().len(), 8);

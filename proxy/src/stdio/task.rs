@@ -43,12 +43,17 @@ const MIN_BLOCKED: Duration = Duration::from_millis(1);
 /// Interval of the checks of a session whose process is blocked: 100 ms.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Minimum lateness of a check that shows a stall of the program, for example because it was suspended: 100 ms.
+/// Minimum lateness of a check that shows a stall of the program: 100 ms.
+///
+/// The program stalls, for example, while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
-/// Interval of the checks of a session with a cancelled call: 100 ms. So nearly all of a stall counts as one.
+/// Interval of the checks of a session with a cancelled call: 100 ms.
+///
+/// Chosen because the part of a stall before the next check goes unnoticed.
 const CANCELLED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// The error for a client whose answer still waits for room when the session ends.
 const ANSWER_NOT_READ: &str = "the session ended before its client had read the answer";
 
 const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
@@ -88,24 +93,24 @@ impl Session {
         &self,
         mut group: Group,
         pipes: Pipes,
-        waiting: InputWriter,
+        input_writer: InputWriter,
     ) -> SessionEnd {
         let session = &self.log_id;
         info!(mcp.session.id = %session, pid = group.pid(), "session started");
-        let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
+        let mut reading = pin!(maybe_done(self.read_output(pipes.stdout)));
         let mut logging = pin!(maybe_done(stderr_log::log_stderr(
             session.clone(),
             pipes.stderr
         )));
         let why = {
             // Dropping this future closes stdin.
-            let writing = waiting.write(pipes.stdin, &self.backpressure);
+            let writing = input_writer.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
                 // `writing` is polled before `stop`. So queued messages that the pipe has room for, such as a cancel, are
                 // written before stdin is closed.
                 biased;
-                () = group.exited() => EndReason::Exited,
+                () = group.wait_for_exit() => EndReason::Exited,
                 stopped = writing => EndReason::from(stopped),
                 () = self.stop.notified() => self.state().stopped.unwrap_or(EndReason::Deleted),
                 () = reading.as_mut() => EndReason::Closed,
@@ -113,10 +118,10 @@ impl Session {
                 never = logging.as_mut() => match never {},
             }
         };
-        let ended = {
+        let process_end = {
             let output = then_pending(join(reading.as_mut(), logging.as_mut()));
             tokio::select! {
-                ended = stop_process(&mut group, why) => ended,
+                process_end = stop_process(&mut group, why) => process_end,
                 never = output => match never {},
             }
         };
@@ -131,7 +136,7 @@ impl Session {
             let state = self.state();
             state.stopped.is_none() && !state.has_answered
         };
-        let why = match (why, ended) {
+        let why = match (why, process_end) {
             // The pipes of a process close a little before the process exits.
             (EndReason::Closed, ProcessEnd::Exited) => EndReason::Exited,
             _ => why,
@@ -166,7 +171,7 @@ impl Session {
             }
             _ => warn!(mcp.session.id = %session, "session ended: {text}"),
         }
-        let was_killed = ended == ProcessEnd::Killed;
+        let was_killed = process_end == ProcessEnd::Killed;
         SessionEnd {
             why,
             failed_to_start,
@@ -175,23 +180,23 @@ impl Session {
     }
 
     /// Reads the output of the server to its end.
-    async fn read(&self, mut stdout: ChildStdout) {
+    async fn read_output(&self, mut stdout: ChildStdout) {
         let (mut lines, mut rate) = (Lines::default(), LineRateLimit::default());
         loop {
             let read = stdout.read_buf(lines.buffer()).await;
             while let Some(line) = lines.next_line() {
-                self.line(line, &mut rate).await;
+                self.handle_line(line, &mut rate).await;
             }
             if !matches!(read, Ok(1..)) {
                 if let Some(line) = lines.last_line() {
-                    self.line(line, &mut rate).await;
+                    self.handle_line(line, &mut rate).await;
                 }
                 return;
             }
         }
     }
 
-    async fn line(&self, line: Line, rate: &mut LineRateLimit) {
+    async fn handle_line(&self, line: Line, rate: &mut LineRateLimit) {
         let text = match line {
             Line::Whole(text) => single_line(text),
             Line::TooLong { beginning, answers } => {
@@ -209,16 +214,16 @@ impl Session {
                 .collect::<Vec<_>>()
         });
         let Some(messages) = messages else {
-            return self.message(text, rate).await;
+            return self.handle_message(text, rate).await;
         };
         drop(text);
         for message in messages {
-            self.message(message, rate).await;
+            self.handle_message(message, rate).await;
         }
     }
 
     /// Handles one message. The messages of a batch are handled one by one, because they may belong to several calls.
-    async fn message(&self, text: Bytes, rate: &mut LineRateLimit) {
+    async fn handle_message(&self, text: Bytes, rate: &mut LineRateLimit) {
         let message = str::from_utf8(&text)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
@@ -262,7 +267,7 @@ impl Session {
         self.add_blocked_time(before.elapsed());
         if is_answer {
             stream.end();
-            self.state().used = Instant::now();
+            self.state().last_used = Instant::now();
         }
     }
 
@@ -281,7 +286,7 @@ impl Session {
     fn on_answer_lost(&self, call: &IdKey, why: &str) {
         let route = {
             let mut state = self.state();
-            (state.has_answered, state.used) = (true, Instant::now());
+            (state.has_answered, state.last_used) = (true, Instant::now());
             state.routes.on_answered(call)
         };
         if let Route::Answer(stream) = route {
@@ -298,7 +303,7 @@ impl Session {
                 let is_blocked = self.backpressure.is_on();
                 let due = state.routes.due(now, is_blocked);
                 let (idle, why) = self.idle_at(&mut state, now);
-                // The client may disconnect meanwhile.
+                // Checked well within the lost timeout, because the client may disconnect at any time.
                 let next = idle.min(now + self.timeouts.lost / 4 + Duration::from_millis(1));
                 let next = state.routes.next_due().map_or(next, |due| {
                     due.min(next).min(now + CANCELLED_CHECK_INTERVAL)
@@ -309,24 +314,24 @@ impl Session {
                 } else {
                     next
                 };
-                let ends = if due.overdue {
+                let end_reason = if due.overdue {
                     Some(EndReason::Overdue)
                 } else {
                     (idle <= now).then_some(why)
                 };
-                let mut left = Vec::new();
-                if ends == Some(why) {
+                let mut remaining = Vec::new();
+                if end_reason == Some(why) {
                     // Calls are started under the same lock, so none starts in between.
                     state.stopped.get_or_insert(why);
-                    left = state.routes.end();
+                    remaining = state.routes.end();
                 }
                 drop(state);
                 for stream in due.closed {
                     stream.end_cancelled();
                 }
-                if let Some(why) = ends {
+                if let Some(why) = end_reason {
                     // The streams of cancelled calls, or of an `initialize` whose client has disconnected.
-                    for stream in left {
+                    for stream in remaining {
                         stream.end_with_error(SERVER_ERROR, why.text());
                     }
                     return why;
@@ -341,16 +346,17 @@ impl Session {
         }
     }
 
-    /// Restarts the timeouts of the session if a check that was `due` is late, and lets cancelled calls have the time again.
+    /// Excludes a stall from all timeouts, if a check that was `due` is late.
     ///
-    /// Requests that arrived during the stall are unread, and the process may have stalled as well.
+    /// The timeouts of the session begin again, and those of cancelled calls are extended by the lateness. Requests that arrived
+    /// during the stall are unread, and the process may have stalled as well.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
-        let late = now.saturating_duration_since(due);
-        if late >= MIN_STALL {
+        let lateness = now.saturating_duration_since(due);
+        if lateness >= MIN_STALL {
             let mut state = self.state();
-            state.used = now;
-            state.routes.add_blocked_time(now, late);
+            state.last_used = now;
+            state.routes.add_blocked_time(now, lateness);
         }
     }
 
@@ -369,10 +375,10 @@ impl Session {
         if self.is_working(state) || self.standalone.is_attached() {
             // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
             // timeout after this use has ended.
-            state.used = now.max(state.used);
+            state.last_used = now.max(state.last_used);
             return (now + timeout / 4 + Duration::from_millis(1), why);
         }
-        (state.used + timeout, why)
+        (state.last_used + timeout, why)
     }
 }
 
@@ -407,16 +413,16 @@ async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
                 EndReason::Shutdown(stop_timeout) => stop_timeout,
                 _ => STOP_TIMEOUT,
             };
-            if timeout(stop_timeout, group.exited()).await.is_ok() {
+            if timeout(stop_timeout, group.wait_for_exit()).await.is_ok() {
                 return ProcessEnd::Exited;
             }
             group.signal(Signal::TERM);
-            if timeout(stop_timeout, group.exited()).await.is_ok() {
+            if timeout(stop_timeout, group.wait_for_exit()).await.is_ok() {
                 return ProcessEnd::Terminated;
             }
         }
     }
     group.signal(Signal::KILL);
-    let _late = timeout(STOP_TIMEOUT, group.exited()).await;
+    let _late = timeout(STOP_TIMEOUT, group.wait_for_exit()).await;
     ProcessEnd::Killed
 }

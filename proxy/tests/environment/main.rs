@@ -1,7 +1,7 @@
 //! The program in an environment that fails, as a table: a row is a fault, a column is the phase in which it happens.
 //!
-//! Every cell starts the real binary, brings it into its phase, and checks what the client and the server receive, what
-//! is logged, and which processes and descriptors remain.
+//! Every cell starts the real binary, and brings it into its phase. It checks what the client and the server receive, what is
+//! logged, and which processes and descriptors remain.
 //!
 //! | module | table |
 //! |---|---|

@@ -61,7 +61,7 @@ impl Fault {
         }
     }
 
-    /// Returns `true` if lines are dropped and counted, rather than written to where they are lost.
+    /// Returns `true` if the write of a line fails, so that the line is counted as dropped.
     fn drops(self) -> bool {
         matches!(
             self,

@@ -65,17 +65,17 @@ async fn a_process_that_misbehaves_affects_no_other_session() {
 async fn cell(fault: Fault, phase: Phase) {
     // A session cannot be begun while the program drains.
     let is_draining = phase == Phase::Draining;
-    let before = if is_draining {
+    let first_phase = if is_draining {
         Phase::CallInFlight
     } else {
         phase
     };
-    let mut started = Started::in_phase(Setup::default(), before).await;
+    let mut started = Started::in_phase(Setup::default(), first_phase).await;
     let other = Mcp::stateless(started.addr, "/mcp").version("2025-11-25");
     let other = within("another session", other.connect()).await;
     if is_draining {
         started.signal(rustix::process::Signal::TERM);
-        started.is_draining().await;
+        started.wait_until_draining().await;
     }
     let (tool, arguments) = fault.tool();
     let mut call = other.call(1, tool, arguments).await;
@@ -120,11 +120,11 @@ async fn a_process_that_is_not_a_server_causes_an_error_and_leaves_no_process() 
         Script::IgnoresSignals,
         Script::IsSlowToStart,
     ] {
-        no_server(script).await;
+        check_script(script).await;
     }
 }
 
-async fn no_server(script: Script) {
+async fn check_script(script: Script) {
     let answers = r#"read line; echo '{"jsonrpc":"2.0","id":"i","result":{}}'"#;
     let text = match script {
         Script::ExitsAtOnce => "exit 3".to_owned(),
@@ -133,7 +133,7 @@ async fn no_server(script: Script) {
         Script::IgnoresSignals => format!("trap '' TERM HUP INT; {answers}; sleep 600"),
         Script::IsSlowToStart => format!("sleep 3; {answers}; cat >/dev/null"),
     };
-    let mut started = Started::before(Setup::default(), &["/bin/sh", "-c", &text]).await;
+    let mut started = Started::in_front_of(Setup::default(), &["/bin/sh", "-c", &text]).await;
     let client = Mcp::stateless(started.addr, "/mcp");
     let mut first = client.request("i", "initialize", json!({})).await;
     let answer = within("an answer", first.answer())

@@ -34,7 +34,7 @@ async fn exhausted_resources_are_not_taken_from_clients_in_service() {
 
 async fn cell(fault: Fault, phase: Phase) {
     let setup = Setup {
-        before: match fault {
+        preparation: match fault {
             Fault::ManyConnections => "ulimit -n 200",
             Fault::FewDescriptors => "ulimit -n 80",
             Fault::LittleMemory => "ulimit -v 1000000",
@@ -67,7 +67,7 @@ async fn cell(fault: Fault, phase: Phase) {
 #[tokio::test]
 async fn sessions_without_descriptors_get_503_and_do_not_count_as_crashes() {
     let setup = Setup {
-        before: "ulimit -n 96",
+        preparation: "ulimit -n 96",
         ..Setup::default()
     };
     let mut started = Started::in_phase(setup, Phase::Idle).await;

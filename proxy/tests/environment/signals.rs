@@ -53,7 +53,7 @@ async fn cell(fault: Fault, phase: Phase) {
         ..Setup::default()
     };
     if matches!(fault, Fault::IgnoredHangup) {
-        setup.before = "trap '' HUP";
+        setup.preparation = "trap '' HUP";
     }
     let mut started = Started::in_phase(setup, phase).await;
     let is_draining = phase == Phase::Draining;

@@ -38,7 +38,7 @@ const DRAIN: Duration = Duration::from_secs(12);
 /// How the program is started.
 pub(crate) struct Setup {
     /// What a shell does before it becomes the program, such as `ulimit`.
-    pub(crate) before: &'static str,
+    pub(crate) preparation: &'static str,
     /// Redirections of the program.
     pub(crate) redirections: &'static str,
     pub(crate) options: &'static [&'static str],
@@ -76,7 +76,7 @@ pub(crate) struct Started {
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            before: "true",
+            preparation: "true",
             redirections: "",
             options: &[],
             variables: &[],
@@ -113,17 +113,17 @@ impl Started {
         }
         if phase == Phase::Draining {
             started.signal(Signal::TERM);
-            started.is_draining().await;
+            started.wait_until_draining().await;
         }
         started
     }
 
     async fn start(setup: Setup) -> Self {
-        Self::before(setup, &[]).await
+        Self::in_front_of(setup, &[]).await
     }
 
-    /// Starts the program in front of a command, or of the scripted server if it is empty.
-    pub(crate) async fn before(setup: Setup, other: &[&str]) -> Self {
+    /// Starts the program in front of a command. An empty command means the scripted server.
+    pub(crate) async fn in_front_of(setup: Setup, command_line: &[&str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
@@ -142,7 +142,7 @@ impl Started {
         let binary = env!("CARGO_BIN_EXE_mcp-cancel-proxy");
         let script = format!(
             "{}; exec \"$0\" \"$@\" {}",
-            setup.before, setup.redirections
+            setup.preparation, setup.redirections
         );
         command
             .args(["--default-signal=HUP", "/bin/bash", "-c", &script, binary])
@@ -153,12 +153,12 @@ impl Started {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if other.is_empty() {
+        if command_line.is_empty() {
             command
                 .args([binary, "scripted-server", "--notes"])
                 .arg(&tool_log);
         } else {
-            command.args(other);
+            command.args(command_line);
         }
         let mut program = command.spawn().expect("it starts");
         let log = Arc::default();
@@ -184,12 +184,12 @@ impl Started {
             call: None,
             first_event: None,
         };
-        started.listens().await;
+        started.wait_until_listening().await;
         started.descriptors = started.count_descriptors();
         started
     }
 
-    async fn listens(&mut self) {
+    async fn wait_until_listening(&mut self) {
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(self.admin).await.is_err() {
             let ended = self.program.try_wait().expect("a status");
@@ -275,7 +275,8 @@ impl Started {
     /// The program ends in time, without an error, and nothing remains.
     pub(crate) async fn ends_within(&mut self, limit: Duration) {
         let status = timeout(limit, self.status()).await;
-        let status = status.unwrap_or_else(|_| panic!("it runs on: {}", self.logged()));
+        let status =
+            status.unwrap_or_else(|_| panic!("the program keeps running: {}", self.logged()));
         assert!(status.success(), "{status}: {}", self.logged());
         self.until_processes_exited().await;
     }
@@ -327,7 +328,7 @@ impl Started {
         for line in begun {
             let (_, group) = line.split_once("pid=").expect("a process");
             let group = group.split(' ').next().expect("a number");
-            let left: Vec<String> = fs::read_dir("/proc")
+            let remaining: Vec<String> = fs::read_dir("/proc")
                 .expect("processes")
                 .filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("stat")).ok())
                 .filter(|stat| {
@@ -336,7 +337,7 @@ impl Started {
                     fields.first() != Some(&"Z") && fields.get(2) == Some(&group)
                 })
                 .collect();
-            assert!(left.is_empty(), "{line}: {left:?}");
+            assert!(remaining.is_empty(), "{line}: {remaining:?}");
         }
     }
 
@@ -350,7 +351,7 @@ impl Started {
     }
 
     /// Waits until `/readyz` reports that the program accepts no new clients.
-    pub(crate) async fn is_draining(&self) {
+    pub(crate) async fn wait_until_draining(&self) {
         let ready = Request::new("GET", "/readyz");
         let drains = async {
             while Connection::fetch(self.admin, &ready).await.status != 503 {

@@ -42,13 +42,13 @@ pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase
             .filter(move |(column, _)| is_all || (number + 2) % Phase::ALL.len() == *column)
             .map(move |(_, phase)| (*row, phase))
     });
-    let judged = stream::iter(cells).map(async |(row, phase)| {
-        let judged = AssertUnwindSafe(cell(row, phase)).catch_unwind().await;
-        judged
+    let outcomes = stream::iter(cells).map(async |(row, phase)| {
+        let outcome = AssertUnwindSafe(cell(row, phase)).catch_unwind().await;
+        outcome
             .err()
             .map(|panic| format!("{row:?} × {phase:?}: {}", message(&*panic)))
     });
-    let failed: Vec<String> = judged
+    let failed: Vec<String> = outcomes
         .buffer_unordered(AT_ONCE)
         .filter_map(async |failed| failed)
         .collect()

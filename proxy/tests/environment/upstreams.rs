@@ -54,12 +54,12 @@ async fn cell(fault: Fault, phase: Phase) {
     match fault {
         Fault::Refuses => {
             served.upstream.refuse().await;
-            let refused = served.fails(None).await;
+            let refused = served.reply_to_other(None).await;
             served.upstream.accept_again().await;
             assert_eq!((refused.status, &refused.json()["id"]), (502, &8.into()));
         }
         Fault::Resets => {
-            let reset = served.fails(Some(ReceivedRequest::reset)).await;
+            let reset = served.reply_to_other(Some(ReceivedRequest::reset)).await;
             assert_eq!((reset.status, &reset.json()["id"]), (502, &8.into()));
             assert!(!served.upstream.has_more().await, "it is sent twice");
         }
@@ -207,11 +207,11 @@ impl Served {
         other
     }
 
-    /// Returns the reply to another call. `upstream` is the fault, if the upstream receives the call.
-    async fn fails(&self, upstream: Option<fn(ReceivedRequest)>) -> Reply {
+    /// Returns the reply to call 8. `fault` happens to its request, if the upstream receives the request.
+    async fn reply_to_other(&self, fault: Option<fn(ReceivedRequest)>) -> Reply {
         let mut other = self.begin_other().await;
-        if let Some(upstream) = upstream {
-            upstream(self.upstream.next_request().await);
+        if let Some(fault) = fault {
+            fault(self.upstream.next_request().await);
         }
         within("a reply", other.reply()).await
     }

@@ -9,7 +9,7 @@ use mcp_cancel_proxy::event_store::{EventStore, Limits};
 
 use crate::{WITH_PRIMING, scripted::*};
 
-fn with(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<Body> {
+fn with_headers(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<Body> {
     for (name, value) in fields {
         let value = value.parse().unwrap();
         request.headers_mut().append(*name, value);
@@ -18,8 +18,11 @@ fn with(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<
 }
 
 /// Begins a call with these header fields. Returns its client, its server and the id of its first event.
-async fn begun(setup: &mut Setup, fields: &[(&'static str, &str)]) -> (Stream, Events, String) {
-    let waiting = setup.send(with(posted(SESSION, call(1)), fields));
+async fn begin_call(
+    setup: &mut Setup,
+    fields: &[(&'static str, &str)],
+) -> (Stream, Events, String) {
+    let waiting = setup.send(with_headers(posted(SESSION, call(1)), fields));
     let server = setup.next().await.events();
     let mut client = in_time(waiting).await.unwrap();
     let last = client.event().await.unwrap().id.unwrap();
@@ -27,16 +30,16 @@ async fn begun(setup: &mut Setup, fields: &[(&'static str, &str)]) -> (Stream, E
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_server() {
+async fn a_client_with_another_key_or_none_gets_an_answer_only_if_the_server_accepts_it() {
     for field in ["x-api-key", "cookie", "authorization", "x-user"] {
         let mut setup = Setup::begun(WITH_PRIMING).await;
-        let (mut owner, server, last) = begun(&mut setup, &[(field, "owner")]).await;
+        let (mut owner, server, last) = begin_call(&mut setup, &[(field, "owner")]).await;
         for other in [
             &[][..],
             &[(field, "other")],
             &[(field, "owner"), ("x-more", "1")],
         ] {
-            let waiting = setup.send(with(resumed(SESSION, &last), other));
+            let waiting = setup.send(with_headers(resumed(SESSION, &last), other));
             setup.next().await.status(401);
             assert_eq!(
                 in_time(waiting).await.unwrap().status,
@@ -52,18 +55,18 @@ async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_
             ("traceparent", "00-1-2-01"),
             ("user-agent", "b"),
         ];
-        let mut again = in_time(setup.send(with(resumed(SESSION, &last), &same)))
+        let mut resumed = in_time(setup.send(with_headers(resumed(SESSION, &last), &same)))
             .await
             .unwrap();
-        assert_eq!(again.event().await.unwrap().data, answer(1));
+        assert_eq!(resumed.event().await.unwrap().data, answer(1));
         assert!(setup.arrived.is_empty());
     }
 }
 
 /// Hosted servers take their key in the query (`?api_key=`), or in the path.
 #[tokio::test(start_paused = true)]
-async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server() {
-    for (own, other) in [
+async fn a_client_with_another_key_in_its_url_gets_an_answer_only_if_the_server_accepts_it() {
+    for (owner_url, other_url) in [
         ("/mcp?key=owner", "/mcp?key=other"),
         ("/mcp?key=owner", "/mcp"),
         ("/mcp/owner", "/mcp/other"),
@@ -73,17 +76,17 @@ async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server(
             request
         };
         let mut setup = Setup::begun(WITH_PRIMING).await;
-        let waiting = setup.send(at(posted(SESSION, call(1)), own));
+        let waiting = setup.send(at(posted(SESSION, call(1)), owner_url));
         let server = setup.next().await.events();
         let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
         let last = last.unwrap();
-        let waiting = setup.send(at(resumed(SESSION, &last), other));
+        let waiting = setup.send(at(resumed(SESSION, &last), other_url));
         let ping = setup.next().await;
-        assert_eq!(ping.uri, other);
+        assert_eq!(ping.uri, other_url);
         ping.status(401);
         assert_eq!(in_time(waiting).await.unwrap().status, 401);
         server.message(&answer(1)).await;
-        let waiting = setup.send(at(resumed(SESSION, &last), own));
+        let waiting = setup.send(at(resumed(SESSION, &last), owner_url));
         let mut resumed = in_time(waiting).await.unwrap();
         assert_eq!(resumed.event().await.unwrap().data, answer(1));
         assert!(setup.arrived.is_empty());
@@ -139,9 +142,9 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
         ("text/event-stream", &stream(&pong), true),
     ] {
         let mut setup = Setup::begun(WITH_PRIMING).await;
-        let (client, server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
+        let (client, server, last) = begin_call(&mut setup, &[("x-api-key", "owner")]).await;
         drop(client);
-        let other = with(resumed(SESSION, &last), &[("x-api-key", "other")]);
+        let other = with_headers(resumed(SESSION, &last), &[("x-api-key", "other")]);
         let waiting = setup.send(other);
         let ping = setup.next().await;
         let body = body.replace("ID", &ping.id());
@@ -159,12 +162,12 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
     }
 }
 
-/// A client may resume all streams of a session with a fresh token. Servers route answers by their ids.
+/// A client may resume all streams of a session with a fresh token at once. Servers route answers by their ids.
 #[tokio::test(start_paused = true)]
 async fn each_ping_has_an_id_of_its_own() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (_client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
-    let resume = || with(resumed(SESSION, &last), &[("authorization", "new")]);
+    let (_client, _server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
+    let resume = || with_headers(resumed(SESSION, &last), &[("authorization", "new")]);
     let one = (setup.send(resume()), setup.next().await);
     let other = (setup.send(resume()), setup.next().await);
     one.1.json(&pong_of(&other.1.id()));
@@ -177,7 +180,7 @@ async fn each_ping_has_an_id_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (_client, _server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
+    let (_client, _server, last) = begin_call(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
     let _unended = setup.next().await.events();
     let resumed = tokio::time::timeout(Duration::from_secs(11), waiting).await;
@@ -211,14 +214,14 @@ async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_id_of_an_earlier_start_of_the_proxy_does_not_go_to_the_server() {
+async fn an_event_id_of_an_earlier_start_of_the_proxy_is_not_forwarded_to_the_server() {
     let mut earlier = Setup::begun(WITH_PRIMING).await;
     let (mut client, _server) = earlier.call(1).await;
     let last = client.event().await.unwrap();
     let mut setup = Setup::begun(WITH_PRIMING).await;
     assert_eq!(setup.resumed(&last).await.status, 400);
     assert!(setup.arrived.is_empty());
-    // An id of the server, or of a proxy in front of another server, is the server's.
+    // An id of the server, or of a proxy in front of another server, is forwarded.
     for id in [
         "1",
         "mcp-1",
@@ -232,9 +235,12 @@ async fn an_event_id_of_an_earlier_start_of_the_proxy_does_not_go_to_the_server(
 #[tokio::test(start_paused = true)]
 async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    let (client, server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     drop(client);
-    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
+    let waiting = setup.send(with_headers(
+        resumed(SESSION, &last),
+        &[("authorization", "new")],
+    ));
     let ping = setup.next().await;
     // The server is busy with the tool, and answers the `ping` only afterwards.
     tokio::time::sleep(Duration::from_secs(120)).await;
@@ -250,9 +256,12 @@ async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
 #[tokio::test(start_paused = true)]
 async fn a_call_is_cancelled_after_its_ping_was_refused() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    let (client, _server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     drop(client);
-    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
+    let waiting = setup.send(with_headers(
+        resumed(SESSION, &last),
+        &[("authorization", "new")],
+    ));
     let ping = setup.next().await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     ping.status(401);
@@ -270,7 +279,7 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (client, _server, last) = begun(&mut setup, &[]).await;
+    let (client, _server, last) = begin_call(&mut setup, &[]).await;
     drop(client);
     let mut resume = resumed(SESSION, &last);
     *resume.uri_mut() = "/mcp/other".parse().unwrap();
@@ -296,14 +305,14 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
         ("x-old", "1"),
         ("accept-language", "de"),
     ];
-    let (client, _server, last) = begun(&mut setup, &old).await;
+    let (client, _server, last) = begin_call(&mut setup, &old).await;
     drop(client);
     let new = [("authorization", "new"), ("cookie", "c")];
-    let waiting = setup.send(with(resumed(SESSION, &last), &new));
+    let waiting = setup.send(with_headers(resumed(SESSION, &last), &new));
     setup.next().await.pong();
     drop(in_time(waiting).await.unwrap());
     // Credentials that the server refuses are not used.
-    let waiting = setup.send(with(
+    let waiting = setup.send(with_headers(
         resumed(SESSION, &last),
         &[("authorization", "refused")],
     ));
@@ -322,8 +331,8 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_of_the_client_has_its_own_credentials() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (_client, _server, _last) = begun(&mut setup, &[("authorization", "call")]).await;
-    let _waiting = setup.send(with(
+    let (_client, _server, _last) = begin_call(&mut setup, &[("authorization", "call")]).await;
+    let _waiting = setup.send(with_headers(
         posted(SESSION, cancel_of(1)),
         &[("authorization", "other")],
     ));
@@ -331,28 +340,36 @@ async fn a_cancel_of_the_client_has_its_own_credentials() {
     assert_eq!(cancel.headers["authorization"], "other");
 }
 
-/// The server cuts its stream, as SEP-1699 allows, and the token of the call expires before the proxy asks for the rest.
+/// The server cuts its stream, as SEP-1699 allows.
+///
+/// The token of the call expires before the proxy requests the rest.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    let (mut client, server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     server.send("id: up-1\ndata: \n\n").await;
     drop(server);
-    let poll = setup.next().await;
-    assert_eq!(poll.headers["authorization"], "old");
-    poll.status(401);
+    let rest_request = setup.next().await;
+    assert_eq!(rest_request.headers["authorization"], "old");
+    rest_request.status(401);
     assert_eq!(client.event().await, None, "the client has to resume");
     // The client may not know that its token has expired.
-    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "old")]));
+    let waiting = setup.send(with_headers(
+        resumed(SESSION, &last),
+        &[("authorization", "old")],
+    ));
     setup.next().await.status(401);
     assert_eq!(in_time(waiting).await.unwrap().status, 401);
-    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
+    let waiting = setup.send(with_headers(
+        resumed(SESSION, &last),
+        &[("authorization", "new")],
+    ));
     setup.next().await.pong();
     let mut client = in_time(waiting).await.unwrap();
-    let poll = setup.next().await;
-    assert_eq!(poll.headers["authorization"], "new");
-    assert_eq!(poll.headers["last-event-id"], "up-1");
-    let server = poll.events();
+    let rest_request = setup.next().await;
+    assert_eq!(rest_request.headers["authorization"], "new");
+    assert_eq!(rest_request.headers["last-event-id"], "up-1");
+    let server = rest_request.events();
     server.answer().await;
     assert_eq!(client.rest().await, [answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
@@ -361,16 +378,16 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (_client, server, last) = begun(&mut setup, &[]).await;
+    let (_client, server, last) = begin_call(&mut setup, &[]).await;
     server.send("id: up-1\ndata: \n\n").await;
     drop(server);
-    let mut asked = 0;
+    let mut attempts = 0;
     let last_message = loop {
         setup.next().await.status(403);
-        asked += 1;
+        attempts += 1;
         settle().await;
         let waiting = setup.resume(&last);
-        if asked == 3 {
+        if attempts == 3 {
             setup.next().await.pong();
             break in_time(waiting).await.unwrap().rest().await;
         }
@@ -388,16 +405,16 @@ async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
     for is_fast in [true, false] {
         // The proxy has seen no `initialize`.
         let mut setup = Setup::with(Limits::default());
-        let request = with(
+        let request = with_headers(
             posted(SESSION, call(1)),
             &[("mcp-protocol-version", WITH_PRIMING)],
         );
         let waiting = setup.send(request);
-        let asked = setup.next().await;
+        let arrived = setup.next().await;
         if !is_fast {
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
-        let server = asked.events();
+        let server = arrived.events();
         let mut client = in_time(waiting).await.unwrap();
         let primed = client.event().await.unwrap();
         assert_eq!(primed.data, "");
@@ -413,7 +430,7 @@ async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_its_server_does_not_know_is_not_retained() {
     let mut setup = Setup::with(Limits::default());
-    let request = with(
+    let request = with_headers(
         posted("made-up", call(1)),
         &[("mcp-protocol-version", WITH_PRIMING)],
     );

@@ -110,7 +110,7 @@ async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_clients_that_resume_the_last_one_reads_on() {
+async fn the_last_of_two_clients_that_resume_reads_the_stream() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
     let mut one = setup.resumed(&primed).await;
     assert_eq!(
@@ -158,7 +158,7 @@ async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
         assert_eq!(
             setup.outcome().await,
             Outcome::Completed,
-            "its client knows"
+            "its client got the error"
         );
     }
 }
@@ -175,9 +175,9 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
     assert_eq!(first.data, progress_of(1));
     assert!(
         !first.id.unwrap().contains("up/"),
-        "its ids are not the client's"
+        "the server's ids are not sent to the client"
     );
-    // The server ends two more streams, and refuses once.
+    // The server refuses once, and ends the next stream before the answer.
     let resume = setup.next().await;
     assert_eq!(
         (resume.method.as_str(), &resume.headers["last-event-id"]),
@@ -186,13 +186,13 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
     assert_eq!(resume.headers[header::ACCEPT], "text/event-stream");
     assert!(!resume.headers.contains_key(header::CONTENT_TYPE));
     resume.status(503);
-    let again = setup.next().await.events();
-    again.send("id: up/3\ndata:\n\n").await;
-    drop(again);
+    let second_stream = setup.next().await.events();
+    second_stream.send("id: up/3\ndata:\n\n").await;
+    drop(second_stream);
     let resume = setup.next().await;
     assert_eq!(resume.headers["last-event-id"], "up/3");
-    let again = resume.events();
-    again.answer().await;
+    let last_stream = resume.events();
+    last_stream.answer().await;
     assert_eq!(client.rest().await, [answer(1)]);
     assert_eq!(
         setup.resumed(&primed).await.rest().await,
@@ -346,7 +346,7 @@ async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
     drop(client);
     in_time(server.closed()).await;
     let rest = setup.resumed(&primed).await.rest().await;
-    assert_eq!(rest.len(), 1, "nothing of it");
+    assert_eq!(rest.len(), 1, "no part of the event");
     assert!(rest[0].contains("-32603"), "{rest:?}");
 }
 
@@ -377,12 +377,12 @@ async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
+async fn the_end_of_a_session_ends_its_streams_and_none_of_another_session() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
     let other = setup.send(posted("other", call(1)));
     let other_server = setup.next().await.events();
     let mut other = in_time(other).await.unwrap();
-    for (status, ends) in [(404, false), (204, true)] {
+    for (status, is_closed) in [(404, false), (204, true)] {
         let request = Request::delete("/mcp")
             .header("mcp-session-id", SESSION)
             .body(Body::empty())
@@ -395,7 +395,7 @@ async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
             "answered as the server did"
         );
         settle().await;
-        assert_eq!(server.is_closed(), ends);
+        assert_eq!(server.is_closed(), is_closed);
     }
     let received = client.rest().await;
     assert!(
@@ -441,12 +441,12 @@ async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pas
 async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_it() {
     let (mut setup, mut client, server) = Setup::called(WITH_PRIMING).await;
     client.event().await.unwrap();
-    for (status, goes) in [(500, false), (202, true)] {
+    for (status, is_closed) in [(500, false), (202, true)] {
         let cancel = setup.post(cancel_of(1));
         setup.next().await.status(status);
         assert_eq!(in_time(cancel).await.unwrap().status, status);
         tokio::time::sleep(Duration::from_millis(1_100)).await;
-        assert_eq!(server.is_closed(), goes);
+        assert_eq!(server.is_closed(), is_closed);
     }
     assert_eq!(client.event().await, None);
     assert_eq!(setup.outcome().await, Outcome::ClientCancelled);
@@ -532,10 +532,10 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
 async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
-    let asked = setup.next().await;
+    let arrived = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
     client.event().await.unwrap();
-    asked.json(&format!("\u{feff}{}", answer(1)));
+    arrived.json(&format!("\u{feff}{}", answer(1)));
     assert_eq!(client.rest().await, [answer(1)]);
 }
 
@@ -551,10 +551,10 @@ async fn a_batch_with_the_answer_is_the_answer() {
     assert_eq!(rest, std::slice::from_ref(&batch));
     let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
-    let asked = setup.next().await;
+    let arrived = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
     client.event().await.unwrap();
-    asked.json(&batch);
+    arrived.json(&batch);
     assert_eq!(client.rest().await, [batch]);
 }
 
@@ -575,17 +575,17 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
     ] {
         let mut setup = Setup::begun(WITH_PRIMING).await;
         let waiting = setup.post(call(1));
-        let asked = setup.next().await;
+        let arrived = setup.next().await;
         let mut client = in_time(waiting).await.unwrap();
         let primed = client.event().await.unwrap();
         drop(client);
-        asked.answer(marked(content_type, body));
+        arrived.answer(marked(content_type, body));
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
     }
     let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
-    let asked = setup.next().await;
-    asked.answer(marked("text/event-stream", event));
+    let arrived = setup.next().await;
+    arrived.answer(marked("text/event-stream", event));
     let primed = in_time(waiting).await.unwrap().event().await.unwrap();
     assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
 }
@@ -727,7 +727,7 @@ async fn other_requests_pass_with_the_ids_of_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_with_trailers_or_that_is_marked_as_not_compressed_can_be_resumed() {
+async fn a_call_with_trailers_or_an_identity_coding_can_be_resumed() {
     let trailers = HeaderMap::from_iter([(header::EXPIRES, header::HeaderValue::from_static("0"))]);
     let frames = [
         Ok::<_, std::io::Error>(http_body::Frame::data(call(1).into())),
@@ -743,9 +743,9 @@ async fn a_call_with_trailers_or_that_is_marked_as_not_compressed_can_be_resumed
     for request in [with_trailers, marked] {
         let mut setup = Setup::begun(WITH_PRIMING).await;
         let waiting = setup.send(request);
-        let asked = setup.next().await;
-        assert_eq!(asked.body, call(1));
-        let server = asked.events();
+        let arrived = setup.next().await;
+        assert_eq!(arrived.body, call(1));
+        let server = arrived.events();
         let primed = in_time(waiting).await.unwrap().event().await.unwrap();
         server.answer().await;
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);

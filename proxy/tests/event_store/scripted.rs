@@ -408,7 +408,7 @@ impl Stream {
     }
 
     /// Reads the next frame, which may end within an event.
-    pub async fn some(&mut self) {
+    pub async fn read_frame(&mut self) {
         let frame = self.body.frame().await.unwrap().unwrap();
         let bytes = frame.into_data().unwrap();
         self.buffer.push_str(std::str::from_utf8(&bytes).unwrap());
@@ -416,7 +416,7 @@ impl Stream {
 
     /// Returns the next event or comment, without the blank line that ends it.
     pub async fn block(&mut self) -> Option<String> {
-        // The position from which the buffer was not searched yet.
+        // The position from which the buffer has not been searched yet.
         let mut from = 0;
         loop {
             if let Some(end) = self.buffer[from..].find("\n\n") {
@@ -439,9 +439,9 @@ impl Stream {
     }
 }
 
-/// Fails after an hour on the paused clock, which is longer than any grace.
-pub async fn in_time<T>(what: impl IntoFuture<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(3600), what)
+/// Panics after an hour on the paused clock, which is longer than any grace.
+pub async fn in_time<T>(future: impl IntoFuture<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(3600), future)
         .await
         .expect("it arrives in time")
 }

@@ -31,7 +31,7 @@ async fn a_request_of_the_server_is_not_lost_with_the_connection() {
             r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"x:{count}"}}}}"#
         );
         server.message(&updated).await;
-        client.some().await;
+        client.read_frame().await;
     }
     server.answer().await;
     assert_eq!(setup.outcome().await, Outcome::Completed);
@@ -41,7 +41,7 @@ async fn a_request_of_the_server_is_not_lost_with_the_connection() {
     assert_eq!(rest[rest.len() - 1], answer(1));
 }
 
-/// Calls fill the limit of a session with log lines; then an answer arrives.
+/// Calls fill the limit of a session with log lines. Then an answer arrives.
 #[tokio::test(start_paused = true)]
 async fn log_events_are_dropped_before_an_answer_of_any_length() {
     for size in [1_000, 20_000] {
@@ -110,11 +110,11 @@ async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
         server.message(&large).await;
         server.message(&answer(1)).await;
     };
-    let left = async {
-        client.some().await;
+    let read_and_disconnect = async {
+        client.read_frame().await;
         drop(client);
     };
-    tokio::join!(sent, left);
+    tokio::join!(sent, read_and_disconnect);
     drop(server);
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest, [answer(1)]);
@@ -143,13 +143,13 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
         assert!(client.event().await.unwrap().data == large);
     };
     tokio::join!(sent, read);
-    let again = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
-    let again = again
+    let resume = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
+    let resume = resume
         .await
-        .expect("the server is asked for the rest")
+        .expect("the server is arrived for the rest")
         .unwrap();
-    assert_eq!(again.headers["last-event-id"], "up-1");
-    let server = again.events();
+    assert_eq!(resume.headers["last-event-id"], "up-1");
+    let server = resume.events();
     server.answer().await;
     assert_eq!(client.rest().await, [answer(1)]);
 }
@@ -301,11 +301,11 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
         drop(server);
         assert_eq!(client.rest().await, ["", line]);
         assert_eq!(setup.outcome().await, Outcome::Completed);
-        // The same for a slow JSON answer.
+        // The same holds for a slow JSON answer.
         let waiting = setup.post(call(1));
-        let asked = setup.next().await;
+        let arrived = setup.next().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        asked.json(line);
+        arrived.json(line);
         assert_eq!(in_time(waiting).await.unwrap().rest().await, ["", line]);
     }
 }
@@ -315,12 +315,12 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
 async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reason() {
     let mut setup = Setup::begun(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
-    let asked = setup.next().await;
+    let arrived = setup.next().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let response = http::Response::builder()
         .header("content-type", "application/json")
         .header("content-encoding", "gzip");
-    asked.answer(response.body(axum::body::Body::from("x")).unwrap());
+    arrived.answer(response.body(axum::body::Body::from("x")).unwrap());
     let rest = in_time(waiting).await.unwrap().rest().await;
     assert!(rest[1].contains("is compressed"), "{rest:?}");
 }

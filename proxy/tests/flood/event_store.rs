@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, StreamBody};
 use mcp_cancel_proxy::event_store::{EventStore, Limits, Resumable};
 use tower::{Service, ServiceExt, service_fn};
 
-use crate::{MEMORY, alone};
+use crate::{MEMORY, run_alone};
 
 const SESSIONS: usize = 40;
 const CALLS: usize = 40;
@@ -25,8 +25,9 @@ const BUFFER: usize = 8 << 20;
 /// Maximum memory of the test itself for a call: its request, its client and its server.
 const TEST_OVERHEAD: usize = 1 << 10;
 
-/// Returns the frames that the server sends for each call: progress, requests and the answer, 100 kB in all. All streams
-/// share their bytes.
+/// Returns the frames that the server sends for each call: 100 kB in all.
+///
+/// They are progress, requests and the answer. All streams share their bytes.
 fn frames() -> Vec<Bytes> {
     let event = |json: String| Bytes::from(format!("data: {json}\n\n"));
     let padding = |size| "x".repeat(size);
@@ -52,10 +53,10 @@ fn frames() -> Vec<Bytes> {
 
 #[test]
 fn events_for_disconnected_clients_never_exceed_the_buffer() {
-    alone(kept);
+    run_alone(check_events);
 }
 
-async fn kept() {
+async fn check_events() {
     let frames: Arc<[Bytes]> = frames().into();
     let server = service_fn(move |_: Request<Body>| {
         let body = futures_util::stream::unfold((frames.clone(), 0), async |(frames, at)| {
@@ -91,11 +92,11 @@ async fn kept() {
         kept = kept.max(store.stats().buffer_bytes);
         assert!(kept <= BUFFER);
     }
-    let most = MEMORY.peak_usage() - before;
-    let may = BUFFER + SESSIONS * CALLS * TEST_OVERHEAD;
-    println!("{kept} bytes counted at most, {most} allocated, {may} may be");
+    let peak = MEMORY.peak_usage() - before;
+    let allowed = BUFFER + SESSIONS * CALLS * TEST_OVERHEAD;
+    println!("{kept} bytes counted at most, {peak} allocated, {allowed} allowed");
     assert!(kept > BUFFER / 2, "it was a flood: {kept}");
-    assert!(most <= may, "{most} of {may}");
+    assert!(peak <= allowed, "{peak} of {allowed}");
     while store.stats().streams > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -132,11 +133,11 @@ where
 
 #[test]
 fn long_ids_of_events_are_counted() {
-    alone(ids);
+    run_alone(check_ids);
 }
 
 /// Every stream stays open in the middle of an event, after ids of the maximum length.
-async fn ids() {
+async fn check_ids() {
     let id = "x".repeat(512);
     let begun =
         format!("id: {id}\ndata: {{\"method\":\"notifications/progress\"}}\n\nid: {id}\nid: {id}");
@@ -162,11 +163,11 @@ async fn ids() {
         }
     }
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let (kept, most) = (store.stats().buffer_bytes, MEMORY.peak_usage() - before);
+    let (kept, peak) = (store.stats().buffer_bytes, MEMORY.peak_usage() - before);
     println!(
-        "{kept} bytes counted, {most} allocated, {} streams",
+        "{kept} bytes counted, {peak} allocated, {} streams",
         store.stats().streams
     );
     assert!(kept > BUFFER / 2, "it was a flood: {kept}");
-    assert!(most <= BUFFER + BUFFER / 4, "{most} of {BUFFER}");
+    assert!(peak <= BUFFER + BUFFER / 4, "{peak} of {BUFFER}");
 }

@@ -19,10 +19,12 @@ mod program;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Runs a test alone: all memory of the previous one, that of its runtime included, is freed before.
-fn alone(test: impl AsyncFnOnce()) {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+/// Runs a test alone, once all memory of the previous one is freed.
+///
+/// The memory of its runtime counts as well.
+fn run_alone(test: impl AsyncFnOnce()) {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _locked = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(test());
 }

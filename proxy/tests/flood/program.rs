@@ -25,7 +25,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{MEMORY, alone};
+use crate::{MEMORY, run_alone};
 
 const MIB: usize = 1024 * 1024;
 const BUFFER: usize = 16 * MIB;
@@ -44,7 +44,7 @@ const EVENT: usize = 16 * 1024;
 /// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
 const SMALL: u32 = 4 * 1024;
 
-/// Time without progress after which the flood counts as ended, because nothing signals its end.
+/// Time without progress after which the flood counts as ended. Nothing signals its end.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// A server over HTTP that answers each call with the flood.
@@ -58,7 +58,7 @@ struct File(PathBuf);
 
 #[test]
 fn in_front_of_an_upstream_a_flood_takes_little_more_than_the_buffer() {
-    alone(async || {
+    run_alone(async || {
         let server = Server::start().await;
         let url = format!("http://{}/mcp", server.addr);
         let grown = flooded(&["--buffer=16MiB", "--upstream", &url], &server.written).await;
@@ -69,7 +69,7 @@ fn in_front_of_an_upstream_a_flood_takes_little_more_than_the_buffer() {
 
 #[test]
 fn without_an_event_store_a_flood_takes_little() {
-    alone(async || {
+    run_alone(async || {
         let server = Server::start().await;
         let url = format!("http://{}/mcp", server.addr);
         let grown = flooded(&["--no-resumable", "--upstream", &url], &server.written).await;
@@ -81,7 +81,7 @@ fn without_an_event_store_a_flood_takes_little() {
 
 #[test]
 fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
-    alone(async || {
+    run_alone(async || {
         let file = File::of_the_flood();
         let result = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"s","version":"0"}}"#;
         // `initialize`, its notification, and then calls, whose tokens are 1 and so on.
@@ -101,8 +101,8 @@ fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
 
 /// Returns the maximum growth of the memory of the proxy and this test. `written` counts the bytes that the server wrote.
 async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
-    let own = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
-    let options = own.iter().chain(options).map(OsString::from);
+    let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
+    let options = program_args.iter().chain(options).map(OsString::from);
     let proxy = Proxy::bind(Config::read(options).unwrap()).await.unwrap();
     let addr = proxy.local_addr().unwrap();
     let served = tokio::spawn(proxy.serve(std::future::pending()));
@@ -131,10 +131,10 @@ async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
     }
     let over = async {
         loop {
-            let moved = || (MEMORY.peak_usage(), written.load(Ordering::Relaxed));
-            let before = moved();
+            let state = || (MEMORY.peak_usage(), written.load(Ordering::Relaxed));
+            let before = state();
             sleep(IDLE_TIME).await;
-            if moved() == before {
+            if state() == before {
                 return;
             }
         }
@@ -170,10 +170,10 @@ impl Server {
         let event = format!("data: {}\n\n", progress("1"));
         let chunk = Bytes::from(format!("{:x}\r\n{event}\r\n", event.len()));
         let written = Arc::new(AtomicUsize::new(0));
-        let all = written.clone();
+        let counter = written.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let answering = answer(stream, chunk.clone(), all.clone());
+                let answering = answer(stream, chunk.clone(), counter.clone());
                 tokio::spawn(answering);
             }
         });

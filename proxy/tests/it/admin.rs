@@ -43,7 +43,7 @@ async fn the_button_of_a_call_cancels_it() {
     assert_eq!(
         Connection::fetch(admin, &press).await.status,
         403,
-        "from nowhere"
+        "without an origin"
     );
     let press = press.header("origin", &format!("http://{admin}"));
     assert_eq!(Connection::fetch(admin, &press).await.status, 303);
@@ -74,7 +74,7 @@ async fn a_script_with_the_token_cancels_one_call() {
     let (mut client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
     let listing = get(admin, "/calls.json").await.json();
     let id = listing["calls"][0]["call"].as_str().expect("an id");
-    let process = listing["process"].as_str().expect("a mark");
+    let process = listing["process"].as_str().expect("an id");
 
     for wrong in [
         cancel(id),
@@ -99,8 +99,8 @@ async fn a_script_with_the_token_cancels_one_call() {
         assert_eq!(reply.status, status, "{path}");
         assert!(reply.json()["error"].is_string(), "{path}");
     }
-    let see = with_token(Request::new("GET", &format!("/calls/{id}/cancel")));
-    assert_eq!(Connection::fetch(admin, &see).await.status, 405);
+    let get_cancel = with_token(Request::new("GET", &format!("/calls/{id}/cancel")));
+    assert_eq!(Connection::fetch(admin, &get_cancel).await.status, 405);
     assert_eq!(proxy.calls.len(), 1, "nothing was cancelled");
 
     let path = format!("/calls/{id}/cancel?process={process}");
@@ -153,9 +153,12 @@ async fn other_machines_see_and_cancel_calls_with_the_token_only() {
 #[tokio::test]
 async fn a_proxy_is_ready_while_its_server_accepts_connections() {
     let mut upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0", "--ready-upstream"]).await;
-    let bare = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
-    let (admin, other) = (proxy.admin.expect("one"), bare.admin.expect("one"));
+    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0", "--ready-upstream"]).await;
+    let bare = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let (admin, bare_admin) = (
+        proxy.admin.expect("an address"),
+        bare.admin.expect("an address"),
+    );
     assert_eq!(get(admin, "/readyz").await.status, 200);
 
     upstream.refuse().await;
@@ -165,7 +168,7 @@ async fn a_proxy_is_ready_while_its_server_accepts_connections() {
     assert!(reply.text().contains("accepts no connections"));
     assert_eq!(get(admin, "/healthz").await.status, 200);
     assert_eq!(
-        get(other, "/readyz").await.status,
+        get(bare_admin, "/readyz").await.status,
         200,
         "without the option"
     );
@@ -263,14 +266,14 @@ async fn a_call_keeps_its_label_when_its_tool_is_listed_meanwhile() {
 #[tokio::test]
 async fn the_calls_are_for_this_machine_only() {
     let upstream = Upstream::start().await;
-    let local = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let local = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
     let mut client = Connection::open(local.admin.expect("an address")).await;
     client
         .write(b"GET /calls HTTP/1.1\r\nhost: evil.example\r\n\r\n")
         .await;
     assert_eq!(client.head().await.status, 403);
 
-    let open = Running::before(&upstream, &["--admin=0.0.0.0:0"]).await;
+    let open = Running::in_front_of(&upstream, &["--admin=0.0.0.0:0"]).await;
     let port = open.admin.expect("an address").port();
     let admin = SocketAddr::from(([127, 0, 0, 1], port));
     assert_eq!(get(admin, "/healthz").await.status, 200);
@@ -282,7 +285,7 @@ async fn the_calls_are_for_this_machine_only() {
 #[tokio::test]
 async fn health_and_metrics_accept_names_of_this_host_and_addresses() {
     let options = ["--admin=127.0.0.1:0", "--allow-host=mcp.example.com"];
-    let proxy = Running::before_command(&options).await;
+    let proxy = Running::in_front_of_command(&options).await;
     let admin = proxy.admin.expect("an address");
     for path in ["/", "/healthz", "/readyz", "/metrics"] {
         for (host, status) in [
@@ -302,7 +305,7 @@ async fn health_and_metrics_accept_names_of_this_host_and_addresses() {
 
 #[tokio::test]
 async fn the_first_page_has_links_to_the_others() {
-    let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let index = get(admin, "/").await;
     for path in ["/calls", "/calls.json", "/metrics", "/healthz", "/readyz"] {
@@ -314,7 +317,7 @@ async fn the_first_page_has_links_to_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn idle_connections_block_other_operators_only_for_a_limited_time() {
-    let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let mut idle = Vec::new();
     for _ in 0..64 {
@@ -363,13 +366,13 @@ async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
 }
 
 fn value(metrics: &[(String, u64)], name: &str) -> u64 {
-    let found = metrics.iter().find(|(its, _)| its == name);
+    let found = metrics.iter().find(|(metric, _)| metric == name);
     found.unwrap_or_else(|| panic!("{name} is missing")).1
 }
 
 #[tokio::test]
 async fn the_sessions_processes_and_events_of_a_command_are_counted() {
-    let proxy = Running::before_command(&["--admin=127.0.0.1:0", "--kill-after=1ms"]).await;
+    let proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0", "--kill-after=1ms"]).await;
     let admin = proxy.admin.expect("an address");
     let none = own_metrics(admin).await;
     let names: Vec<&str> = none.iter().map(|(name, _)| &**name).collect();
@@ -426,8 +429,8 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
     let killed = async {
         loop {
             let now = own_metrics(admin).await;
-            let of = ["kills_total", "children", "sessions"].map(|name| value(&now, name));
-            if of == [1, 0, 0] {
+            let values = ["kills_total", "children", "sessions"].map(|name| value(&now, name));
+            if values == [1, 0, 0] {
                 return;
             }
         }
@@ -451,21 +454,21 @@ async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
     );
     assert!(value(&metrics, "buffer_bytes") > 0);
 
-    let bare = Running::before(&upstream, &["--admin=127.0.0.1:0", "--no-resumable"]).await;
+    let bare = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0", "--no-resumable"]).await;
     let metrics = own_metrics(bare.admin.expect("an address")).await;
     assert_eq!(metrics, [("log_lines_dropped_total".to_owned(), 0)]);
 }
 
 #[tokio::test]
 async fn every_metric_of_the_proxy_has_a_help_and_the_build_has_its_version() {
-    let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0"]).await;
     let metrics = get(proxy.admin.expect("an address"), "/metrics").await;
     let lines: Vec<&str> = metrics.text().lines().collect();
-    let own = lines
+    let proxy_metrics = lines
         .windows(3)
         .filter(|three| three[2].starts_with("mcp_proxy_"));
     let mut count = 0;
-    for three in own {
+    for three in proxy_metrics {
         let name = three[2].split(['{', ' ']).next().expect("a name");
         assert!(
             three[0].starts_with(&format!("# HELP {name} ")),
@@ -485,7 +488,7 @@ async fn every_metric_of_the_proxy_has_a_help_and_the_build_has_its_version() {
 
 #[tokio::test]
 async fn a_proxy_that_drains_is_not_ready_and_still_shows_its_calls() {
-    let mut proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let mut proxy = Running::in_front_of_command(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let client = Mcp::session(proxy.addr, "/mcp").await;
     let mut call = client.call(1, "work", json!({ "seconds": 1 })).await;
@@ -504,9 +507,9 @@ async fn a_proxy_that_drains_is_not_ready_and_still_shows_its_calls() {
     proxy.ended().await;
 }
 
-/// A server may show its environment to clients, as the tool `get-env` of server-everything does.
+/// A server may show its environment to clients, as server-everything does (`get-env`).
 #[tokio::test]
-async fn a_command_does_not_learn_the_token() {
+async fn a_command_does_not_inherit_the_token() {
     let script = r#"read line
         echo '{"jsonrpc":"2.0","id":"a","result":{"token":"'"$MCP_PROXY_ADMIN_TOKEN"'"}}'; cat"#;
     let mut command = Program::command(&[

@@ -33,7 +33,7 @@ impl Drop for File {
 }
 
 /// Returns the error for wrong arguments.
-fn complaint(args: &[&str]) -> String {
+fn error_of(args: &[&str]) -> String {
     let (code, text) = Program::run(Program::command(args));
     assert_eq!(code, Some(2), "{text}");
     text
@@ -41,13 +41,13 @@ fn complaint(args: &[&str]) -> String {
 
 #[test]
 fn without_a_server_the_error_names_the_options_for_one() {
-    let text = complaint(&[]);
+    let text = error_of(&[]);
     assert!(text.contains("--upstream with the URL"), "{text}");
 }
 
 #[test]
 fn a_wrong_option_is_named_with_the_nearest() {
-    let text = complaint(&["--upsteam=http://a/"]);
+    let text = error_of(&["--upsteam=http://a/"]);
     assert!(text.contains("'--upstream'"), "{text}");
     for (wrong, hint) in [
         (
@@ -104,7 +104,7 @@ fn a_wrong_option_is_named_with_the_nearest() {
             Some(UPSTREAM)
         };
         let args: Vec<&str> = server.into_iter().chain([wrong]).collect();
-        let text = complaint(&args);
+        let text = error_of(&args);
         assert!(text.contains(hint), "{wrong}: {text}");
     }
 }
@@ -133,9 +133,9 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
         assert_eq!(code, Some(2), "{by_variable}");
         assert!(by_variable.contains(&variable), "{by_variable}");
         let message = [
-            complaint(&[&flag]),
-            complaint(&[&format!("--{option}"), value]),
-            complaint(&[&file.option()]),
+            error_of(&[&flag]),
+            error_of(&[&format!("--{option}"), value]),
+            error_of(&[&file.option()]),
             by_variable,
         ];
         for text in message {
@@ -158,7 +158,7 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
             "--upstream=http://up/?key=s3cret",
         ],
     ] {
-        let text = complaint(args);
+        let text = error_of(args);
         assert!(!text.contains("s3cret"), "{args:?}: {text}");
     }
     for text in [
@@ -168,7 +168,7 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
         "[env]\nA = { B = \"s3cret\" }\n",
     ] {
         let file = File::new("secrets", text);
-        let message = complaint(&[UPSTREAM, &file.option()]);
+        let message = error_of(&[UPSTREAM, &file.option()]);
         assert!(!message.contains("s3cret"), "{text}: {message}");
     }
     let mut help = Program::command(&["--help"]);
@@ -292,7 +292,7 @@ fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
 }
 
 #[test]
-fn a_command_in_the_file_may_be_a_text_of_words() {
+fn a_command_in_the_file_may_be_a_string() {
     let text = "command = \"sh  some-server\"\nlisten = \"127.0.0.1:0\"\n";
     let file = File::new("words", text);
     let mut program = Program::start(Program::command(&[&file.option()]));
@@ -302,7 +302,7 @@ fn a_command_in_the_file_may_be_a_text_of_words() {
     let words = "was split into [\"sh\", \"some-server\"]";
     assert!(line.contains(words), "{line}");
     let file = File::new("shell", "command = \"sh -c 'exit'\"\n");
-    let message = complaint(&[&file.option()]);
+    let message = error_of(&[&file.option()]);
     assert!(
         message.contains("`command` is not run by a shell: write a list"),
         "{message}"
@@ -310,7 +310,7 @@ fn a_command_in_the_file_may_be_a_text_of_words() {
 }
 
 #[test]
-fn a_filter_of_log_lines_that_cannot_be_read_is_an_error() {
+fn an_invalid_log_filter_is_an_error() {
     for (filter, expected) in [
         ("mcp_cancel_proxy=loud", Some(2)),
         ("a=b=c", Some(2)),
@@ -354,14 +354,14 @@ async fn a_named_tool_that_the_server_does_not_list_causes_one_warning() {
         command.args(["--exempt=there,missing", "--tool-grace=b=1h,gone=1h"]);
         let mut program = Program::start(command);
         let addr = program.addr();
-        for (requested_revision, answer) in [
+        for (message, answer) in [
             (call("1").as_str(), &last),
             (list, &first),
             (list, &last),
             (list, &last),
         ] {
             let mut client = Connection::open(addr).await;
-            let request = post(requested_revision).header("mcp-session-id", "s");
+            let request = post(message).header("mcp-session-id", "s");
             client.send(&request).await;
             let mut received = upstream.next_request().await;
             if is_stream {
@@ -446,14 +446,14 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         ("config = \"other.toml\"\n", 1, "on the command line only"),
     ] {
         let file = File::new("typo", text);
-        let message = complaint(&[UPSTREAM, &file.option()]);
+        let message = error_of(&[UPSTREAM, &file.option()]);
         let place = format!("{}:{line}: ", file.0.display());
         assert!(
             message.contains(&place) && message.contains(hint),
             "{text}: {message}"
         );
     }
-    let message = complaint(&[UPSTREAM, "--config=/nowhere/at/all.toml"]);
+    let message = error_of(&[UPSTREAM, "--config=/nowhere/at/all.toml"]);
     assert!(
         message.contains("/nowhere/at/all.toml: cannot be read"),
         "{message}"
@@ -582,7 +582,7 @@ fn a_missing_command_or_directory_is_named() {
 }
 
 #[test]
-fn lines_for_machines_are_json() {
+fn the_json_format_writes_each_line_as_json() {
     let args = ["--listen=127.0.0.1:0", UPSTREAM, "--log-format=json"];
     let line = Program::start(Program::command(&args)).line();
     let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");
@@ -661,14 +661,14 @@ async fn one_session_has_one_name_in_all_lines_and_among_the_calls() {
             "{line}"
         );
     }
-    let waits = lines.last().expect("a line");
-    assert_eq!(value(waits, "jsonrpc.request.id="), "7");
+    let last = lines.last().expect("a line");
+    assert_eq!(value(last, "jsonrpc.request.id="), "7");
     assert_eq!(
-        value(waits, "gen_ai.tool.name="),
+        value(last, "gen_ai.tool.name="),
         row["gen_ai.tool.name"].as_str().expect("a name")
     );
-    assert_eq!(value(waits, "kept_for="), "60s");
-    assert_ne!(value(waits, "away="), "");
+    assert_eq!(value(last, "kept_for="), "60s");
+    assert_ne!(value(last, "away="), "");
 }
 
 #[tokio::test]
@@ -723,7 +723,7 @@ async fn each_disconnect_and_each_cancel_is_logged_and_text_of_clients_stays_on_
 }
 
 #[tokio::test]
-async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
+async fn a_call_that_no_disconnect_cancels_because_of_its_id_is_logged_once() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/mcp", upstream.addr);
     let args = ["--listen=127.0.0.1:0", "--upstream", &url];

@@ -20,7 +20,7 @@ fn preflight(origin: &str) -> String {
     )
 }
 
-/// Returns the head of the response to a GET, to which the server adds a CORS header of its own.
+/// Returns the head of the response to a GET. The server adds a CORS header of its own.
 async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
     let mut client = send(proxy, "GET", headers).await;
     let received = upstream.next_request().await;
@@ -64,7 +64,7 @@ async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
 }
 
 #[tokio::test]
-async fn other_pages_may_not() {
+async fn pages_of_other_origins_get_no_cors_headers() {
     let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "OPTIONS", &preflight("https://evil.example")).await;
     let head = client.head().await;
@@ -89,7 +89,7 @@ async fn without_the_option_the_server_answers_preflight_requests() {
     assert_eq!(head.header("access-control-allow-origin"), Some(origin));
 }
 
-/// A server with `*` and credentials allows no page to send credentials. With the origin of the page in place of `*` it would.
+/// Beside `*`, browsers ignore that a server allows credentials. Beside the origin of the page they would not.
 #[tokio::test]
 async fn a_header_of_the_server_gives_a_page_no_credentials() {
     let (upstream, proxy) = Running::start(&OPTION).await;

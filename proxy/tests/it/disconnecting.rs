@@ -49,14 +49,14 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
 async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
     let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
-    let left = connection.send(&stateless_call("1")).await;
+    let abandoned = connection.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
-    let mut stays = connection.send(&stateless_call("2")).await;
+    let mut open = connection.send(&stateless_call("2")).await;
     let other = upstream.next_request().await;
-    left.reset();
+    abandoned.reset();
     received.closed().await;
     other.answer("200 OK", "{}").await;
-    assert_eq!(stays.head().await.status, 200);
+    assert_eq!(open.head().await.status, 200);
 }
 
 #[tokio::test]
@@ -123,9 +123,9 @@ async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     }
 }
 
-/// Each may be a call of the tool. The layer knows no call in it.
+/// Each request may be a call of the tool, which the layer cannot read.
 #[tokio::test]
-async fn what_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_well() {
+async fn a_request_that_may_be_an_exempt_call_without_a_session_keeps_its_connection_as_well() {
     let without_version = call("1").replace(r#""jsonrpc":"2.0","#, "");
     let with_two_ids = call("1").replace(r#""id":1"#, r#""id":1,"id":1"#);
     let with_two_names = call("1").replace(r#""name":"work""#, r#""name":"work","name":"work""#);
@@ -230,7 +230,7 @@ async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
     }
 }
 
-/// For JavaScript 9007199254740993 is 9007199254740992, which may be the id of another call.
+/// JavaScript reads 9007199254740993 as 9007199254740992, which may be another call's id.
 #[tokio::test]
 async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
     for options in [
@@ -238,11 +238,11 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
         &["--grace=immediate", "--no-resumable"],
     ] {
         let (upstream, proxy) = Running::start(options).await;
-        let (mut clients, mut requested_revision) = (Vec::new(), Vec::new());
+        let (mut clients, mut requests) = (Vec::new(), Vec::new());
         for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
             let (client, received) = proxy.streaming(&upstream, &session_call(id)).await;
             clients.push(client);
-            requested_revision.push(received);
+            requests.push(received);
         }
         for client in clients {
             client.fin();
@@ -259,7 +259,7 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
 async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client() {
     let (upstream, proxy) = Running::start(&["--no-resumable", "--call-timeout=100ms"]).await;
     let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
-    let _asked = upstream.next_request().await;
+    let _received = upstream.next_request().await;
     let reply = client.reply().await.json();
     assert_eq!(
         (&reply["id"], &reply["error"]["code"]),
@@ -290,13 +290,13 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
     assert_eq!(client.event().await.expect("the answer").data, answer);
 }
 
-/// The upstream refuses the cancel because of its load, then closes the connection without an answer.
+/// The server refuses the cancel because of its load, then closes the connection to it.
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
         let (upstream, proxy) = Running::start(options).await;
         let client = Connection::sending(proxy.addr, &session_call("1")).await;
-        let _asked = upstream.next_request().await;
+        let _received = upstream.next_request().await;
         client.fin();
         upstream
             .next_request()
@@ -312,7 +312,7 @@ async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
 async fn a_cancel_that_the_server_refuses_is_sent_once() {
     let (upstream, proxy) = Running::start(&["--no-resumable"]).await;
     let client = Connection::sending(proxy.addr, &session_call("1")).await;
-    let _asked = upstream.next_request().await;
+    let _received = upstream.next_request().await;
     client.fin();
     upstream
         .next_request()
@@ -349,7 +349,9 @@ async fn a_call_without_a_session_shows_no_grace() {
     }
 }
 
-/// The client does not read for longer than 30 s, after which the kernel used to close such a connection.
+/// The client does not read for longer than 30 s.
+///
+/// The kernel used to close such a connection then.
 #[tokio::test]
 #[ignore = "takes 35 s"]
 async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() {

@@ -8,13 +8,16 @@ use tokio::time::sleep;
 
 use crate::support::*;
 
-/// Longer than the time for connections on which no answer has begun to close.
+/// Longer than it takes to close the connections without an answer: 800 ms.
 const AFTER_CLOSING: Duration = Duration::from_millis(800);
 
-/// A window that is smaller than the events of `questions_and_the_answer`, so that the client cannot receive them at once.
+/// A window that is smaller than the events of `send_questions_and_the_answer`.
+///
+/// So the client cannot receive them at once.
 const SMALL_WINDOW: u32 = 64;
 
-async fn questions_and_the_answer(received: &mut ReceivedRequest) {
+/// Sends requests of the server, and then the answer.
+async fn send_questions_and_the_answer(received: &mut ReceivedRequest) {
     for id in 0..8 {
         let question = format!(r#"{{"jsonrpc":"2.0","id":"q{id}","method":"roots/list"}}"#);
         received.chunk(&format!("data: {question}\n\n")).await;
@@ -52,7 +55,7 @@ async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit()
     call.head().await;
 
     proxy.stop();
-    questions_and_the_answer(&mut received).await;
+    send_questions_and_the_answer(&mut received).await;
     received.end().await;
     proxy.calls_reach(0).await;
     sleep(AFTER_CLOSING).await;
@@ -87,7 +90,7 @@ async fn a_client_that_resumes_for_its_answer_gets_it() {
         .await;
     let last = client.event().await.and_then(|event| event.id);
     client.rst();
-    questions_and_the_answer(&mut received).await;
+    send_questions_and_the_answer(&mut received).await;
     received.end().await;
     proxy.calls_reach(0).await;
     let resume = resume_after(&last.expect("an id"));
@@ -140,12 +143,12 @@ async fn an_initialize_during_the_shutdown_is_answered() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_a_stream_may_take_as_long() {
+async fn an_answer_that_is_not_a_stream_may_take_the_whole_drain() {
     let upstream = Upstream::start().await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
     let (first, rest) = answer.split_at(10);
     for call in [session_call("1"), stateless_call("1")] {
-        let mut proxy = Running::before(&upstream, &[]).await;
+        let mut proxy = Running::in_front_of(&upstream, &[]).await;
         let mut client = Connection::sending(proxy.addr, &call).await;
         let mut received = upstream.next_request().await;
         let length = answer.len();
@@ -166,7 +169,7 @@ async fn an_answer_that_is_not_a_stream_may_take_as_long() {
 
 /// The layer does not track such a request. Only its connection keeps it in flight.
 #[tokio::test]
-async fn an_answer_without_a_head_may_take_as_long() {
+async fn an_answer_whose_head_has_not_arrived_may_take_the_whole_drain() {
     let initialize = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
     let batch = format!("[{},{}]", call("1"), call("2"));
     for request in [
@@ -225,12 +228,12 @@ async fn connections_that_never_end_are_cut() {
     let mut half = Connection::open(proxy.addr).await;
     half.send_cut(&post("{"), 100).await;
     let listen = Request::new("GET", "/mcp").header("mcp-session-id", "s");
-    let (mut standing, _received) = proxy.streaming(&upstream, &listen).await;
+    let (mut listening, _received) = proxy.streaming(&upstream, &listen).await;
 
     proxy.stop();
 
     proxy.ended().await;
-    for connection in [&mut idle, &mut half, &mut standing] {
+    for connection in [&mut idle, &mut half, &mut listening] {
         connection.closed().await;
     }
 }
@@ -314,9 +317,9 @@ async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn a_second_signal_ends_the_program_at_once() {
     let upstream = Upstream::start().await;
-    let (mut program, mut client, _asked) = with_call(&upstream, &["--drain=1h"]).await;
+    let (mut program, mut client, _received) = with_call(&upstream, &["--drain=1h"]).await;
     program.signal(Signal::TERM);
     assert!(
         program

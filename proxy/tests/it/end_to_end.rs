@@ -25,14 +25,14 @@ struct ToolLog(PathBuf);
 // === impl Started ===
 
 impl Started {
-    async fn with(name: &str, options: &[&str], of_server: &[&str]) -> Self {
+    async fn with(name: &str, options: &[&str], server_options: &[&str]) -> Self {
         let tool_log = ToolLog::new(name);
         let path = tool_log.0.to_str().expect("text");
         let server = env!("CARGO_BIN_EXE_mcp-cancel-proxy");
         let mut args = vec!["--listen=127.0.0.1:0"];
         args.extend(options);
         args.extend(["--", server, "scripted-server", "--notes", path]);
-        args.extend(of_server);
+        args.extend(server_options);
         let mut program = Program::start(Program::command(&args));
         let addr = program.addr();
         let client = Mcp::stateless(addr, "/mcp").version(PRIMED).connect().await;
@@ -108,27 +108,27 @@ async fn until_exited(processes: &[Pid]) {
         let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
         !is_zombie && test_kill_process(*pid).is_ok()
     };
-    let all_gone = async {
+    let all_ended = async {
         while processes.iter().any(exists) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    within("the processes to end", all_gone).await;
+    within("the processes to end", all_ended).await;
 }
 
 #[tokio::test]
 async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_disconnect() {
-    let started = Started::with("hangs-up", &["--grace=300ms"], &[]).await;
+    let started = Started::with("disconnects", &["--grace=300ms"], &[]).await;
     let (call, _) = started.work(60).await;
-    let left = Instant::now();
+    let disconnected = Instant::now();
     call.rst();
     started.tool_log.reach("cancelled it").await;
-    assert!(left.elapsed() >= Duration::from_millis(300));
+    assert!(disconnected.elapsed() >= Duration::from_millis(300));
 }
 
 #[tokio::test]
 async fn a_client_of_a_command_that_resumes_gets_its_answer() {
-    let started = Started::with("comes-back", &[], &[]).await;
+    let started = Started::with("resumes", &[], &[]).await;
     let (call, last) = started.work(1).await;
     call.fin();
     let answer = started.client.resume(&last).await.answer().await;
@@ -219,7 +219,7 @@ async fn a_command_is_found_at_its_path_only() {
 }
 
 /// Starts the program in front of an upstream without an event store, in the session "s".
-async fn before(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
+async fn start_in_front_of(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
     let url = format!("http://{}/mcp", upstream.addr);
     let mut args = vec!["--listen=127.0.0.1:0", "--upstream", &url];
     args.extend(options);
@@ -254,12 +254,12 @@ async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String
 #[tokio::test]
 async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     let upstream = Upstream::start().await;
-    let (_program, client) = before(&upstream, &["--grace=300ms"]).await;
+    let (_program, client) = start_in_front_of(&upstream, &["--grace=300ms"]).await;
     let (call, _, mut received) = call(&upstream, &client, 7).await;
-    let left = Instant::now();
+    let disconnected = Instant::now();
     call.rst();
     let cancel = upstream.next_request().await;
-    assert!(left.elapsed() >= Duration::from_millis(300));
+    assert!(disconnected.elapsed() >= Duration::from_millis(300));
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled");
     assert_eq!(message["params"]["requestId"], 7);
@@ -272,7 +272,7 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
 #[tokio::test]
 async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     let upstream = Upstream::start().await;
-    let (_program, client) = before(&upstream, &[]).await;
+    let (_program, client) = start_in_front_of(&upstream, &[]).await;
     let (call, last, mut received) = call(&upstream, &client, 7).await;
     call.rst();
     let mut resumed = client.resume(&last).await;
@@ -297,10 +297,10 @@ async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
 #[tokio::test]
 async fn a_signal_ends_the_program_in_front_of_an_upstream_with_streams_open() {
     let upstream = Upstream::start().await;
-    let (program, client) = before(&upstream, &["--drain=300ms"]).await;
-    let (mut open, _, _asked) = call(&upstream, &client, 7).await;
-    let (left, _, _asked) = call(&upstream, &client, 8).await;
-    left.rst();
+    let (program, client) = start_in_front_of(&upstream, &["--drain=300ms"]).await;
+    let (mut open, _, _received) = call(&upstream, &client, 7).await;
+    let (abandoned, _, _received) = call(&upstream, &client, 8).await;
+    abandoned.rst();
     let begun = Instant::now();
     program.signal(Signal::TERM);
     let error = open.answer().await.expect("an error");

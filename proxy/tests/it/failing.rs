@@ -16,7 +16,7 @@ async fn unused_url() -> String {
 
 #[tokio::test]
 async fn a_server_that_is_down_causes_an_error_with_the_id_of_the_request() {
-    let proxy = Running::before_url(&unused_url().await, &[]).await;
+    let proxy = Running::in_front_of_url(&unused_url().await, &[]).await;
     for id in ["1", "1.0", "\"\\u0061\"", "12345678901234567890123"] {
         let reply = Connection::fetch(proxy.addr, &session_call(id)).await;
         assert_eq!(reply.status, 502);
@@ -29,7 +29,7 @@ async fn a_server_that_is_down_causes_an_error_with_the_id_of_the_request() {
 
 #[tokio::test]
 async fn the_error_has_no_id_if_the_request_has_no_readable_one() {
-    let proxy = Running::before_url(&unused_url().await, &[]).await;
+    let proxy = Running::in_front_of_url(&unused_url().await, &[]).await;
     let long = format!(
         r#"{{"id":1,"method":"x","params":"{}"}}"#,
         "a".repeat(100_000)
@@ -42,12 +42,12 @@ async fn the_error_has_no_id_if_the_request_has_no_readable_one() {
     }
 }
 
-/// The test ends after the first message, because this machine trusts no certificate of a test.
+/// The test ends after the first message, because this machine trusts no test certificate.
 #[tokio::test]
 async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let port = listener.local_addr().expect("an address").port();
-    let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
+    let proxy = Running::in_front_of_url(&format!("https://localhost:{port}/mcp"), &[]).await;
     let (mut probe, _) = listener.accept().await.expect("the probe of the start");
     assert_eq!(probe.read(&mut [0]).await.expect("its end"), 0);
     let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
@@ -70,7 +70,7 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
 async fn the_wait_for_a_tls_handshake_is_limited() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let port = listener.local_addr().expect("an address").port();
-    let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
+    let proxy = Running::in_front_of_url(&format!("https://localhost:{port}/mcp"), &[]).await;
     let get = Request::new("GET", "/mcp").header("accept", "text/event-stream");
     let (reply, _silent) = tokio::join!(Connection::fetch(proxy.addr, &get), listener.accept());
     assert_eq!(reply.status, 502);
@@ -108,7 +108,7 @@ async fn a_response_that_is_cut_is_cut_for_the_client() {
 }
 
 #[tokio::test]
-async fn an_answer_with_more_than_a_hundred_header_fields_is_named_as_such() {
+async fn the_error_for_an_answer_with_more_than_a_hundred_header_fields_names_the_limit() {
     let (upstream, proxy) = Running::start(&[]).await;
     for (fields, status) in [(90, 200), (101, 502)] {
         let mut client = Connection::sending(proxy.addr, &session_call("7")).await;
@@ -117,7 +117,7 @@ async fn an_answer_with_more_than_a_hundred_header_fields_is_named_as_such() {
         received.answer(&format!("200 OK{fields}"), "{}").await;
         let reply = client.reply().await;
         assert_eq!(reply.status, status);
-        let says_so = reply.text().contains("more than 100 header fields");
-        assert_eq!(says_so, status == 502, "{}", reply.text());
+        let names_the_limit = reply.text().contains("more than 100 header fields");
+        assert_eq!(names_the_limit, status == 502, "{}", reply.text());
     }
 }

@@ -18,7 +18,7 @@ fn question(id: u32) -> String {
 }
 
 /// Accepts a cancel as the server. Returns the id that it cancels.
-async fn cancelled(cancel: ReceivedRequest) -> Value {
+async fn accept_cancel(cancel: ReceivedRequest) -> Value {
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled", "{message}");
     cancel.answer("202 Accepted", "").await;
@@ -26,7 +26,11 @@ async fn cancelled(cancel: ReceivedRequest) -> Value {
 }
 
 /// Begins a call, and the server's answer to it.
-async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream, ReceivedRequest) {
+async fn begin_call(
+    upstream: &Upstream,
+    connection: &mut H2,
+    id: &str,
+) -> (H2Stream, ReceivedRequest) {
     let mut stream = connection.send(&session_call(id)).await;
     let mut received = upstream.next_request().await;
     received.stream().await;
@@ -34,7 +38,7 @@ async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream,
     (stream, received)
 }
 
-/// The call is answered, and no further request reaches the server.
+/// Checks that the call is answered, and that no further request reaches the server.
 async fn assert_completes(
     upstream: &Upstream,
     mut stream: H2Stream,
@@ -51,25 +55,25 @@ async fn assert_completes(
 async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other() {
     let (upstream, proxy) = Running::start(&["--grace=immediate"]).await;
     let mut lost = H2::open(proxy.addr).await;
-    let mut stays = H2::open(proxy.addr).await;
-    let (mut streams, mut requested_revision) = (Vec::new(), Vec::new());
+    let mut kept = H2::open(proxy.addr).await;
+    let (mut streams, mut requests) = (Vec::new(), Vec::new());
     for id in 0..100 {
-        let (stream, received) = begun(&upstream, &mut lost, &id.to_string()).await;
+        let (stream, received) = begin_call(&upstream, &mut lost, &id.to_string()).await;
         streams.push(stream);
-        requested_revision.push(received);
+        requests.push(received);
     }
-    let (other, asked_of_other) = begun(&upstream, &mut stays, "100").await;
+    let (other, received_of_other) = begin_call(&upstream, &mut kept, "100").await;
 
     lost.hang_up();
 
     let mut ids = Vec::new();
     for _ in 0..100 {
-        ids.push(cancelled(upstream.next_request().await).await.as_u64());
+        ids.push(accept_cancel(upstream.next_request().await).await.as_u64());
     }
     ids.sort_unstable();
     assert!(ids.into_iter().eq((0..100).map(Some)));
     proxy.calls_reach(1).await;
-    assert_completes(&upstream, other, asked_of_other, 100).await;
+    assert_completes(&upstream, other, received_of_other, 100).await;
 }
 
 #[tokio::test]
@@ -79,20 +83,20 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
         &["--grace=immediate"][..],
         &["--grace=immediate", "--no-resumable"],
     ] {
-        let proxy = Running::before(&upstream, options).await;
+        let proxy = Running::in_front_of(&upstream, options).await;
         let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
-        let (left, mut received) = begun(&upstream, &mut connection, "1").await;
-        let (stays, mut asked_of_other) = begun(&upstream, &mut connection, "2").await;
+        let (abandoned, mut received) = begin_call(&upstream, &mut connection, "1").await;
+        let (other, mut received_of_other) = begin_call(&upstream, &mut connection, "2").await;
         for id in 0..10 {
             received.chunk(&question(id)).await;
-            asked_of_other.chunk(&question(id)).await;
+            received_of_other.chunk(&question(id)).await;
         }
 
-        left.reset();
+        abandoned.reset();
 
-        assert_eq!(cancelled(upstream.next_request().await).await, 1);
+        assert_eq!(accept_cancel(upstream.next_request().await).await, 1);
         proxy.calls_reach(1).await;
-        assert_completes(&upstream, stays, asked_of_other, 2).await;
+        assert_completes(&upstream, other, received_of_other, 2).await;
     }
 }
 
@@ -102,12 +106,12 @@ async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
     let mut connection = H2::open(proxy.addr).await;
     let mut open = Vec::new();
     for id in 0..205 {
-        open.push(begun(&upstream, &mut connection, &id.to_string()).await);
+        open.push(begin_call(&upstream, &mut connection, &id.to_string()).await);
     }
     let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}"#;
     let cancel = post(cancel).header("mcp-session-id", "s");
     let mut stream = connection.send(&cancel).await;
-    assert_eq!(cancelled(upstream.next_request().await).await, 7);
+    assert_eq!(accept_cancel(upstream.next_request().await).await, 7);
     assert_eq!(stream.head().await.status, 202);
 }
 
@@ -199,7 +203,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
     assert_eq!(past.head().await.status, 200);
     past.body_to_end().await;
     let mut busy = H2::open(proxy.addr).await;
-    let (mut stream, mut received) = begun(&upstream, &mut busy, "2").await;
+    let (mut stream, mut received) = begin_call(&upstream, &mut busy, "2").await;
 
     time::pause();
     let mut open_for = 0;

@@ -4,16 +4,18 @@
 //! |---|---|
 //! | `passing` | Do requests and responses pass unchanged? |
 //! | `disconnecting` | What does the server receive when a client disconnects? |
-//! | `http_2` | What does it receive if calls share a connection? |
+//! | `http_2` | What does the server receive if calls share a connection? |
 //! | `failing` | What does a client get if the server fails? |
 //! | `redirecting` | Where does a redirect lead? |
+//! | `public_url` | What does the server learn about its clients' connections, and which URL do clients read? |
+//! | `cors` | Which pages of other origins may call? |
 //! | `refused` | What does not pass? |
 //! | `admin` | What do operators see? |
 //! | `draining` | Does the program shut down in time? |
 //! | `command_line` | Does the program read its options, and name what is wrong with them? |
-//! | `subcommands` | Do health, man and completions do what they promise, and disturb no server of that name? |
+//! | `subcommands` | Do health, man and completions do what they promise, and leave servers of the same name alone? |
 //! | `log_lines` | Does the README list the log lines of the program? |
-//! | `end_to_end` | Does the program do what it is for, in front of either kind of server? |
+//! | `end_to_end` | Does the program cancel and keep answers, in front of either kind of server? |
 //! | `support` | The code that these share. |
 
 #![allow(

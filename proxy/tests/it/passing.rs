@@ -37,8 +37,8 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
-    let own = ["--header=x-key: secret", "--header=x-key: other"];
-    let (upstream, proxy) = Running::start(&own).await;
+    let headers = ["--header=x-key: secret", "--header=x-key: other"];
+    let (upstream, proxy) = Running::start(&headers).await;
     let request = post(&call("1"))
         .header("connection", "x-hop, Keep-Alive")
         .header("x-hop", "1")
@@ -162,7 +162,7 @@ async fn events_pass_as_they_arrive() {
 async fn event_streams_are_requested_without_a_content_coding() {
     let upstream = Upstream::start().await;
     for option in [&["--no-resumable"][..], &[]] {
-        let proxy = Running::before(&upstream, option).await;
+        let proxy = Running::in_front_of(&upstream, option).await;
         let resume = Request::new("GET", "/mcp")
             .header("mcp-session-id", "s")
             .header("accept", "text/event-stream")
@@ -218,13 +218,13 @@ async fn get_delete_and_paths_below_the_endpoint_pass() {
 async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
     let upstream = Upstream::start().await;
     let url = format!("http://{}/a/mcp?key=1", upstream.addr);
-    let proxy = Running::before_url(&url, &[]).await;
-    for (received, expected) in [
+    let proxy = Running::in_front_of_url(&url, &[]).await;
+    for (requested, expected) in [
         ("/a/mcp", "/a/mcp?key=1"),
         ("/a/mcp?b", "/a/mcp?key=1&b"),
         ("/.well-known/x?b", "/.well-known/x?b"),
     ] {
-        let mut client = Connection::sending(proxy.addr, &Request::new("GET", received)).await;
+        let mut client = Connection::sending(proxy.addr, &Request::new("GET", requested)).await;
         let received = upstream.next_request().await;
         assert_eq!(received.line, format!("GET {expected} HTTP/1.1"));
         received.answer("200 OK", "").await;
@@ -278,7 +278,9 @@ async fn http_2_passes_too() {
     assert_eq!(stream.body_to_end().await, b"{}");
 }
 
-/// RFC 9113, section 8.2.3: HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
+/// HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
+///
+/// See RFC 9113, section 8.2.3.
 #[tokio::test]
 async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     let (upstream, proxy) = Running::start(&[]).await;

@@ -15,8 +15,10 @@ fn forwarded(request: Request) -> Request {
         .header("x-forwarded-user", "someone")
 }
 
-/// Returns the server's view of a request, as `for`, `host`, `proto` and `Forwarded`, and the response of the client.
-async fn sent(
+/// Sends a request. Returns what the server has received, and the client's reply.
+///
+/// The former are the values of `X-Forwarded-For`, `-Host` and `-Proto`, and of `Forwarded`.
+async fn exchange(
     upstream: &Upstream,
     proxy: &Running,
     request: &Request,
@@ -45,19 +47,23 @@ async fn sent(
 }
 
 #[tokio::test]
-async fn the_server_gets_the_address_of_the_client_and_what_it_has_asked_for() {
+async fn the_server_gets_the_address_of_the_client_and_the_host_that_it_used() {
     let (upstream, proxy) = Running::start(&[]).await;
-    let own = proxy.addr.to_string();
+    let address = proxy.addr.to_string();
     for request in [
         session_call("1"),
         forwarded(session_call("1")).header("forwarded", "for=x"),
     ] {
-        let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
-        let forwarded = format!("for=127.0.0.1;host=\"{own}\";proto=http");
-        assert_eq!(seen, ["127.0.0.1", &own, "http", &forwarded], "an impostor");
+        let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
+        let forwarded = format!("for=127.0.0.1;host=\"{address}\";proto=http");
+        assert_eq!(
+            seen,
+            ["127.0.0.1", &address, "http", &forwarded],
+            "an impostor"
+        );
     }
-    let public = Running::before(&upstream, &OPTIONS).await;
-    let (seen, _) = sent(&upstream, &public, &session_call("1"), "200 OK", "").await;
+    let public = Running::in_front_of(&upstream, &OPTIONS).await;
+    let (seen, _) = exchange(&upstream, &public, &session_call("1"), "200 OK", "").await;
     let forwarded = "for=127.0.0.1;host=\"mcp.example.com\";proto=https";
     assert_eq!(seen, ["127.0.0.1", "mcp.example.com", "https", forwarded]);
 }
@@ -82,23 +88,23 @@ async fn the_headers_of_a_trusted_proxy_count() {
     ];
     let (upstream, proxy) = Running::start(&trust).await;
     let request = forwarded(session_call("1"));
-    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
     let chain = "192.0.2.1, [2001:db8::1]:5000, 127.0.0.1";
     let forwarded_field =
         "for=192.0.2.1;host=\"mcp.example.com\";proto=https, for=\"[2001:db8::1]\", for=127.0.0.1";
     assert_eq!(seen, [chain, "mcp.example.com", "https", forwarded_field]);
 
     let request = session_call("1").header("forwarded", "for=192.0.2.1;proto=https");
-    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
     assert_eq!(seen[3], "for=192.0.2.1;proto=https, for=127.0.0.1");
 
     let other = [
         "--trust-forwarded=10.0.0.0/8",
         "--allow-host=mcp.example.com",
     ];
-    let other = Running::before(&upstream, &other).await;
+    let other = Running::in_front_of(&upstream, &other).await;
     let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
-    let (seen, _) = sent(&upstream, &other, &request, "200 OK", "").await;
+    let (seen, _) = exchange(&upstream, &other, &request, "200 OK", "").await;
     assert_eq!(seen[0], "127.0.0.1", "the address is of no trusted network");
     assert_eq!(seen[2], "http");
 }
@@ -112,7 +118,7 @@ async fn a_host_that_clients_may_not_use_is_not_forwarded() {
         "mcp.example.com, evil.example",
     ] {
         let request = session_call("1").header("x-forwarded-host", host);
-        let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+        let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
         assert_eq!(seen[1], proxy.addr.to_string(), "{host}");
     }
 }
@@ -137,9 +143,9 @@ async fn a_refusal_names_the_metadata_at_the_public_url() {
             "http://localhost:8000".to_owned(),
         ),
     ] {
-        let proxy = Running::before(&upstream, options).await;
+        let proxy = Running::in_front_of(&upstream, options).await;
         let request = forwarded(session_call("1"));
-        let (_, reply) = sent(&upstream, &proxy, &request, &head, "").await;
+        let (_, reply) = exchange(&upstream, &proxy, &request, &head, "").await;
         assert_eq!(reply.status, 401);
         assert_eq!(
             reply.headers["www-authenticate"],
@@ -152,7 +158,7 @@ async fn a_refusal_names_the_metadata_at_the_public_url() {
 async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
-    let proxy = Running::before(&upstream, &OPTIONS).await;
+    let proxy = Running::in_front_of(&upstream, &OPTIONS).await;
     let head = "200 OK\r\ncontent-type: application/json\r\netag: \"1\"\r\nx-other: 1";
     for path in [METADATA, "/.well-known/oauth-protected-resource"] {
         let body = |origin: &str| {
@@ -161,13 +167,13 @@ async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
             )
         };
         let request = Request::new("GET", path).header("accept-encoding", "gzip");
-        let own = format!("http://{addr}");
-        let (_, reply) = sent(&upstream, &proxy, &request, head, &body(&own)).await;
+        let upstream_url = format!("http://{addr}");
+        let (_, reply) = exchange(&upstream, &proxy, &request, head, &body(&upstream_url)).await;
         assert_eq!(reply.text(), body("https://mcp.example.com"));
         assert_eq!(reply.headers["x-other"], "1");
-        assert!(!reply.headers.contains_key("etag"), "the bytes are others");
+        assert!(!reply.headers.contains_key("etag"), "the body has changed");
         let elsewhere = body("https://other.example");
-        let (_, reply) = sent(&upstream, &proxy, &request, head, &elsewhere).await;
+        let (_, reply) = exchange(&upstream, &proxy, &request, head, &elsewhere).await;
         assert_eq!(
             (reply.text(), &reply.headers["etag"]),
             (&*elsewhere, &"\"1\"".parse().unwrap())
@@ -183,7 +189,7 @@ async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
         (METADATA, "200 OK\r\ncontent-type: text/plain"),
     ] {
         let request = Request::new("GET", path);
-        let (_, reply) = sent(&upstream, &proxy, &request, head, &body).await;
+        let (_, reply) = exchange(&upstream, &proxy, &request, head, &body).await;
         assert_eq!(reply.text(), body, "{path} {head}");
     }
 }
@@ -192,14 +198,14 @@ async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
 async fn large_or_compressed_metadata_passes_as_it_is() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
-    let proxy = Running::before(&upstream, &OPTIONS).await;
+    let proxy = Running::in_front_of(&upstream, &OPTIONS).await;
     let plain = "200 OK\r\ncontent-type: application/json";
     let coded = format!("{plain}\r\ncontent-encoding: br");
     let body = format!(r#"{{"resource":"http://{addr}/mcp"}}"#);
     let large = format!("{body}{}", " ".repeat(64 * 1024));
     for (head, body) in [(plain, &large), (&*coded, &body)] {
         let request = Request::new("GET", METADATA);
-        let (_, reply) = sent(&upstream, &proxy, &request, head, body).await;
+        let (_, reply) = exchange(&upstream, &proxy, &request, head, body).await;
         assert_eq!(reply.text(), *body);
     }
 }
@@ -208,20 +214,20 @@ async fn large_or_compressed_metadata_passes_as_it_is() {
 async fn a_redirect_to_the_public_url_leads_to_the_proxy() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
-    let public = Running::before(&upstream, &OPTIONS).await;
-    let bare = Running::before(&upstream, &[]).await;
+    let public = Running::in_front_of(&upstream, &OPTIONS).await;
+    let bare = Running::in_front_of(&upstream, &[]).await;
     for location in [
         "https://mcp.example.com/mcp/".to_owned(),
         format!("https://{addr}/mcp/"),
         format!("http://{addr}/mcp/"),
     ] {
         let head = format!("307 Temporary Redirect\r\nlocation: {location}");
-        let (_, reply) = sent(&upstream, &public, &session_call("1"), &head, "").await;
+        let (_, reply) = exchange(&upstream, &public, &session_call("1"), &head, "").await;
         assert_eq!(
             (reply.status, &reply.headers["location"]),
             (307, &"/mcp/".parse().unwrap())
         );
-        let (_, reply) = sent(&upstream, &bare, &session_call("1"), &head, "").await;
+        let (_, reply) = exchange(&upstream, &bare, &session_call("1"), &head, "").await;
         assert_eq!(
             reply.status == 307,
             location.starts_with("http:"),
@@ -229,14 +235,14 @@ async fn a_redirect_to_the_public_url_leads_to_the_proxy() {
         );
     }
     let head = "307 Temporary Redirect\r\nlocation: https://other.example/mcp/";
-    let (_, reply) = sent(&upstream, &public, &session_call("1"), head, "").await;
+    let (_, reply) = exchange(&upstream, &public, &session_call("1"), head, "").await;
     assert_eq!(reply.status, 502);
 }
 
 #[tokio::test]
 async fn a_cancel_of_the_layer_has_the_same_headers() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(
+    let proxy = Running::in_front_of(
         &upstream,
         &["--public-url=https://mcp.example.com", "--grace=immediate"],
     )
@@ -251,7 +257,7 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
         "x-forwarded-host",
         "x-forwarded-proto",
     ] {
-        let of = |received: &ReceivedRequest| {
+        let values = |received: &ReceivedRequest| {
             received
                 .headers
                 .get_all(name)
@@ -259,8 +265,8 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
                 .cloned()
                 .collect::<Vec<_>>()
         };
-        assert_eq!(of(&cancel), of(&received), "{name}");
-        assert_eq!(of(&cancel).len(), 1, "{name}");
+        assert_eq!(values(&cancel), values(&received), "{name}");
+        assert_eq!(values(&cancel).len(), 1, "{name}");
     }
 }
 
@@ -290,7 +296,7 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
     assert!(!upstream.has_more().await, "no ping");
 }
 
-/// The answer is lost if the server does not recognise the request for the rest, for example because it accepts https only.
+/// Otherwise the server may refuse the request, for example because it accepts https only.
 #[tokio::test]
 async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
     let (upstream, proxy) = Running::start(&OPTIONS).await;
@@ -312,7 +318,7 @@ async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
     }
 }
 
-/// Servers of CGI, WSGI, Rack and PHP read `X_Forwarded_For` as `X-Forwarded-For` (CVE-2024-45614 of Puma).
+/// CGI, WSGI, Rack and PHP read `X_Forwarded_For` as `X-Forwarded-For` (CVE-2024-45614).
 #[tokio::test]
 async fn an_impostor_cannot_write_the_headers_with_underscores() {
     let (upstream, proxy) = Running::start(&OPTIONS).await;
@@ -328,7 +334,9 @@ async fn an_impostor_cannot_write_the_headers_with_underscores() {
     }
 }
 
-/// gunicorn answers 400 if these contradict `X-Forwarded-Proto`, and believes them without it. chi believes `X-Real-IP` first.
+/// gunicorn answers 400 if these contradict `X-Forwarded-Proto`, and trusts them without it.
+///
+/// chi prefers `X-Real-IP`.
 #[tokio::test]
 async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
     let (upstream, proxy) = Running::start(&[]).await;
@@ -350,9 +358,11 @@ async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
     }
 }
 
-/// Behind two proxies, the second one may add to the list of the first (Apache does so with `X-Forwarded-Host`).
+/// The second of two proxies may add to the list of the first.
+///
+/// Apache does so with `X-Forwarded-Host`.
 #[tokio::test]
-async fn of_several_proxies_the_first_one_names_the_public_url() {
+async fn the_first_of_several_proxies_names_the_public_url() {
     let trust = [
         "--trust-forwarded=127.0.0.1",
         "--allow-host=mcp.example.com",
@@ -365,7 +375,7 @@ async fn of_several_proxies_the_first_one_names_the_public_url() {
         let request = session_call("1")
             .header("x-forwarded-host", host)
             .header("x-forwarded-proto", proto);
-        let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+        let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
         assert_eq!(seen[1..3], ["mcp.example.com", "https"], "{host} {proto}");
     }
 }
@@ -395,7 +405,7 @@ async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_withou
     assert!(!upstream.has_more().await, "no ping");
 }
 
-/// Another such header of a client would reach the server through the proxy, as one of the reverse proxy.
+/// The proxy would forward any other such header as one of the reverse proxy.
 #[test]
 fn the_samples_for_reverse_proxies_name_each_header_that_an_impostor_may_send() {
     let names = [
@@ -422,14 +432,16 @@ fn the_samples_for_reverse_proxies_name_each_header_that_an_impostor_may_send() 
     }
 }
 
-/// nginx, HAProxy, Caddy, Envoy and Traefik set `X-Forwarded-For`, and pass on the `Forwarded` of a client.
+/// Common reverse proxies set `X-Forwarded-For`, and pass on the `Forwarded` of a client.
+///
+/// nginx, HAProxy, Caddy, Envoy and Traefik do so.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_cannot_claim_another_address() {
     let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;
     let request = session_call("1")
         .header("x-forwarded-for", "192.0.2.1")
         .header("forwarded", "for=6.6.6.6;host=evil.example");
-    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
     assert!(seen[3].starts_with("for=192.0.2.1;"), "{}", seen[3]);
     assert!(!seen[3].contains("6.6.6.6"), "{}", seen[3]);
 }

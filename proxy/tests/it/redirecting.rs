@@ -2,8 +2,10 @@
 
 use crate::support::*;
 
-/// Returns the request line of a call at the server, and the reply of a client to which the server sends this head.
-async fn answered(upstream: &Upstream, proxy: &Running, path: &str, head: &str) -> (String, Reply) {
+/// Sends a call, which the server answers with this head.
+///
+/// Returns the request line at the server, and the client's reply.
+async fn exchange(upstream: &Upstream, proxy: &Running, path: &str, head: &str) -> (String, Reply) {
     let request = Request {
         path: path.to_owned(),
         ..session_call("7")
@@ -21,7 +23,7 @@ async fn answered(upstream: &Upstream, proxy: &Running, path: &str, head: &str) 
 async fn a_redirect_of_the_server_leads_to_the_proxy_without_the_configured_query() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
-    let proxy = Running::before_url(&format!("http://{addr}/a/mcp?key=s3cret"), &[]).await;
+    let proxy = Running::in_front_of_url(&format!("http://{addr}/a/mcp?key=s3cret"), &[]).await;
     for (location, expected) in [
         ("/a/mcp/?key=s3cret".to_owned(), "/a/mcp/"),
         (format!("http://{addr}/a/mcp/?key=s3cret&b"), "/a/mcp/?b"),
@@ -34,14 +36,14 @@ async fn a_redirect_of_the_server_leads_to_the_proxy_without_the_configured_quer
             "308 Permanent Redirect",
         ] {
             let head = format!("{status}\r\nlocation: {location}\r\nrefresh: 0; url={location}");
-            let (line, reply) = answered(&upstream, &proxy, "/a/mcp", &head).await;
+            let (line, reply) = exchange(&upstream, &proxy, "/a/mcp", &head).await;
             assert_eq!(line, "POST /a/mcp?key=s3cret HTTP/1.1");
             assert!(status.starts_with(&reply.status.to_string()));
             assert_eq!(reply.headers["location"], expected, "{location}");
             let shown = format!("{:?}{}", reply.headers, reply.text());
             assert!(!shown.contains("s3cret"), "{shown}");
             // The client follows, and the server gets its query again.
-            let (line, _) = answered(&upstream, &proxy, expected, "200 OK").await;
+            let (line, _) = exchange(&upstream, &proxy, expected, "200 OK").await;
             assert!(line.starts_with("POST /a/mcp/?key=s3cret"), "{line}");
         }
     }
@@ -51,7 +53,7 @@ async fn a_redirect_of_the_server_leads_to_the_proxy_without_the_configured_quer
 async fn a_redirect_past_the_proxy_is_answered_with_502_and_the_reason() {
     let upstream = Upstream::start().await;
     let addr = upstream.addr;
-    let proxy = Running::before_url(&format!("http://{addr}/mcp?key=s3cret"), &[]).await;
+    let proxy = Running::in_front_of_url(&format!("http://{addr}/mcp?key=s3cret"), &[]).await;
     for location in [
         "https://other.example/mcp".to_owned(),
         format!("https://{addr}/mcp"),
@@ -62,7 +64,7 @@ async fn a_redirect_past_the_proxy_is_answered_with_502_and_the_reason() {
         "/mcp/?next=%2Fmcp%3Fkey%3Ds3cret".to_owned(),
     ] {
         let head = format!("307 Temporary Redirect\r\nlocation: {location}");
-        let (_, reply) = answered(&upstream, &proxy, "/mcp", &head).await;
+        let (_, reply) = exchange(&upstream, &proxy, "/mcp", &head).await;
         assert_eq!(
             (reply.status, &reply.json()["id"]),
             (502, &7.into()),

@@ -108,8 +108,8 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
     }
 }
 
-/// Returns the reply to a body that is one byte too long, and whose length is not announced.
-async fn too_large(proxy: &Running) -> Reply {
+/// Sends a body that is one byte too long, and whose length is not announced.
+async fn send_too_large(proxy: &Running) -> Reply {
     let mut client = Connection::open(proxy.addr).await;
     client.send_chunked_head(&post("")).await;
     let chunk = vec![b' '; 1 << 20];
@@ -127,7 +127,7 @@ async fn a_body_that_is_too_large_is_refused() {
     assert_eq!(response_to(&proxy, announced).await.status, 413);
     assert!(!upstream.has_more().await);
 
-    let reply = too_large(&proxy).await;
+    let reply = send_too_large(&proxy).await;
     assert_eq!(reply.status, 413);
     assert_eq!(
         reply.json()["error"]["message"],
@@ -135,7 +135,7 @@ async fn a_body_that_is_too_large_is_refused() {
     );
 }
 
-/// A client that sends its whole body first would lose the answer if its connection were reset.
+/// A client that first sends its whole body would lose the answer to a reset.
 #[tokio::test]
 async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
     let (_upstream, proxy) = Running::start(&[]).await;
@@ -149,14 +149,14 @@ async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
 /// The length is not announced, which HTTP/2 allows.
 #[tokio::test]
 async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
-    let proxy = Running::before_command(&[]).await;
-    assert_eq!(too_large(&proxy).await.status, 413);
+    let proxy = Running::in_front_of_command(&[]).await;
+    assert_eq!(send_too_large(&proxy).await.status, 413);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stalled_body_is_answered_with_408_after_30_s() {
-    let command = Running::before_command(&[]).await;
-    let upstream = Running::before(&Upstream::start().await, &[]).await;
+    let command = Running::in_front_of_command(&[]).await;
+    let upstream = Running::in_front_of(&Upstream::start().await, &[]).await;
     for proxy in [command, upstream] {
         let mut client = Connection::open(proxy.addr).await;
         client.send_cut(&session_call("1"), 1_000).await;
@@ -172,12 +172,12 @@ async fn a_stalled_body_is_answered_with_408_after_30_s() {
 #[tokio::test]
 async fn all_bodies_that_are_being_received_have_64_mib_together() {
     const BODY: usize = 4 * 1024 * 1024;
-    let proxy = Running::before_command(&[]).await;
-    let most = post(&"x".repeat(BODY - 1));
+    let proxy = Running::in_front_of_command(&[]).await;
+    let large = post(&"x".repeat(BODY - 1));
     let mut open = Vec::new();
     for _ in 0..16 {
         let mut client = Connection::open(proxy.addr).await;
-        client.send_cut(&most, BODY).await;
+        client.send_cut(&large, BODY).await;
         open.push(client);
     }
     // Sixteen of these bodies, each one byte short, take all of the 64 MiB but 16 bytes.
@@ -221,7 +221,7 @@ async fn a_head_that_is_too_large_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_whose_head_does_not_arrive_is_closed() {
-    let proxy = Running::before_url("http://127.0.0.1:1/mcp", &[]).await;
+    let proxy = Running::in_front_of_url("http://127.0.0.1:1/mcp", &[]).await;
     for begun in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
         let mut client = Connection::open(proxy.addr).await;
         client.write(begun.as_bytes()).await;

@@ -23,10 +23,10 @@ ARGUMENTS = ["--headless=new", "--window-size=1400,900", "--disable-gpu", "--dis
 ARGUMENTS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
-async def until(what, look, seconds=TIMEOUT):
-    """Returns the result of `look` as soon as it is true."""
+async def until(what, check, seconds=TIMEOUT):
+    """Returns the result of `check` as soon as it is true."""
     limit = time.monotonic() + seconds
-    while not (found := look()):
+    while not (found := check()):
         if time.monotonic() > limit:
             raise AssertionError(f"not after {seconds:.0f} s: {what}")
         await asyncio.sleep(POLL)

@@ -90,7 +90,7 @@ async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_rea
 }
 
 #[tokio::test]
-async fn a_process_that_ignores_a_cancel_is_killed_also_after_a_client_that_did_not_read() {
+async fn a_process_that_does_not_answer_a_cancelled_call_is_killed() {
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; cat > /dev/null"#;
     let mut options = shell(script);
     options.kill_after = Some(Duration::from_millis(300));
@@ -123,7 +123,7 @@ async fn a_client_that_deletes_its_session_gets_the_outcome_of_its_calls() {
 }
 
 #[tokio::test]
-async fn nothing_is_started_for_an_initialize_without_a_proper_id() {
+async fn nothing_is_started_for_an_initialize_without_a_valid_id() {
     use std::os::unix::fs::PermissionsExt as _;
     let path = log_path();
     std::fs::write(&path, "#!/bin/sh\ncat\n").unwrap();

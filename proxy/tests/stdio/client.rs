@@ -128,7 +128,7 @@ impl Client {
         .await
     }
 
-    /// Sends a body of which a half arrives only after `meanwhile`. Returns both results.
+    /// Sends a body whose second half arrives only after `meanwhile`. Returns both results.
     pub async fn post_slowly<T>(
         &self,
         body: &str,
@@ -230,7 +230,7 @@ impl Events {
                 let field = |name: &str| {
                     lines
                         .iter()
-                        .find(|(its, _)| *its == name)
+                        .find(|(key, _)| *key == name)
                         .map(|(_, value)| (*value).to_owned())
                 };
                 let event = Event {

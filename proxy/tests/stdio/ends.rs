@@ -64,11 +64,11 @@ async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
     let mut crash = client.call("2", "exit", r#"{"code":3}"#).await;
     let lost = crash.next().await.unwrap();
     assert!(crash.answer().await["error"].is_object());
-    let mut again = Events::of(client.get(primed.id.as_deref()).await);
-    assert!(again.answer().await["result"].is_object());
-    let mut again = Events::of(client.get(lost.id.as_deref()).await);
+    let mut resumed = Events::of(client.get(primed.id.as_deref()).await);
+    assert!(resumed.answer().await["result"].is_object());
+    let mut resumed = Events::of(client.get(lost.id.as_deref()).await);
     assert!(
-        again.answer().await["error"]["message"]
+        resumed.answer().await["error"]["message"]
             .as_str()
             .unwrap()
             .contains("exit code 3")
@@ -133,10 +133,10 @@ async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
 async fn a_session_ends_soon_after_its_client_has_disconnected() {
     let mut options = scripted(&[]);
     options.lost_timeout = Some(Duration::from_millis(400));
-    let address = serve(options);
+    let stdio = serve(options);
     let (client, quiet) = (
-        Client::begin(&address, WITHOUT_PRIMING).await,
-        Client::begin(&address, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
+        Client::begin(&stdio, WITHOUT_PRIMING).await,
     );
     let pid = client.pid().await;
     let listening = client.get(None).await;
@@ -152,7 +152,7 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     let mut working = quiet.call("2", "work", r#"{"seconds":0}"#).await;
     assert!(working.answer().await["result"].is_object());
     sleep(Duration::from_secs(1)).await;
-    assert!(process_exists(pid), "it works without its stream");
+    assert!(process_exists(pid), "the client still sends requests");
 }
 
 /// For example, an agent that is stopped a moment after its start.
@@ -205,7 +205,7 @@ async fn a_session_whose_request_is_arriving_does_not_end() {
     assert_eq!(status, StatusCode::ACCEPTED);
 }
 
-/// The client may have sent a request meanwhile.
+/// The client may have sent a request during the stall.
 #[tokio::test]
 async fn a_session_does_not_end_because_the_program_stalled() {
     let timeout = Duration::from_millis(400);
@@ -285,7 +285,7 @@ async fn a_shutdown_ends_everything_in_time() {
 }
 
 #[tokio::test]
-async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() {
+async fn with_kill_after_a_process_whose_call_does_not_stop_is_killed() {
     let mut options = scripted(&[]);
     options.kill_after = Some(Duration::from_millis(300));
     let stdio = serve(options);
@@ -355,17 +355,17 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
 
 #[tokio::test]
 async fn no_process_outlives_its_session_in_a_hundred_runs() {
-    many_ends(100).await;
+    end_sessions(100).await;
 }
 
 #[tokio::test]
 #[ignore = "takes minutes"]
 async fn no_process_outlives_its_session_in_a_thousand_runs() {
-    many_ends(1_000).await;
+    end_sessions(1_000).await;
 }
 
 /// Ends sessions in four ways. Each has a shell with a child that holds the pipes.
-async fn many_ends(times: u32) {
+async fn end_sessions(runs: u32) {
     // The shell answers the first line, and exits after two more.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
     let options = shell(script);
@@ -374,17 +374,20 @@ async fn many_ends(times: u32) {
     let short_timeout = serve(short_timeout);
     let mut stdio = serve(options.clone());
     let mut slowest = Duration::ZERO;
-    for time in 0..times {
-        let idles = time % 4 == 2;
-        let (client, mut events) =
-            Client::initialize(if idles { &short_timeout } else { &stdio }, WITHOUT_PRIMING).await;
+    for run in 0..runs {
+        let is_idle = run % 4 == 2;
+        let (client, mut events) = Client::initialize(
+            if is_idle { &short_timeout } else { &stdio },
+            WITHOUT_PRIMING,
+        )
+        .await;
         let answer = events.answer().await;
         let pids = answer["result"]["pids"].as_array().unwrap().iter();
         let pids: Vec<i32> = pids
             .map(|pid| pid.as_i64().unwrap().try_into().unwrap())
             .collect();
         let begun = Instant::now();
-        match time % 4 {
+        match run % 4 {
             0 => {
                 let notification = r#"{"jsonrpc":"2.0","method":"x"}"#;
                 assert_eq!(client.notify(notification).await, StatusCode::ACCEPTED);
@@ -408,6 +411,6 @@ async fn many_ends(times: u32) {
         }
         slowest = slowest.max(begun.elapsed());
     }
-    println!("{times} times; the slowest group had ended after {slowest:?}");
+    println!("{runs} runs; the slowest group had ended after {slowest:?}");
     assert!(slowest < LIMIT);
 }

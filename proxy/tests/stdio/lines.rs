@@ -83,7 +83,7 @@ async fn a_byte_order_mark_at_the_start_is_accepted() {
     Client::begin(&serve(shell(script)), WITH_PRIMING).await;
 }
 
-/// Revision 2025-03-26 has batches, also for answers to calls that were not in a batch.
+/// Revision 2025-03-26 has batches, even for the answers to calls that were not in a batch.
 #[tokio::test]
 async fn the_messages_of_a_batch_reach_their_calls() {
     let script = r#"
@@ -165,13 +165,13 @@ async fn the_queue_of_a_server_that_never_reads_is_bounded() {
         r#"{{"jsonrpc":"2.0","method":"x","params":{{"x":"{}"}}}}"#,
         "x".repeat(100_000)
     );
-    let mut taken = 0;
+    let mut accepted = 0;
     loop {
         match client.notify(large.clone()).await {
-            StatusCode::ACCEPTED => taken += 1,
+            StatusCode::ACCEPTED => accepted += 1,
             status => break assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE),
         }
-        assert!(taken < 100, "the queue has no end");
+        assert!(accepted < 100, "the queue is not bounded");
     }
     assert_eq!(
         client.cancel("9").await,

@@ -66,7 +66,7 @@ async fn a_client_that_resumes_gets_the_answer_and_a_new_one_is_primed() {
     }
 }
 
-/// The client has disconnected from the only open call, and still reads the standalone stream.
+/// The client has disconnected from the only open call, and reads the standalone stream.
 #[tokio::test]
 async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
     let script = r#"
@@ -84,9 +84,9 @@ async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
         (WITHOUT_PRIMING, false),
     ] {
         let client = Client::begin(&serve(shell(script)), revision).await;
-        let mut session = None;
+        let mut listening = None;
         if listens_before {
-            session = Some(Events::of(client.get(None).await));
+            listening = Some(Events::of(client.get(None).await));
         }
         let mut call = client
             .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
@@ -98,12 +98,12 @@ async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
         };
         drop(call);
         assert_eq!(client.notify(proceed).await, StatusCode::ACCEPTED);
-        let mut session = match session {
-            Some(session) => session,
+        let mut listening = match listening {
+            Some(listening) => listening,
             None => Events::of(client.get(None).await),
         };
-        session.event_with("list_changed").await;
-        session.event_with("elicitation/create").await;
+        listening.event_with("list_changed").await;
+        listening.event_with("elicitation/create").await;
         assert_eq!(client.notify(proceed).await, StatusCode::ACCEPTED);
         if first.is_some() {
             let mut resumed = Events::of(client.get(first.as_deref()).await);

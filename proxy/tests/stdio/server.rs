@@ -43,7 +43,7 @@ pub fn log_path() -> PathBuf {
     path
 }
 
-/// Stalls the program, as if it was suspended.
+/// Stalls the program, as if it were suspended.
 #[allow(
     clippy::disallowed_methods,
     reason = "it must block the only thread of the runtime"
@@ -65,9 +65,9 @@ pub fn process_exists(pid: i32) -> bool {
 }
 
 /// Polls a condition, because there is no event for it.
-pub async fn until(mut is_so: impl FnMut() -> bool) {
+pub async fn until(mut is_met: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !is_so() {
+    while !is_met() {
         assert!(begun.elapsed() < LIMIT, "the condition is never met");
         sleep(Duration::from_millis(5)).await;
     }

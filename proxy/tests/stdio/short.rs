@@ -8,11 +8,13 @@ use mcp_cancel_proxy::{
 
 use crate::{client::*, server::*};
 
+/// Cost of a stream without events, as the event store counts it.
 const STREAM: usize = 8 * 1024;
+/// Cost of a session, whose id of 32 characters counts twice.
 const SESSION: usize = 1_024 + 2 * 32;
 
 #[tokio::test]
-async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
+async fn a_call_is_refused_before_it_reaches_the_server_or_gets_its_answer() {
     let mut refused = 0;
     // Room for the session's own stream, and for one more stream with a few bytes left.
     for extra in (0..1_000).step_by(50) {

@@ -10,9 +10,10 @@ use crate::{client::*, server::*};
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}"#;
 
-/// Returns a server that fills the stream of a call with requests, so that its answer waits for the client. Then it runs
-/// `then`.
-fn server_that_asks(then: &str) -> Options {
+/// Returns a server that sends requests until its answer has to wait for the client.
+///
+/// Then the server runs `then`.
+fn requesting_server(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
         i=0; while [ $i -lt 256 ]; do echo '{{"jsonrpc":"2.0","id":"q'$i'","method":"roots/list"}}'; i=$((i+1)); done
@@ -21,7 +22,7 @@ fn server_that_asks(then: &str) -> Options {
 }
 
 /// Returns what a client reads of a call if it begins to read after this time.
-async fn late(options: Options, after: Duration) -> String {
+async fn read_late(options: Options, after: Duration) -> String {
     let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let response = client.post(CALL).await;
     sleep(after).await;
@@ -32,16 +33,16 @@ async fn late(options: Options, after: Duration) -> String {
 
 #[tokio::test]
 async fn a_client_with_an_unread_answer_gets_an_error_when_the_process_exits() {
-    let text = late(server_that_asks("exit 3"), Duration::from_secs(2)).await;
+    let text = read_late(requesting_server("exit 3"), Duration::from_secs(2)).await;
     let (_, last) = text.trim_end().rsplit_once("\n\n").unwrap();
     assert!(last.contains(r#""id":1,"error""#), "{last}");
 }
 
 #[tokio::test]
 async fn a_session_is_not_idle_while_an_answer_waits_for_its_client() {
-    let mut options = server_that_asks("cat > /dev/null");
+    let mut options = requesting_server("cat > /dev/null");
     options.session_timeout = Some(Duration::from_millis(300));
-    let text = late(options, Duration::from_secs(2)).await;
+    let text = read_late(options, Duration::from_secs(2)).await;
     assert!(text.contains(r#""said":"all""#));
 }
 

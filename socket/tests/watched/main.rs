@@ -1,11 +1,13 @@
-//! Which disconnects are detected although the server does not read, which sockets are not closed, and what watching costs.
+//! Disconnects while the server does not read.
+//!
+//! The tests show which disconnects are detected, which events do not count as one, and what watching costs.
 
 #![allow(
     clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
-mod hang_ups;
+mod disconnects;
 mod served;
 mod stream;
 
@@ -24,11 +26,11 @@ use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use watched_socket::{Peer, WatchedStream};
 
-/// A future, polled only when it was woken, and how often that was.
-struct Counted<F> {
+/// A future that waits for a peer to close, and counts how often it is woken.
+struct CountedWakes<F> {
     future: Pin<Box<F>>,
     wakes: Arc<Wakes>,
-    /// How many wakes there had been when it was last polled.
+    /// Number of wakes before the last poll.
     seen: usize,
 }
 
@@ -38,7 +40,7 @@ struct Wakes {
     waiting: AtomicWaker,
 }
 
-/// Returns a watched stream that is not read, its peer, and the client's end.
+/// Opens a connection whose server end is not read. Returns that stream, its peer, and the client's end.
 async fn unread() -> (WatchedStream, Peer, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -50,17 +52,18 @@ async fn unread() -> (WatchedStream, Peer, TcpStream) {
     (stream, peer, client)
 }
 
+/// Closes the client's end with an RST.
 fn reset(client: TcpStream) {
     SockRef::from(&client)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
 }
 
-// === impl Counted ===
+// === impl CountedWakes ===
 
-impl Counted<()> {
-    fn new(peer: Peer) -> Counted<impl Future<Output = ()>> {
-        Counted {
+impl CountedWakes<()> {
+    fn new(peer: Peer) -> CountedWakes<impl Future<Output = ()>> {
+        CountedWakes {
             future: Box::pin(async move { peer.closed().await }),
             wakes: Arc::default(),
             seen: 0,
@@ -68,7 +71,7 @@ impl Counted<()> {
     }
 }
 
-impl<F: Future> Counted<F> {
+impl<F: Future> CountedWakes<F> {
     fn poll_once(&mut self) -> Poll<F::Output> {
         self.seen = self.wakes();
         let waker = Waker::from(self.wakes.clone());
@@ -79,7 +82,7 @@ impl<F: Future> Counted<F> {
         self.wakes.count.load(Ordering::SeqCst)
     }
 
-    /// Waits until it was woken since it was last polled, and does not poll it.
+    /// Waits until the future has been woken since its last poll. Does not poll it.
     async fn woken(&self) {
         std::future::poll_fn(|cx| {
             self.wakes.waiting.register(cx.waker());
@@ -93,7 +96,7 @@ impl<F: Future> Counted<F> {
     }
 }
 
-impl<F: Future> Future for Counted<F> {
+impl<F: Future> Future for CountedWakes<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {

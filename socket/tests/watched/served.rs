@@ -8,7 +8,7 @@ use test_support::{Connection, Request, within};
 use tokio::{net::TcpListener, spawn, sync::mpsc};
 use watched_socket::{DeadPeer, Peer, WatchedListener};
 
-use super::Counted;
+use super::CountedWakes;
 
 #[tokio::test]
 async fn every_request_of_a_connection_finds_its_peer() {
@@ -27,20 +27,23 @@ async fn every_request_of_a_connection_finds_its_peer() {
 
 #[tokio::test]
 async fn the_server_closes_a_connection_while_a_task_awaits_its_peer() {
-    let (hand_out, mut peers) = mpsc::unbounded_channel();
+    let (peer_sender, mut peers) = mpsc::unbounded_channel();
     let app = Router::new().fallback(async move |ConnectInfo(peer): ConnectInfo<Peer>| {
-        hand_out.send(peer).unwrap();
+        peer_sender.send(peer).unwrap();
     });
     let addr = serve(app).await;
     let mut connection = Connection::open(addr).await;
     let request = Request::new("GET", "/").header("connection", "close");
     connection.send(&request).await;
     let peer = within("the handler", peers.recv()).await.unwrap();
-    let mut closed = Counted::new(peer);
+    let mut closed = CountedWakes::new(peer);
     let watching = async {
         // Polled whenever it is woken, as a task would be.
         loop {
-            assert!(closed.poll_once().is_pending(), "the client stays");
+            assert!(
+                closed.poll_once().is_pending(),
+                "the client is still connected"
+            );
             closed.woken().await;
         }
     };
@@ -52,18 +55,18 @@ async fn the_server_closes_a_connection_while_a_task_awaits_its_peer() {
 
 #[tokio::test]
 #[cfg(target_os = "linux")]
-async fn a_tapped_listener_hands_out_peers_and_streams_take_options() {
-    let (hand_out, mut peers) = mpsc::unbounded_channel();
+async fn a_tapped_listener_still_provides_peers_and_can_set_options() {
+    let (peer_sender, mut peers) = mpsc::unbounded_channel();
     let app = Router::new().fallback(async move |ConnectInfo(peer): ConnectInfo<Peer>| {
-        hand_out.send(peer).unwrap();
+        peer_sender.send(peer).unwrap();
     });
-    let (sender, mut limits) = mpsc::unbounded_channel();
+    let (limit_sender, mut limits) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let listener = WatchedListener::new(listener).tap_io(move |stream| {
         let options = DeadPeer::new().user_timeout(Duration::from_secs(21));
         options.apply(stream).unwrap();
-        sender
+        limit_sender
             .send(SockRef::from(&*stream).tcp_user_timeout().unwrap())
             .unwrap();
     });

@@ -1,4 +1,4 @@
-//! A watched stream is a TCP stream like any other.
+//! A watched stream reads and writes like a plain TCP stream.
 
 use std::io::{ErrorKind, IoSlice};
 
@@ -10,23 +10,27 @@ use test_support::within;
 #[tokio::test]
 async fn megabytes_pass_in_both_directions_through_full_buffers() {
     let (stream, _peer, client) = unread().await;
-    let data: Vec<u8> = (0..8_000_000_u32).map(|at| (at % 251) as u8).collect();
-    let (mut back, mut out) = tokio::io::split(stream);
-    let (mut echoed, mut sent) = client.into_split();
+    let data: Vec<u8> = (0..8_000_000_u32)
+        .map(|index| (index % 251) as u8)
+        .collect();
+    let (mut server_reader, mut server_writer) = tokio::io::split(stream);
+    let (mut client_reader, mut client_writer) = client.into_split();
     let echo = async {
-        tokio::io::copy(&mut back, &mut out).await.unwrap();
-        out.shutdown().await.unwrap();
+        tokio::io::copy(&mut server_reader, &mut server_writer)
+            .await
+            .unwrap();
+        server_writer.shutdown().await.unwrap();
     };
     let send = async {
-        sent.write_all(&data).await.unwrap();
-        sent.shutdown().await.unwrap();
+        client_writer.write_all(&data).await.unwrap();
+        client_writer.shutdown().await.unwrap();
     };
     let mut received = Vec::new();
-    let receive = echoed.read_to_end(&mut received);
+    let receive = client_reader.read_to_end(&mut received);
     let (_, _, received_all) =
         within("the echo", async { tokio::join!(echo, send, receive) }).await;
     received_all.unwrap();
-    assert!(received == data, "every byte was returned in order");
+    assert!(received == data, "a byte was lost, changed or reordered");
 }
 
 #[tokio::test]

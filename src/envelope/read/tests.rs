@@ -276,7 +276,7 @@ fn malformed_text_in_skipped_values_is_for_the_inner_service_to_refuse() {
     assert_eq!(request_in(&body), tool_call(7, "search"));
 }
 
-// Bodies without one.
+// Bodies without a known message.
 
 #[test]
 fn malformed_json_is_unknown() {
@@ -613,7 +613,7 @@ fn every_reason_has_its_own_text() {
     }
 }
 
-// Properties, against a reading of the whole body by `serde_json`.
+// Properties, compared with a reading of the whole body by `serde_json`.
 
 proptest! {
     #![proptest_config(ProptestConfig {
@@ -646,7 +646,7 @@ proptest! {
     fn any_answer_is_read_as_the_reference_reads_it(data in answer_data(), layout in any::<u64>()) {
         let data = Printer::print(&data, layout);
         let whole = serde_json::from_str(&data).unwrap();
-        let read = Some(answers(data.as_bytes())).filter(|it| !matches!(it, Answers::Ambiguous(_)));
+        let read = Some(answers(data.as_bytes())).filter(|answers| !matches!(answers, Answers::Ambiguous(_)));
         prop_assert_eq!(read, reference_answers(&whole), "{}", data);
     }
 
@@ -767,24 +767,24 @@ fn without_text(body: &[u8]) -> Vec<u8> {
 // The reference, which uses neither spans nor a cursor. Its rule for ids is that of rmcp.
 
 fn reference(whole: &Value) -> Option<Message<'_>> {
-    let message = whole.as_object().filter(|it| has_plain_keys(it))?;
+    let message = whole.as_object().filter(|object| has_plain_keys(object))?;
     let params = message.get("params");
-    let inner = params.and_then(Value::as_object);
-    let meta = inner
-        .and_then(|it| it.get("_meta"))
+    let members = params.and_then(Value::as_object);
+    let meta = members
+        .and_then(|params| params.get("_meta"))
         .and_then(Value::as_object);
-    if !inner.is_none_or(has_plain_keys) || message.get("jsonrpc")? != "2.0" {
+    if !members.is_none_or(has_plain_keys) || message.get("jsonrpc")? != "2.0" {
         return None;
     }
-    let param = |key| inner.and_then(|it| it.get(key));
+    let param = |key| members.and_then(|members| members.get(key));
     let has = |key| message.contains_key(key);
     match (has("method"), has("id"), has("result"), has("error")) {
         (true, true, false, false) => {
             let method = message["method"].as_str()?;
-            if params.is_some_and(|it| !it.is_null()) && inner.is_none() {
+            if params.is_some_and(|params| !params.is_null()) && members.is_none() {
                 return None;
             }
-            let version = meta.and_then(|it| it.get("io.modelcontextprotocol/protocolVersion"));
+            let version = meta.and_then(|meta| meta.get("io.modelcontextprotocol/protocolVersion"));
             let tool = param("name").filter(|_| method == "tools/call");
             Some(Message::Request(Request {
                 id: reference_id(&message["id"])?,
@@ -808,7 +808,7 @@ fn reference(whole: &Value) -> Option<Message<'_>> {
 }
 
 fn reference_answers(whole: &Value) -> Option<Answers> {
-    let message = whole.as_object().filter(|it| has_plain_keys(it))?;
+    let message = whole.as_object().filter(|object| has_plain_keys(object))?;
     let has = |key| message.contains_key(key);
     match (has("method"), has("result"), has("error")) {
         _ if message.get("jsonrpc")? != "2.0" => None,
@@ -1036,8 +1036,9 @@ impl Damage {
     }
 }
 
-/// Writes a value in one of many layouts: compact, pretty, or with members in any order, white space
-/// anywhere and needless escapes in values.
+/// Writes a value in one of many layouts.
+///
+/// A layout is compact or pretty, or has members in any order, white space anywhere and needless escapes in values.
 struct Printer {
     out: String,
     seed: u64,

@@ -30,19 +30,19 @@ use crate::{
 };
 
 /// A session manager that counts its cancels.
-struct Counts {
+struct CountingManager {
     scope: u64,
     cancels: AtomicUsize,
 }
 
-impl Counts {
+impl CountingManager {
     fn of(scope: u64) -> Self {
         let cancels = AtomicUsize::new(0);
         Self { scope, cancels }
     }
 }
 
-impl Canceller for Counts {
+impl Canceller for CountingManager {
     fn scope(&self) -> Scope {
         Scope::Manager(self.scope)
     }
@@ -55,9 +55,9 @@ impl Canceller for Counts {
 
 /// Counts the cancels of a call that no session manager binds.
 #[derive(Default)]
-struct Replays(AtomicUsize);
+struct CountingReplay(AtomicUsize);
 
-impl Canceller for Replays {
+impl Canceller for CountingReplay {
     fn scope(&self) -> Scope {
         Scope::Path("/mcp".into())
     }
@@ -98,14 +98,14 @@ fn request_of(
 /// An exchange whose call was parsed from its body.
 fn parsed(registry: &Arc<Registry>) -> Arc<Exchange> {
     let exchange = unparsed(registry);
-    read(&exchange);
+    read_body(&exchange);
     exchange
 }
 
-fn read(exchange: &Arc<Exchange>) {
+fn read_body(exchange: &Arc<Exchange>) {
     let mut frames = Frames::default();
     assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
-    exchange.body_ended(Ok(frames));
+    exchange.on_body_ended(Ok(frames));
     exchange.parse_body();
     assert!(exchange.info().is_some());
 }
@@ -117,11 +117,11 @@ fn typed() -> CallInfo {
 }
 
 /// Returns how many cancels the session manager gets if the call is cancelled while the manager binds it.
-fn cancelled_while_bound(spins: usize) -> usize {
+fn count_cancels_while_bound(spins: usize) -> usize {
     let registry = Arc::new(Registry::new());
     let exchange = parsed(&registry);
     let id = exchange.info().unwrap().id();
-    let manager = Arc::new(Counts::of(7));
+    let manager = Arc::new(CountingManager::of(7));
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         let bound = scope.spawn(|| {
@@ -143,21 +143,21 @@ fn cancelled_while_bound(spins: usize) -> usize {
 
 /// Binds a call that was parsed from its body, while another thread looks it up. Returns `true` if every look-up
 /// succeeds.
-fn all_the_time_while_bound(is_seen: impl Fn(&Calls, CallId) -> bool + Sync) -> bool {
+fn is_always_found_while_bound(finds_call: impl Fn(&Calls, CallId) -> bool + Sync) -> bool {
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
     let exchange = unparsed(&registry);
-    exchange.set_replay(Arc::new(Replays::default()));
-    read(&exchange);
+    exchange.set_replay(Arc::new(CountingReplay::default()));
+    read_body(&exchange);
     let id = exchange.info().unwrap().id();
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         let seen = scope.spawn(|| {
             barrier.wait();
-            (0..50).all(|_| is_seen(&calls, id))
+            (0..50).all(|_| finds_call(&calls, id))
         });
         barrier.wait();
-        exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
+        exchange.bind(typed(), Arc::new(CountingManager::of(7)), || 0);
         seen.join().unwrap()
     })
 }
@@ -166,7 +166,8 @@ fn all_the_time_while_bound(is_seen: impl Fn(&Calls, CallId) -> bool + Sync) -> 
 fn a_call_is_found_by_its_id_also_while_a_session_manager_binds_it() {
     let request = RequestId::Number(1);
     for round in 0..2_000 {
-        let is_found = all_the_time_while_bound(|calls, id| calls.find("s", &request) == Some(id));
+        let is_found =
+            is_always_found_while_bound(|calls, id| calls.find("s", &request) == Some(id));
         assert!(is_found, "round {round}");
     }
 }
@@ -174,7 +175,7 @@ fn a_call_is_found_by_its_id_also_while_a_session_manager_binds_it() {
 #[test]
 fn a_snapshot_has_a_call_once_even_while_a_session_manager_binds_it() {
     for round in 0..2_000 {
-        let is_there = all_the_time_while_bound(|calls, _| calls.snapshot().len() == 1);
+        let is_there = is_always_found_while_bound(|calls, _| calls.snapshot().len() == 1);
         assert!(is_there, "round {round}");
     }
 }
@@ -184,17 +185,17 @@ fn a_snapshot_has_a_call_once_even_while_a_session_manager_binds_it() {
 fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
     let registry = Arc::new(Registry::new());
     let exchange = unparsed(&registry);
-    exchange.set_replay(Arc::new(Replays::default()));
-    read(&exchange);
+    exchange.set_replay(Arc::new(CountingReplay::default()));
+    read_body(&exchange);
     let id = exchange.info().unwrap().id();
     let mut wait = pin!(exchange.wait_until_accepted_or_ended(id));
     assert!(wait.as_mut().now_or_never().is_none());
-    let bound = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
+    let bound = exchange.bind(typed(), Arc::new(CountingManager::of(7)), || 0);
     assert_eq!(bound.unwrap().id, id);
     exchange.set_pending_cancel(PendingCancel::None);
     assert!(
         !exchange
-            .with_session(|core| core.is_unaccepted(id))
+            .with_session(|session| session.is_unaccepted(id))
             .unwrap()
     );
     assert!(wait.now_or_never().is_some(), "it still waits");
@@ -210,14 +211,14 @@ fn a_call_that_two_session_managers_bind_ends() {
         } else {
             parsed(&registry)
         };
-        let outer = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
-        let inner = exchange.bind(typed(), Arc::new(Counts::of(8)), || 0);
+        let outer = exchange.bind(typed(), Arc::new(CountingManager::of(7)), || 0);
+        let inner = exchange.bind(typed(), Arc::new(CountingManager::of(8)), || 0);
         let id = outer.unwrap().id;
         assert_eq!(inner.unwrap().id, id);
         exchange.on_dispatched(id);
         assert_eq!(registry.len(), 1);
         assert!(exchange.is_in_flight(id), "read first: {is_read_first}");
-        exchange.answered(id, || None);
+        exchange.on_answered(id, || None);
         assert_eq!(registry.len(), 0, "read first: {is_read_first}");
     }
 }
@@ -228,7 +229,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
     let calls = Calls::new(registry.clone());
     let exchange = parsed(&registry);
     let id = exchange.info().unwrap().id();
-    let manager = Arc::new(Counts::of(7));
+    let manager = Arc::new(CountingManager::of(7));
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         let drained = scope.spawn(|| {
@@ -246,7 +247,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
         for _ in 0..100 {
             thread::yield_now();
         }
-        exchange.answered(id, || None);
+        exchange.on_answered(id, || None);
         drained.join().unwrap()
     })
 }
@@ -263,7 +264,7 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_meanwhile() {
 #[test]
 fn a_call_that_is_cancelled_while_it_is_bound_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
-        let sent = cancelled_while_bound(round % 500);
+        let sent = count_cancels_while_bound(round % 500);
         assert_eq!(sent, 1, "round {round}: its handler keeps running");
     }
 }
@@ -301,13 +302,13 @@ impl StreamHandle for SentCount {
 fn streamed(
     registry: &Arc<Registry>,
     event: bool,
-) -> (Arc<Exchange>, Arc<Replays>, Option<Box<Tap>>) {
+) -> (Arc<Exchange>, Arc<CountingReplay>, Option<Box<Tap>>) {
     let exchange = unparsed(registry);
-    let replay = Arc::new(Replays::default());
+    let replay = Arc::new(CountingReplay::default());
     if exchange.may_need_replay() {
         exchange.set_replay(replay.clone());
     }
-    read(&exchange);
+    read_body(&exchange);
     let BodyPlan::Tap(mut tap) = exchange.on_head(Head::Stream { readable: true }) else {
         panic!("its events are to be read");
     };
@@ -341,11 +342,15 @@ async fn the_server_of_a_path_gets_the_cancel_of_a_disconnect() {
         exchange.signal.reason(),
         Some(CancelReason::ClientDisconnected)
     );
-    assert_eq!(replay.0.load(Ordering::Relaxed), 1, "its work runs on");
+    assert_eq!(
+        replay.0.load(Ordering::Relaxed),
+        1,
+        "the work keeps running"
+    );
 }
 
 #[test]
-fn a_delete_ends_the_calls_of_a_session_of_its_path() {
+fn a_delete_ends_the_calls_of_its_session_on_its_path() {
     let registry = Arc::new(Registry::new());
     let (exchange, ..) = streamed(&registry, true);
     let delete = request_of(&registry, Method::DELETE, None);
@@ -356,11 +361,11 @@ fn a_delete_ends_the_calls_of_a_session_of_its_path() {
 /// Returns a call that a session manager of this scope has bound, with an event of rmcp.
 fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     let exchange = unparsed(registry);
-    let id = exchange.bind(typed(), Arc::new(Counts::of(scope)), || 0);
+    let id = exchange.bind(typed(), Arc::new(CountingManager::of(scope)), || 0);
     let id = id.unwrap().id;
     exchange.on_dispatched(id);
     let _body = exchange.on_head(Head::Stream { readable: true });
-    exchange.with_session(|core| core.record_event_id(id, b"0/0", EventIdFormat::Rmcp));
+    exchange.with_session(|session| session.record_event_id(id, b"0/0", EventIdFormat::Rmcp));
     exchange.record_stream_meta(true, None);
     let generation = POST_GENERATION;
     let attachment = Attachment {
@@ -371,7 +376,7 @@ fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     (exchange, attachment)
 }
 
-/// Returns two managers that both have the session. So it is if two services restore from one store, or share an inner
+/// Returns two managers that both have the session, like those of two services that restore from one store, or share an inner
 /// manager.
 fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     let registry = Arc::new(Registry::new());
@@ -420,7 +425,11 @@ fn a_resumed_stream_gets_the_error_of_its_own_call_only(first: u64) {
     resume.on_stream_opened(stream);
     assert!(other.cancel(attachment.id, Cancel::now(CancelReason::TimedOut)));
     assert!(victim.is_in_flight(id));
-    assert_eq!(sent.0.load(Ordering::Relaxed), 0, "of another's cancel");
+    assert_eq!(
+        sent.0.load(Ordering::Relaxed),
+        0,
+        "the error is that of another call"
+    );
 }
 
 #[test]
@@ -442,13 +451,13 @@ fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused()
     let request = RequestId::Number(1);
     assert_eq!(calls.find("s", &request), Some(id));
     let refused = unparsed(&registry);
-    refused.set_replay(Arc::new(Replays::default()));
-    read(&refused);
+    refused.set_replay(Arc::new(CountingReplay::default()));
+    read_body(&refused);
     assert_eq!(calls.find("s", &request), Some(id), "in one session");
 }
 
 /// Asserts that a call that was answered externally is neither in flight nor cancelled.
-fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) {
+fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &CountingManager) {
     assert_eq!(registry.len(), 0);
     if let Some(call) = exchange.info() {
         exchange.on_dispatched(call.id());
@@ -463,7 +472,7 @@ fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts)
 fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
-        let manager = Arc::new(Counts::of(7));
+        let manager = Arc::new(CountingManager::of(7));
         let older = unparsed(&registry);
         let older_id = older.bind(typed(), manager.clone(), || 0).unwrap().id;
         let exchange = if !is_read_first {
@@ -473,7 +482,7 @@ fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
         };
         exchange.on_answered_externally();
         exchange.bind(typed(), manager.clone(), || 0);
-        // The session manager may refuse the request: see `contest`.
+        // The session manager may still refuse the request: see `attempts`.
         assert!(older.is_in_flight(older_id));
         older.on_answered_externally();
         assert_ended(&registry, &exchange, &manager);
@@ -481,7 +490,7 @@ fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
 }
 
 /// Runs `other` beside a thread that reports the answer.
-fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() + Send) {
+fn while_answered(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() + Send) {
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -500,12 +509,12 @@ fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce()
 fn a_call_that_is_answered_while_a_session_manager_binds_it_has_ended() {
     for round in 0..2_000 {
         let registry = Arc::new(Registry::new());
-        let manager = Arc::new(Counts::of(7));
+        let manager = Arc::new(CountingManager::of(7));
         let exchange = match round % 2 {
             0 => unparsed(&registry),
             _ => parsed(&registry),
         };
-        beside_an_answer(&exchange, round % 500, || {
+        while_answered(&exchange, round % 500, || {
             exchange.bind(typed(), manager.clone(), || 0);
         });
         assert_ended(&registry, &exchange, &manager);
@@ -519,9 +528,9 @@ fn a_call_that_is_answered_while_its_body_is_read_has_ended() {
         let exchange = unparsed(&registry);
         let mut frames = Frames::default();
         assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
-        exchange.body_ended(Ok(frames));
-        beside_an_answer(&exchange, round % 500, || exchange.parse_body());
-        assert_ended(&registry, &exchange, &Counts::of(7));
+        exchange.on_body_ended(Ok(frames));
+        while_answered(&exchange, round % 500, || exchange.parse_body());
+        assert_ended(&registry, &exchange, &CountingManager::of(7));
     }
 }
 
@@ -531,10 +540,10 @@ fn of_an_answer_and_a_deadline_one_wins() {
         let registry = Arc::new(Registry::new());
         let exchange = parsed(&registry);
         let id = exchange.info().unwrap().id();
-        let replays = Arc::new(Replays::default());
+        let replays = Arc::new(CountingReplay::default());
         exchange.set_replay(replays.clone());
         let mut is_cancelled = false;
-        beside_an_answer(&exchange, round % 500, || {
+        while_answered(&exchange, round % 500, || {
             is_cancelled = exchange
                 .begin_cancel(id, Cancel::now(CancelReason::TimedOut), None)
                 .is_some();
@@ -552,7 +561,7 @@ fn of_an_answer_and_a_deadline_one_wins() {
 
 /// If a client disconnects at the same moment, both the token and the clean-ups fire, or neither.
 #[test]
-fn of_an_answer_and_a_plain_disconnect_one_wins_whole() {
+fn of_an_answer_and_a_plain_disconnect_only_one_takes_effect() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let request = Request::get("/").body(()).unwrap();
@@ -564,7 +573,7 @@ fn of_an_answer_and_a_plain_disconnect_one_wins_whole() {
         let exchange = Arc::new(Exchange::new(shared, &request, &headers));
         let linked = tokio_util::sync::CancellationToken::new();
         exchange.link(linked.clone());
-        beside_an_answer(&exchange, round % 500, || {
+        while_answered(&exchange, round % 500, || {
             exchange.on_dropped(DetachCause::Disconnected, None);
         });
         assert_eq!(

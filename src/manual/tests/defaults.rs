@@ -1,4 +1,4 @@
-//! The numbers of the page are those of the code.
+//! The numbers of the defaults page match those of the code.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -164,7 +164,7 @@ fn the_grace_of_the_defaults_page_is_that_of_the_code() {
             by_server: false,
             stored: false,
         };
-        match Grace::Auto.on_disconnect(&call, stream_end) {
+        match Grace::Auto.decide(&call, stream_end) {
             DisconnectAction::CancelAfter(grace) => grace,
             other => panic!("no grace: {other:?}"),
         }

@@ -1,4 +1,4 @@
-//! The manual's table of what a disconnect means matches [`Grace::on_disconnect`].
+//! The manual's table of what a disconnect means matches [`Grace::decide`].
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ fn the_table_of_what_a_disconnect_means_matches_the_code() {
         let row = ROWS.iter().position(|(_, fits)| fits(&call, stream_end));
         let row = row.expect("the last fits all");
         let expected = action(rows[row][1], stream_end);
-        let found = Grace::Auto.on_disconnect(&call, stream_end);
+        let found = Grace::Auto.decide(&call, stream_end);
         assert_eq!(found, expected, "{:?}: {call:?} {stream_end:?}", rows[row]);
         decided[row] += 1;
     }

@@ -72,7 +72,7 @@ impl Number {
 
 impl From<Duration> for Number {
     fn from(time: Duration) -> Self {
-        Self::Time(time.as_millis().try_into().expect("no age of the world"))
+        Self::Time(time.as_millis().try_into().expect("a time that fits"))
     }
 }
 

@@ -25,7 +25,7 @@ pin_project! {
         handler: Option<F>,
         request_info: RequestInfo,
         #[pin]
-        stop: Option<AbortTimer>,
+        abort_timer: Option<AbortTimer>,
     }
 }
 
@@ -44,7 +44,7 @@ pin_project! {
         cancelled: WaitForCancellationFutureOwned,
         grace: Duration,
         // Boxed, because almost no call needs it.
-        closing: Option<Pin<Box<Sleep>>>,
+        sleep_until_abort: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -54,14 +54,14 @@ impl<F> AbortableFuture<F> {
     /// Calls the method, which may panic before it returns its future.
     pub(super) fn new(
         request_info: RequestInfo,
-        stop: Option<AbortTimer>,
+        abort_timer: Option<AbortTimer>,
         method: impl FnOnce() -> F,
     ) -> Self {
         let handler = catch_panic(method);
         Self {
             handler,
             request_info,
-            stop,
+            abort_timer,
         }
     }
 }
@@ -89,8 +89,8 @@ where
                 return Poll::Ready(Err(ErrorData::internal_error(message, None)));
             }
         }
-        match this.stop.as_pin_mut() {
-            Some(stop) => ready!(stop.poll(cx)),
+        match this.abort_timer.as_pin_mut() {
+            Some(timer) => ready!(timer.poll(cx)),
             None => return Poll::Pending,
         }
         drop_handler(this.handler);
@@ -107,7 +107,7 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 // === impl RequestInfo ===
 
 impl RequestInfo {
-    /// Links the token of the context to the call, so that a cancel of the call fires it.
+    /// Describes the request, and links the token of its context to the call. A cancel of the call then fires that token.
     ///
     /// Only the context has this token: rmcp creates it as a child of the token that it keeps for the request.
     pub(super) fn new(
@@ -151,21 +151,21 @@ impl AbortTimer {
         Self {
             cancelled: context.ct.clone().cancelled_owned(),
             grace,
-            closing: None,
+            sleep_until_abort: None,
         }
     }
 
     /// Returns `Ready` when the handler must be dropped.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        if this.closing.is_none() {
+        if this.sleep_until_abort.is_none() {
             ready!(this.cancelled.poll(cx));
             if this.grace.is_zero() {
                 return Poll::Ready(());
             }
         }
         let sleep_until_abort = this
-            .closing
+            .sleep_until_abort
             .get_or_insert_with(|| Box::pin(sleep(*this.grace)));
         sleep_until_abort.as_mut().poll(cx)
     }

@@ -117,8 +117,10 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         context: RequestContext<RoleServer>,
         method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
     ) -> AbortableFuture<F> {
-        let stop = AbortTimer::new(&context, self.grace);
-        AbortableFuture::new(request_info, Some(stop), || method(&self.handler, context))
+        let abort_timer = AbortTimer::new(&context, self.grace);
+        AbortableFuture::new(request_info, Some(abort_timer), || {
+            method(&self.handler, context)
+        })
     }
 
     /// Runs a method for a request that must not be stopped.

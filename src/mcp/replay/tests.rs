@@ -9,12 +9,13 @@ fn answer(result: Value) -> ServerJsonRpcMessage {
     serde_json::from_value(message).unwrap()
 }
 
-fn keep_one(message: &ServerJsonRpcMessage) -> Answer {
+fn retained(message: &ServerJsonRpcMessage) -> Answer {
     let event = ServerSseMessage::from_message(message.clone());
     retain(&event, Some(&TextArena::default())).unwrap().0
 }
 
-fn results() -> Vec<Value> {
+/// Returns results that are not only a small text.
+fn other_results() -> Vec<Value> {
     let text = |text: &str| json!({ "type": "text", "text": text });
     vec![
         json!({ "content": [text("a"), text("b")], "isError": false }),
@@ -36,13 +37,13 @@ fn results() -> Vec<Value> {
 fn only_a_single_small_text_is_stored_in_the_arena() {
     let plain = json!({ "content": [{ "type": "text", "text": "a" }], "isError": false });
     assert!(matches!(
-        keep_one(&answer(plain)).content,
+        retained(&answer(plain)).content,
         AnswerContent::Text(..)
     ));
-    for result in results() {
-        let kept = keep_one(&answer(result.clone()));
+    for result in other_results() {
+        let retained_answer = retained(&answer(result.clone()));
         assert!(
-            matches!(kept.content, AnswerContent::Message(_)),
+            matches!(retained_answer.content, AnswerContent::Message(_)),
             "{result}"
         );
     }
@@ -51,9 +52,9 @@ fn only_a_single_small_text_is_stored_in_the_arena() {
 #[test]
 fn an_answer_is_restored_unchanged() {
     let plain = json!({ "content": [{ "type": "text", "text": "\u{e9}\n" }], "isError": false });
-    for result in results().into_iter().chain([plain]) {
+    for result in other_results().into_iter().chain([plain]) {
         let message = answer(result);
-        let end = RetainedOutcome::Answered(keep_one(&message));
+        let end = RetainedOutcome::Answered(retained(&message));
         let events = replay(Some(end), "0/0").collect::<Vec<_>>();
         let events = events.now_or_never().unwrap();
         let [_, answered] = events.as_slice() else {
@@ -65,7 +66,7 @@ fn an_answer_is_restored_unchanged() {
 }
 
 #[test]
-fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
+fn a_replay_ends_with_the_answer_although_the_store_waits_for_more() {
     let message = answer(json!({ "content": [] }));
     let replayed = [None, Some(Arc::new(message.clone()))].map(|message| {
         let mut event = ServerSseMessage::priming("later", DEFAULT_RETRY);
@@ -73,7 +74,7 @@ fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
         event
     });
     let replayed = stream::iter(replayed).chain(stream::pending());
-    let completed = ReplayedAnswer::new(replayed, keep_one(&message), "named");
+    let completed = ReplayedAnswer::new(replayed, retained(&message), "named");
     let events = completed.into_stream().collect::<Vec<_>>();
     let events = events.now_or_never().unwrap();
     assert_eq!(events.len(), 2, "{events:?}");
@@ -92,8 +93,8 @@ fn places(text: &str) -> Vec<Value> {
     let image = json!({ "type": "image", "data": "a", "mimeType": "a/b" });
     let audio = json!({ "type": "audio", "data": "a", "mimeType": "a/b" });
     let link = json!({ "type": "resource_link", "uri": "a:b", "name": "a" });
-    let within = json!({ "uri": "a:b", "text": "a" });
-    let resource = json!({ "type": "resource", "resource": within });
+    let contents = json!({ "uri": "a:b", "text": "a" });
+    let resource = json!({ "type": "resource", "resource": contents });
     let mut blocks = vec![
         with(plain.clone(), "text", json!(text)),
         with(image.clone(), "data", json!(text)),
@@ -106,7 +107,7 @@ fn places(text: &str) -> Vec<Value> {
         ("uri", json!(text)),
         ("_meta", meta.clone()),
     ] {
-        let changed = with(within.clone(), key, value);
+        let changed = with(contents.clone(), key, value);
         blocks.push(with(resource.clone(), "resource", changed));
     }
     let blob = json!({ "uri": "a:b", "blob": text });
@@ -114,16 +115,16 @@ fn places(text: &str) -> Vec<Value> {
     for block in [plain.clone(), image, audio, link, resource] {
         blocks.push(with(block, "_meta", meta.clone()));
     }
-    let contents = blocks
+    let with_block = blocks
         .into_iter()
         .map(|block| json!({ "content": [plain, block] }));
-    let results = contents.chain([
+    let results = with_block.chain([
         json!({ "content": [], "structuredContent": { "a": text } }),
         json!({ "content": [], "structuredContent": text }),
         json!({ "content": [], "_meta": meta }),
         json!({ "content": [], "resultType": text }),
         json!({ "tools": [{ "name": text, "inputSchema": {} }] }),
-        json!({ "of nobody": text }),
+        json!({ "unknown": text }),
     ]);
     let answers = results.map(|result| json!({ "id": 7, "result": result }));
     let others = [
@@ -144,21 +145,21 @@ fn the_size_of_an_answer_counts_all_its_parts() {
     for (place, shown) in places(&"x".repeat(LARGE)).into_iter().zip(shown) {
         let message = serde_json::from_value(place).unwrap();
         let event = ServerSseMessage::from_message(message);
-        let (_, weight) = retain(&event, Some(&TextArena::default())).unwrap();
+        let (_, size) = retain(&event, Some(&TextArena::default())).unwrap();
         assert!(
-            (LARGE..LARGE + 10_000).contains(&weight),
-            "{weight} for {shown}"
+            (LARGE..LARGE + 10_000).contains(&size),
+            "{size} for {shown}"
         );
     }
 }
 
 #[test]
-fn annotations_of_a_text_are_weighed() {
+fn annotations_of_a_text_count_towards_the_size() {
     let annotations = json!({ "audience": vec!["user"; 100_000] });
     let block = json!({ "type": "text", "text": "a", "annotations": annotations });
     let event = ServerSseMessage::from_message(answer(json!({ "content": [block] })));
-    let (_, weight) = retain(&event, None).unwrap();
-    assert!(weight >= 100_000 * "\"user\"".len(), "{weight}");
+    let (_, size) = retain(&event, None).unwrap();
+    assert!(size >= 100_000 * "\"user\"".len(), "{size}");
 }
 
 #[test]
@@ -166,6 +167,6 @@ fn blocks_without_text_count_towards_the_size() {
     let block = json!({ "type": "text", "text": "" });
     let message = answer(json!({ "content": vec![block; 10_000] }));
     let event = ServerSseMessage::from_message(message);
-    let (_, weight) = retain(&event, None).unwrap();
-    assert!(weight >= 10_000 * size_of::<ContentBlock>(), "{weight}");
+    let (_, size) = retain(&event, None).unwrap();
+    assert!(size >= 10_000 * size_of::<ContentBlock>(), "{size}");
 }

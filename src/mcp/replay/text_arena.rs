@@ -1,7 +1,7 @@
 //! An arena for the texts of a session's small answers.
 //!
-//! Otherwise each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
-//! would slow the allocator down, at a higher cost than everything else in this crate.
+//! Without it, each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
+//! would slow the allocator down, and cost more than all other work of this crate.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use crate::lock::lock;
 
 /// Size of an allocation that texts share: 4 KiB. It is freed with the last of its texts.
-const CHUNK: usize = 4096;
+const CHUNK_SIZE: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(in crate::mcp) struct TextArena(Mutex<BytesMut>);
@@ -21,7 +21,7 @@ impl TextArena {
     pub(in crate::mcp) fn push(&self, text: &str) -> Bytes {
         let mut chunk = lock(&self.0);
         if chunk.capacity() < text.len() {
-            *chunk = BytesMut::with_capacity(CHUNK.max(text.len()));
+            *chunk = BytesMut::with_capacity(CHUNK_SIZE.max(text.len()));
         }
         chunk.extend_from_slice(text.as_bytes());
         chunk.split().freeze()
@@ -36,18 +36,18 @@ mod tests {
     fn texts_are_adjacent_and_survive_a_new_chunk() {
         let arena = TextArena::default();
         let texts: Vec<String> = (0..1_000).map(|n| format!("text {n}")).collect();
-        let kept: Vec<Bytes> = texts.iter().map(|text| arena.push(text)).collect();
-        assert_eq!(kept, texts);
+        let stored: Vec<Bytes> = texts.iter().map(|text| arena.push(text)).collect();
+        assert_eq!(stored, texts);
         assert_eq!(
-            kept[0].as_ptr().wrapping_add(kept[0].len()),
-            kept[1].as_ptr()
+            stored[0].as_ptr().wrapping_add(stored[0].len()),
+            stored[1].as_ptr()
         );
     }
 
     #[test]
     fn a_text_longer_than_a_chunk_gets_its_own() {
         let arena = TextArena::default();
-        let long = "x".repeat(2 * CHUNK);
+        let long = "x".repeat(2 * CHUNK_SIZE);
         assert_eq!(arena.push(&long), long);
         assert_eq!(arena.push("short"), "short");
     }

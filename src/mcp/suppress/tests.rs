@@ -112,7 +112,7 @@ fn an_untracked_call_is_not_suppressed_whenever_one_with_its_ids_is_cancelled() 
 }
 
 #[test]
-fn calls_that_are_not_tracked_count_only_while_they_run() {
+fn untracked_calls_count_only_while_they_run() {
     let suppressed = Suppressed::default();
     suppressed.suppress(&call(-1, Some(-1)));
     for id in 0..=MAX_SUPPRESSED as i64 {
@@ -146,16 +146,16 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
     JsonRpcMessage::response(nothing, NumberOrString::Number(id))
 }
 
-/// Returns the ids of all waiting answers.
-fn answers(suppressed: &Suppressed) -> Vec<i64> {
-    let answers = std::iter::from_fn(|| suppressed.error_reply());
-    let ids = answers.map(|answer| match answer {
+/// Returns the sorted ids of the requests to the client that the transport answers with an error.
+fn ids_of_error_replies(suppressed: &Suppressed) -> Vec<i64> {
+    let replies = std::iter::from_fn(|| suppressed.error_reply());
+    let ids = replies.map(|reply| match reply {
         JsonRpcMessage::Error(JsonRpcError {
             id: Some(NumberOrString::Number(id)),
             error,
             ..
         }) if error.code.0 == -32_800 => id,
-        other => panic!("an error for the server and not {other:?}"),
+        other => panic!("expected an error for the server, got {other:?}"),
     });
     let mut ids: Vec<_> = ids.collect();
     ids.sort_unstable();
@@ -171,16 +171,16 @@ fn requests_of_a_call_to_the_client_are_answered_when_it_is_cancelled() {
             SendDecision::Send
         );
     }
-    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    assert_eq!(ids_of_error_replies(&suppressed), [] as [i64; 0]);
     suppressed.suppress(&call(7, None));
-    assert_eq!(answers(&suppressed), [1, 3]);
-    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    assert_eq!(ids_of_error_replies(&suppressed), [1, 3]);
+    assert_eq!(ids_of_error_replies(&suppressed), [] as [i64; 0]);
     suppressed.suppress(&call(8, None));
-    assert_eq!(answers(&suppressed), [2]);
+    assert_eq!(ids_of_error_replies(&suppressed), [2]);
 }
 
 #[test]
-fn a_client_request_that_was_answered_is_not_answered_again() {
+fn a_request_to_the_client_that_was_answered_is_not_answered_again() {
     let suppressed = Suppressed::default();
     suppressed.decide(&ping_with(1, 7));
     suppressed.decide(&ping_with(2, 7));
@@ -191,7 +191,7 @@ fn a_client_request_that_was_answered_is_not_answered_again() {
         Some(NumberOrString::Number(2)),
     ));
     suppressed.suppress(&call(7, None));
-    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    assert_eq!(ids_of_error_replies(&suppressed), [] as [i64; 0]);
 }
 
 #[test]
@@ -207,9 +207,9 @@ fn no_state_is_kept_of_a_session_whose_calls_have_ended() {
 }
 
 #[test]
-fn the_receiver_is_woken_for_an_answer() {
+fn the_receiver_is_woken_for_an_error_reply() {
     let suppressed = Suppressed::default();
-    let (waker, wakes) = counting();
+    let (waker, wakes) = counting_waker();
     suppressed.register_waker(&waker);
     suppressed.decide(&ping_with(1, 7));
     suppressed.register_waker(&waker);
@@ -220,7 +220,7 @@ fn the_receiver_is_woken_for_an_answer() {
     assert_eq!(wakes.load(Ordering::Relaxed), before + 1);
 }
 
-fn counting() -> (Waker, Arc<AtomicUsize>) {
+fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
     struct Count(Arc<AtomicUsize>);
     impl Wake for Count {
         fn wake(self: Arc<Self>) {
@@ -232,7 +232,7 @@ fn counting() -> (Waker, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn only_the_latest_cancelled_calls_are_retained() {
+fn only_the_latest_cancelled_calls_are_suppressed() {
     let suppressed = Suppressed::default();
     for id in 0..=MAX_SUPPRESSED as i64 {
         suppressed.suppress(&call(id, None));
@@ -244,16 +244,16 @@ fn only_the_latest_cancelled_calls_are_retained() {
 
 /// A long call whose client never answers: rmcp cancels each of the requests to that client.
 #[test]
-fn a_client_request_that_its_handler_cancelled_is_removed() {
+fn a_request_to_the_client_that_its_handler_cancelled_is_removed() {
     let suppressed = Suppressed::default();
     for id in 0..1_000 {
         assert_eq!(suppressed.decide(&ping_with(id, 7)), SendDecision::Send);
         let id = Some(NumberOrString::Number(id));
-        let given_up = CancelledNotificationParam::new(id, Some("request timeout".into()));
-        let given_up = CancelledNotification::new(given_up);
-        let given_up = ServerNotification::CancelledNotification(given_up);
-        let given_up = ServerJsonRpcMessage::notification(given_up);
-        assert_eq!(suppressed.decide(&given_up), SendDecision::Send);
+        let cancelled = CancelledNotificationParam::new(id, Some("request timeout".into()));
+        let cancelled = CancelledNotification::new(cancelled);
+        let cancelled = ServerNotification::CancelledNotification(cancelled);
+        let cancelled = ServerJsonRpcMessage::notification(cancelled);
+        assert_eq!(suppressed.decide(&cancelled), SendDecision::Send);
     }
     assert!(suppressed.state().requests_to_client.is_empty());
 }

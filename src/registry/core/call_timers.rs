@@ -1,4 +1,4 @@
-//! The timers of one call in flight: its deadline, and its grace timer while it is detached.
+//! The timers of one call in flight: its call timeout, and its grace while it is detached.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 /// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Maximum number of resumes in a row that renew the grace although they brought no event: 20.
+/// Maximum number of resumes in a row that renew the grace although they brought no event, or were turned away: 20.
 ///
 /// That is a minute for a client that polls every 3 s.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
@@ -45,26 +45,27 @@ pub(super) struct CallTimers {
     pub(super) deadline: Option<Instant>,
     /// The key of this call in `SessionState::due`.
     pub(super) due: Option<Instant>,
-    /// Its grace timer, while it is detached.
-    pub(super) grace_timer: Option<GraceTimer>,
+    /// `None` while it is attached.
+    pub(super) detached: Option<Detached>,
     /// The resumes whose streams are open.
     pub(super) resumed: Vec<Generation>,
     /// Number of resumes that were received and are not answered yet.
     pending_resumes: u32,
     /// Number of tasks that read a stream of it in the background, and will observe its end.
     background_readers: u32,
-    /// Number of resumes in a row that brought no event.
+    /// Number of resumes in a row that brought no event, or were turned away.
     empty_resumes: u32,
     /// Its client may have resumed unobserved. So the loss of its stream does not cancel it, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
     /// Number of times that its grace has expired.
     expiry_count: u32,
-    last_deadline: Option<Instant>,
+    /// The end of its last grace. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
+    last_grace_deadline: Option<Instant>,
 }
 
-/// The timer of a detached call.
+/// A call without an open stream, and when its grace ends, if it has one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GraceTimer {
+pub(super) struct Detached {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
     /// How long its client may take to resume: the grace of a call that has one. Longer if the client may have resumed unobserved.
@@ -140,11 +141,11 @@ impl CallTimers {
         };
         if let DetachedState::GraceUntil { deadline, .. } = &mut state {
             if self.empty_resumes > MAX_EMPTY_RESUMES {
-                *deadline = self.last_deadline.unwrap_or(*deadline).min(*deadline);
+                *deadline = self.last_grace_deadline.unwrap_or(*deadline).min(*deadline);
             }
-            self.last_deadline = Some(*deadline);
+            self.last_grace_deadline = Some(*deadline);
         }
-        self.grace_timer = Some(GraceTimer {
+        self.detached = Some(Detached {
             detachment,
             state,
             resume_window,
@@ -161,37 +162,37 @@ impl CallTimers {
 
     /// Marks the grace as expired: the caller cancels the call.
     pub(super) fn mark_expired(&mut self) {
-        if let Some(timer) = &mut self.grace_timer {
-            timer.is_expired = true;
+        if let Some(detached) = &mut self.detached {
+            detached.is_expired = true;
             self.expiry_count = self.expiry_count.wrapping_add(1);
         }
     }
 
     /// Returns the token of the current expiry. `None` if the grace has not expired, or was invalidated since.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
-        let is_expired = self.grace_timer.is_some_and(|timer| timer.is_expired);
+        let is_expired = self.detached.is_some_and(|detached| detached.is_expired);
         is_expired.then_some(ExpiryToken(self.expiry_count))
     }
 
     /// Invalidates the expiry and its confirmation. The timer is checked again.
     fn invalidate_expiry(&mut self) {
-        if let Some(timer) = &mut self.grace_timer {
-            timer.is_expired = false;
-            timer.is_confirmed = false;
+        if let Some(detached) = &mut self.detached {
+            detached.is_expired = false;
+            detached.is_confirmed = false;
         }
     }
 
     /// Postpones the end of the grace to `until`, because the cancel was not confirmed.
     pub(super) fn postpone(&mut self, until: Instant) {
         self.invalidate_expiry();
-        if let Some(timer) = &mut self.grace_timer
-            && let DetachedState::GraceUntil { deadline, .. } = &mut timer.state
+        if let Some(detached) = &mut self.detached
+            && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
         {
             *deadline = until;
-            timer.was_postponed = false;
-            timer.recheck_at = None;
-            timer.rechecks = 0;
-            self.last_deadline = Some(until);
+            detached.was_postponed = false;
+            detached.recheck_at = None;
+            detached.rechecks = 0;
+            self.last_grace_deadline = Some(until);
         }
     }
 
@@ -199,35 +200,35 @@ impl CallTimers {
     /// once more.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.invalidate_expiry();
-        if let Some(timer) = &mut self.grace_timer {
-            timer.is_confirmed = true;
-            timer.recheck_at = Some(now + RECHECK_DELAY);
-            timer.rechecks = timer.rechecks.saturating_add(1);
+        if let Some(detached) = &mut self.detached {
+            detached.is_confirmed = true;
+            detached.recheck_at = Some(now + RECHECK_DELAY);
+            detached.rechecks = detached.rechecks.saturating_add(1);
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let is_expired = self.grace_timer.is_some_and(|timer| timer.is_expired);
+        let is_expired = self.detached.is_some_and(|detached| detached.is_expired);
         let grace = self.detached_deadline().filter(|_| !is_expired);
         grace.into_iter().chain(self.deadline).min()
     }
 
     /// Returns when the grace timer is checked. Returns `None` if the call is attached, or waits without a deadline.
     pub(super) fn detached_deadline(&self) -> Option<Instant> {
-        let timer = self.grace_timer.as_ref()?;
-        match timer.state {
+        let detached = self.detached.as_ref()?;
+        match detached.state {
             DetachedState::GraceUntil { deadline, .. } => {
                 let at = if self.has_pending_resume() {
                     resume_deadline(deadline)
                 } else {
                     // A deadline that passed during a pending resume is not late, because it could not run then.
-                    timer.resumes_ended_at.unwrap_or(deadline).max(deadline)
+                    detached.resumes_ended_at.unwrap_or(deadline).max(deadline)
                 };
-                Some(timer.recheck_at.unwrap_or(at).max(at))
+                Some(detached.recheck_at.unwrap_or(at).max(at))
             }
             // Not before the deadline of the call, because an unobserved call can still be cancelled then.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
-            DetachedState::UntilComplete { .. } => timer
+            DetachedState::UntilComplete { .. } => detached
                 .unobserved_until
                 .map(|at| at.max(self.deadline.unwrap_or(at))),
         }
@@ -251,6 +252,19 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
+    /// Starts the grace anew, because its client was asked to return later. At most [`MAX_EMPTY_RESUMES`] times in a row.
+    pub(super) fn renew_grace(&mut self, now: Instant) {
+        if let Some(detached) = &mut self.detached
+            && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
+            && self.empty_resumes < MAX_EMPTY_RESUMES
+            && let Some(renewed) = now.checked_add(detached.resume_window)
+        {
+            self.empty_resumes += 1;
+            *deadline = renewed.max(*deadline);
+            self.last_grace_deadline = Some(*deadline);
+        }
+    }
+
     /// Removes a pending resume. The timer continues after the last one.
     pub(super) fn end_resume(&mut self, now: Instant) {
         if self.pending_resumes != 1 {
@@ -259,10 +273,10 @@ impl CallTimers {
         }
         self.pending_resumes = 0;
         self.invalidate_expiry();
-        if let Some(timer) = &mut self.grace_timer
-            && let DetachedState::GraceUntil { deadline, .. } = timer.state
+        if let Some(detached) = &mut self.detached
+            && let DetachedState::GraceUntil { deadline, .. } = detached.state
         {
-            timer.resumes_ended_at = Some(now.min(resume_deadline(deadline)));
+            detached.resumes_ended_at = Some(now.min(resume_deadline(deadline)));
         }
     }
 
@@ -270,10 +284,10 @@ impl CallTimers {
     pub(super) fn set_maybe_resumed(&mut self, state: DetachedState) {
         self.invalidate_expiry();
         self.is_maybe_resumed = true;
-        if let Some(timer) = &mut self.grace_timer {
-            timer.state = state;
-            let resume_window = state.resume_window(timer.detachment.since());
-            timer.resume_window = timer.resume_window.max(resume_window);
+        if let Some(detached) = &mut self.detached {
+            detached.state = state;
+            let resume_window = state.resume_window(detached.detachment.since());
+            detached.resume_window = detached.resume_window.max(resume_window);
         }
     }
 
@@ -281,20 +295,20 @@ impl CallTimers {
     ///
     /// That is the end of its resume window, counted from `at`, or the end of its grace with all postponements, whichever is later.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
-        let timer = self.grace_timer.as_ref()?;
-        let whole = at.checked_add(timer.resume_window);
-        let grace_deadline = match timer.state {
+        let detached = self.detached.as_ref()?;
+        let window_end = at.checked_add(detached.resume_window);
+        let grace_deadline = match detached.state {
             DetachedState::GraceUntil { deadline, .. } => Some(deadline),
             DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
         };
-        whole.max(grace_deadline)
+        window_end.max(grace_deadline)
     }
 
     /// Adds a task that reads a stream of the call in the background.
     pub(super) fn add_background_reader(&mut self) {
         self.background_readers = self.background_readers.saturating_add(1);
-        if let Some(timer) = &mut self.grace_timer {
-            timer.unobserved_until = None;
+        if let Some(detached) = &mut self.detached {
+            detached.unobserved_until = None;
         }
     }
 
@@ -302,10 +316,10 @@ impl CallTimers {
     pub(super) fn remove_background_reader(&mut self, unobserved_until: Option<Instant>) {
         self.background_readers = self.background_readers.saturating_sub(1);
         if self.background_readers == 0
-            && let Some(timer) = &mut self.grace_timer
+            && let Some(detached) = &mut self.detached
             && let Some(unobserved_until) = unobserved_until
         {
-            timer.unobserved_until.get_or_insert(unobserved_until);
+            detached.unobserved_until.get_or_insert(unobserved_until);
         }
     }
 
@@ -322,7 +336,7 @@ impl CallTimers {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return ExpiryDecision::CallTimeout;
         }
-        match self.grace_timer.map(|timer| timer.state) {
+        match self.detached.map(|detached| detached.state) {
             Some(DetachedState::GraceUntil { .. })
                 if self.postpone_if_late(now, at, late, is_stalled) =>
             {
@@ -330,7 +344,7 @@ impl CallTimers {
             }
             Some(DetachedState::GraceUntil { .. }) => {
                 self.mark_expired();
-                if self.grace_timer.is_some_and(|timer| timer.is_confirmed) {
+                if self.detached.is_some_and(|detached| detached.is_confirmed) {
                     ExpiryDecision::GraceConfirmed
                 } else {
                     ExpiryDecision::GraceExpired
@@ -350,30 +364,30 @@ impl CallTimers {
         late: Duration,
         is_stalled: bool,
     ) -> bool {
-        let Some(timer) = &mut self.grace_timer else {
+        let Some(detached) = &mut self.detached else {
             return false;
         };
-        let DetachedState::GraceUntil { deadline, retry } = &mut timer.state else {
+        let DetachedState::GraceUntil { deadline, retry } = &mut detached.state else {
             return false;
         };
-        let tolerated = if timer.recheck_at == Some(at) {
+        let tolerated = if detached.recheck_at == Some(at) {
             RECHECK_TOLERANCE
         } else {
             TIMER_RESOLUTION
         };
-        let deadline = if (is_stalled || late > STALL_THRESHOLD) && !timer.was_postponed {
-            timer.was_postponed = true;
+        let deadline = if (is_stalled || late > STALL_THRESHOLD) && !detached.was_postponed {
+            detached.was_postponed = true;
             // A confirmation from before the stall may no longer hold.
-            timer.is_confirmed = false;
+            detached.is_confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
             *deadline
-        } else if (is_stalled || late > tolerated) && timer.rechecks < MAX_RECHECKS {
-            timer.rechecks += 1;
-            *timer.recheck_at.insert(now + RECHECK_DELAY)
+        } else if (is_stalled || late > tolerated) && detached.rechecks < MAX_RECHECKS {
+            detached.rechecks += 1;
+            *detached.recheck_at.insert(now + RECHECK_DELAY)
         } else {
             return false;
         };
-        self.last_deadline = Some(deadline);
+        self.last_grace_deadline = Some(deadline);
         true
     }
 }

@@ -58,7 +58,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
                     ExpiryDecision::Forget => {
                         let call = entry.call.clone();
                         let finished = self.finish(id, None);
-                        expired.extend(finished.map(|it| (id, call, Expired::Forgotten(it))));
+                        expired.extend(
+                            finished.map(|finished| (id, call, Expired::Forgotten(finished))),
+                        );
                     }
                 }
             }
@@ -69,8 +71,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let call = self.due.first().map(|(at, _)| *at);
         match (call, self.retained.next_expiry()) {
-            (Some(call), Some(record)) => Some(call.min(record)),
-            (call, record) => call.or(record),
+            (Some(call), Some(retained)) => Some(call.min(retained)),
+            (call, retained) => call.or(retained),
         }
     }
 

@@ -3,9 +3,9 @@
 use super::{
     SessionState,
     entry::{CallKey, Finished},
+    event_ids::EventIds,
     retained_call::{Completion, EndedCall, RetainedOutcome},
     retention::EvictedAnswer,
-    streams::Streams,
 };
 use crate::call::{CallId, Scope};
 
@@ -38,12 +38,12 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let (mut may_cancel_server, mut has_evicted) = (false, false);
         if let Some(key) = entry.key {
             may_cancel_server = self.unindex_request(id, &key) && key.contests == 0;
-            let completion = completion.filter(|_| !entry.streams.is_empty());
+            let completion = completion.filter(|_| !entry.event_ids.is_empty());
             has_evicted = completion.is_some_and(|completion| {
                 self.retain(EndedCall {
                     call: id,
                     session: key.session,
-                    streams: entry.streams,
+                    event_ids: entry.event_ids,
                     had_client: detachment.is_none(),
                     completion,
                 })
@@ -73,16 +73,15 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     /// The lock is free between the check of the timer and this end. Meanwhile the client may have resumed, or begun to
     /// (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
-        let is_due = self.calls.get(id)?.grace_timer()?.is_expired;
+        let is_due = self.calls.get(id)?.detached()?.is_expired;
         is_due.then(|| self.finish(id, Some(ended)))?
     }
 
     /// Ends a detached call, unless a resume is pending or the call is maybe resumed.
     pub(crate) fn finish_detached(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
         let timers = self.timers_of(id)?;
-        let may_cancel = timers.grace_timer.is_some()
-            && !timers.has_pending_resume()
-            && !timers.is_maybe_resumed;
+        let may_cancel =
+            timers.detached.is_some() && !timers.has_pending_resume() && !timers.is_maybe_resumed;
         may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
@@ -98,7 +97,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let accepted = self.calls_where(|entry| entry.key.as_ref().is_some_and(is_accepted));
         for (id, _) in &accepted {
             if let Some(entry) = self.calls.get_mut(*id) {
-                entry.streams = Streams::default();
+                entry.event_ids = EventIds::default();
             }
         }
         accepted

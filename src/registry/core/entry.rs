@@ -5,10 +5,10 @@ use std::mem;
 use tokio::time::Instant;
 
 use super::{
-    call_timers::{CallTimers, DetachedState, GraceTimer},
+    call_timers::{CallTimers, Detached, DetachedState},
+    event_ids::EventIds,
     generation::{Generation, POST_GENERATION},
     index::KeyHash,
-    streams::Streams,
 };
 use crate::call::{Detachment, RequestId};
 
@@ -16,7 +16,7 @@ use crate::call::{Detachment, RequestId};
 pub(crate) struct Entry<T> {
     pub(crate) call: T,
     pub(super) key: Option<CallKey>,
-    pub(super) streams: Streams,
+    pub(super) event_ids: EventIds,
     /// The generation of the latest stream.
     newest_stream: Generation,
     /// Whether the stream of its POST is open.
@@ -80,7 +80,7 @@ impl<T> Entry<T> {
         Self {
             call,
             key,
-            streams: Streams::default(),
+            event_ids: EventIds::default(),
             newest_stream: POST_GENERATION,
             has_post_stream: true,
             timers: timers.map(Box::new),
@@ -124,12 +124,12 @@ impl<T> Entry<T> {
         self.key.as_ref().map(|key| key.session)
     }
 
-    pub(super) fn grace_timer(&self) -> Option<&GraceTimer> {
-        self.timers.as_ref()?.grace_timer.as_ref()
+    pub(super) fn detached(&self) -> Option<&Detached> {
+        self.timers.as_ref()?.detached.as_ref()
     }
 
     pub(super) fn detachment(&self) -> Option<Detachment> {
-        self.grace_timer().map(|timer| timer.detachment)
+        self.detached().map(|detached| detached.detachment)
     }
 
     /// Returns when it was detached.
@@ -139,7 +139,7 @@ impl<T> Entry<T> {
 
     /// Returns when it is cancelled if its client does not resume.
     pub(crate) fn grace_deadline(&self) -> Option<Instant> {
-        match self.grace_timer()?.state {
+        match self.detached()?.state {
             DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),
             DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
         }

@@ -119,7 +119,7 @@ impl KeyHasher {
         KeyHash(self.keyed.hash_one(id))
     }
 
-    /// Returns the session with this id in a scope.
+    /// Returns the hash of the session with this id in a scope.
     pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),

@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::{
     SessionState,
     entry::{CallKey, Entry},
+    event_ids::EventIdFormat,
     index::{self, KeyHash, ScopeSet, StreamId},
     retained_call::RetainedOutcome,
-    streams::EventIdFormat,
 };
 use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
@@ -49,16 +49,18 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let Some(entry) = entry.filter(|entry| entry.key.is_some()) else {
             return;
         };
-        entry.streams.add(match (format, index::numbers(event_id)) {
-            (EventIdFormat::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
-            _ => StreamId::Opaque(self.shared.hasher.event(event_id)),
-        });
+        entry
+            .event_ids
+            .add(match (format, index::numbers(event_id)) {
+                (EventIdFormat::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
+                _ => StreamId::Opaque(self.shared.hasher.event(event_id)),
+            });
     }
 
     /// Records that the known event ids of a call are incomplete: its stream cannot be read.
     pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
-            entry.streams.mark_incomplete();
+            entry.event_ids.mark_incomplete();
         }
     }
 
@@ -90,7 +92,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let is_of_session = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.shared.hasher.event_id(event_id);
         let mut calls =
-            self.calls_where(|entry| is_of_session(entry) && entry.streams.contains(event));
+            self.calls_where(|entry| is_of_session(entry) && entry.event_ids.contains(event));
         if calls.len() > 1 {
             return EventMatch::Ambiguous(calls);
         }
@@ -101,7 +103,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             return EventMatch::Ended(end.clone());
         }
         let incomplete =
-            self.calls_where(|entry| is_of_session(entry) && entry.streams.is_incomplete());
+            self.calls_where(|entry| is_of_session(entry) && entry.event_ids.is_incomplete());
         if incomplete.is_empty() {
             EventMatch::Nothing
         } else {
@@ -109,7 +111,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the session with this id in a scope. Returns `None` for calls without a session.
+    /// Returns the hash of this id's session in a scope. Returns `None` for calls without a session.
     pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
         let (_, id) = self.session_id.as_ref()?;
         Some(self.shared.hasher.session(*id, scope))
@@ -173,12 +175,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             ScopeSet::Several => {}
         }
         let event = self.shared.hasher.event_id(event_id);
-        let has_event = |entry: &Entry<T>| entry.key.is_some() && entry.streams.contains(event);
+        let has_event = |entry: &Entry<T>| entry.key.is_some() && entry.event_ids.contains(event);
         let matches = self.calls().filter(|(_, entry)| has_event(entry));
         let matched: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
         // If a call of a session has the event id, no call of that session without it matches.
-        let may_have =
-            |entry: &Entry<T>| entry.streams.is_incomplete() && !matched.contains(&entry.session());
+        let may_have = |entry: &Entry<T>| {
+            entry.event_ids.is_incomplete() && !matched.contains(&entry.session())
+        };
         self.calls_where(|entry| has_event(entry) || may_have(entry))
     }
 
@@ -189,7 +192,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             ScopeSet::One(session) => self.match_event_in(session, event_id),
             ScopeSet::Several => {
                 let event = self.shared.hasher.event_id(event_id);
-                let mut matches = self.calls_where(|entry| entry.streams.contains(event));
+                let mut matches = self.calls_where(|entry| entry.event_ids.contains(event));
                 return matches.pop().filter(|_| matches.is_empty());
             }
         };
@@ -251,17 +254,17 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     /// Returns the resume window of a detached call, as it was decided at the detach.
-    pub(crate) fn grace(&self, id: CallId) -> Option<Duration> {
-        Some(self.calls.get(id)?.grace_timer()?.resume_window)
+    pub(crate) fn resume_window(&self, id: CallId) -> Option<Duration> {
+        Some(self.calls.get(id)?.detached()?.resume_window)
     }
 
     /// Returns the cause of the detach, if the call has no grace. Only a pending resume has kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
-        let timer = self.calls.get(id)?.grace_timer()?;
-        timer
+        let detached = self.calls.get(id)?.detached()?;
+        detached
             .resume_window
             .is_zero()
-            .then(|| timer.detachment.cause())
+            .then(|| detached.detachment.cause())
     }
 
     /// Returns `true` if a client may resume in a session.
@@ -269,11 +272,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
-            let is_away = |entry: &Entry<T>| {
-                entry.session() == Some(session) && entry.grace_timer().is_some()
-            };
+            let is_detached =
+                |entry: &Entry<T>| entry.session() == Some(session) && entry.detached().is_some();
             let mut calls = self.calls();
-            calls.any(|(_, entry)| is_away(entry))
+            calls.any(|(_, entry)| is_detached(entry))
                 || self.retained.has_undelivered_answers(session, now)
         })
     }
@@ -283,7 +285,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
         };
-        self.calls_where(|entry| entry.session() == Some(session) && entry.grace_timer().is_some())
+        self.calls_where(|entry| entry.session() == Some(session) && entry.detached().is_some())
     }
 
     pub(super) fn calls_where(&self, is_match: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {

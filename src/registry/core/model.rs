@@ -54,7 +54,7 @@ enum Generations {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Name {
+enum EventIds {
     /// A stream in rmcp's format that no other call has.
     Own,
     /// A stream that other calls may have, too.
@@ -72,9 +72,9 @@ enum Waiting {
     ForgetAt { after_ms: u64 },
 }
 
-/// The answer to a request for confirmation.
+/// The decision of a confirmation.
 #[derive(Debug, Clone, Copy)]
-enum Answering {
+enum Decision {
     Cancel,
     Postpone { wait_ms: u64 },
 }
@@ -101,11 +101,11 @@ enum Op {
     Start {
         name: (usize, usize),
         accepted: bool,
-        may_last_ms: Option<u64>,
+        deadline_ms: Option<u64>,
     },
     Accept(Pick),
     Rekey(Pick, (usize, usize)),
-    RecordEventId(Pick, Name),
+    RecordEventId(Pick, EventIds),
     Detach {
         call: Pick,
         generation: Generations,
@@ -125,6 +125,7 @@ enum Op {
     },
     BeginResume(Pick),
     EndResume(Pick),
+    RenewGrace(Pick),
     SetMaybeResumed(Pick),
     AddBackgroundReader(Pick),
     RemoveBackgroundReader(Pick),
@@ -132,14 +133,14 @@ enum Op {
     /// Applies a cancel that an expired grace decided.
     FinishDue(Pick, Retaining),
     /// Requests the confirmation of a cancel.
-    Ask(Pick),
-    /// Answers a request for confirmation, possibly late, and possibly a second time.
-    Answer(usize, Answering),
+    RequestConfirmation(Pick),
+    /// Decides a requested confirmation, possibly late, and possibly a second time.
+    Confirm(usize, Decision),
     /// Applies a cancel of a detached call.
     FinishDetached(Pick, Retaining),
     /// Starts a call, detaches it if `is_detached`, and finishes it.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
-    Whole {
+    RunToEnd {
         is_detached: bool,
         completed: Retaining,
     },
@@ -153,7 +154,7 @@ enum Op {
     },
     /// Expires calls `checks` times, each time late.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
-    Late {
+    ExpireLate {
         checks: u32,
         and_ms: u64,
     },
@@ -162,7 +163,7 @@ enum Op {
 /// A session state and its model, and the calls so far.
 struct Run {
     shared: Arc<RegistryShared>,
-    core: SessionState<u32, Answer>,
+    session: SessionState<u32, Answer>,
     model: Model,
     now: Instant,
     calls: Vec<CallId>,
@@ -170,7 +171,7 @@ struct Run {
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
     /// The requests for confirmation: the call, and its expiry in the session state and in the model.
-    question: Vec<(CallId, ExpiryToken, usize)>,
+    confirmations: Vec<(CallId, ExpiryToken, usize)>,
     answers: u32,
     witness: Witness,
 }
@@ -186,12 +187,13 @@ struct Witness {
 // === impl Witness ===
 
 impl Witness {
-    fn ends(&mut self, id: CallId) {
-        self.is_alive(id);
+    fn record_end(&mut self, id: CallId) {
+        self.assert_not_ended(id);
         self.ended.push(id);
     }
 
-    fn is_alive(&self, id: CallId) {
+    /// Panics if a call has ended, or was untracked or forgotten.
+    fn assert_not_ended(&self, id: CallId) {
         assert!(!self.ended.contains(&id), "{id:?} has ended before");
         assert!(
             !self.untracked.contains(&id),
@@ -204,21 +206,21 @@ impl Witness {
 // === impl Run ===
 
 impl Run {
-    fn new(room: usize) -> Self {
+    fn new(capacity: usize) -> Self {
         let shared = Arc::new(RegistryShared::default());
         let limits = Limits::default().retained(usize::MAX);
         shared
             .totals
-            .limit(limits.retained_of_session(room * UNIT + UNIT / 2));
+            .limit(limits.retained_of_session(capacity * UNIT + UNIT / 2));
         Self {
-            core: SessionState::new(shared.clone(), Some(session_id(&shared))),
+            session: SessionState::new(shared.clone(), Some(session_id(&shared))),
             shared,
-            model: Model::new(room),
+            model: Model::new(capacity),
             now: Instant::now(),
             calls: Vec::new(),
             generations: Vec::new(),
             streams: vec![Stream::Numbered(99), Stream::Opaque(99)],
-            question: Vec::new(),
+            confirmations: Vec::new(),
             answers: 0,
             witness: Witness::default(),
         }
@@ -229,8 +231,8 @@ impl Run {
             Op::Start {
                 name,
                 accepted,
-                may_last_ms,
-            } => self.start(name, accepted, may_last_ms),
+                deadline_ms,
+            } => self.start(name, accepted, deadline_ms),
             Op::Accept(call) => self.on(call, Self::accept),
             Op::Rekey(call, name) => self.on(call, |run, id| run.rekey(id, name)),
             Op::RecordEventId(call, name) => self.on(call, |run, id| run.record_event_id(id, name)),
@@ -251,54 +253,59 @@ impl Run {
                 stalled,
             } => self.on(call, |run, id| run.poll(id, times, every_ms, stalled)),
             Op::BeginResume(call) => self.on(call, |run, id| {
-                let accepted = run.core.begin_resume(id, run.now);
+                let accepted = run.session.begin_resume(id, run.now);
                 assert_eq!(accepted, run.model.begin_resume(id, run.now));
             }),
             Op::EndResume(call) => self.on(call, |run, id| {
-                run.core.end_resume(id, run.now);
+                run.session.end_resume(id, run.now);
                 run.model.end_resume(id, run.now);
             }),
+            Op::RenewGrace(call) => self.on(call, |run, id| {
+                run.session.renew_grace(id, run.now);
+                run.model.renew_grace(id, run.now);
+            }),
             Op::SetMaybeResumed(call) => self.on(call, |run, id| {
-                run.core.set_maybe_resumed(id, unobserved(run.now));
+                run.session.set_maybe_resumed(id, unobserved(run.now));
                 run.model.set_maybe_resumed(id, run.now);
             }),
             Op::AddBackgroundReader(call) => self.on(call, |run, id| {
-                run.core.add_background_reader(id);
+                run.session.add_background_reader(id);
                 run.model.add_background_reader(id);
             }),
             Op::RemoveBackgroundReader(call) => self.on(call, |run, id| {
-                let unseen_until = run.now + UNOBSERVED_TTL;
-                run.core.remove_background_reader(id, Some(unseen_until));
+                let unobserved_until = run.now + UNOBSERVED_TTL;
+                run.session
+                    .remove_background_reader(id, Some(unobserved_until));
                 run.model.remove_background_reader(id, run.now);
             }),
             Op::Finish(call, completed) => self.on(call, |run, id| run.finish(id, completed)),
             Op::FinishDue(call, completed) => self.on(call, |run, id| {
                 let is_due = run.model.is_due(id);
-                run.finish_if(id, is_due, completed, |core, ended| {
-                    core.finish_due(id, ended)
+                run.finish_if(id, is_due, completed, |session, ended| {
+                    session.finish_due(id, ended)
                 });
             }),
-            Op::Ask(call) => self.on(call, |run, id| {
-                let (due, expected) = (run.core.expiry(id), run.model.due(id));
+            Op::RequestConfirmation(call) => self.on(call, |run, id| {
+                let (due, expected) = (run.session.expiry(id), run.model.due(id));
                 assert_eq!(due.is_some(), expected.is_some());
-                run.question
+                run.confirmations
                     .extend(due.zip(expected).map(|(due, its)| (id, due, its)));
             }),
-            Op::Answer(question, answer) => self.answer(question, answer),
+            Op::Confirm(index, decision) => self.confirm(index, decision),
             Op::FinishDetached(call, completed) => self.on(call, |run, id| {
                 let may_cancel = run.model.may_cancel(id);
-                run.finish_if(id, may_cancel, completed, |core, ended| {
-                    core.finish_detached(id, ended)
+                run.finish_if(id, may_cancel, completed, |session, ended| {
+                    session.finish_detached(id, ended)
                 });
             }),
-            Op::Whole {
+            Op::RunToEnd {
                 is_detached,
                 completed,
-            } => self.whole(is_detached, completed),
+            } => self.run_to_end(is_detached, completed),
             Op::BeginClose { scope, end } => self.begin_close(scope, end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
-            Op::Late { checks, and_ms } => {
+            Op::ExpireLate { checks, and_ms } => {
                 for _ in 0..checks {
                     self.pass(Pass::Deadline { and_ms });
                     self.expire(true);
@@ -308,6 +315,7 @@ impl Run {
         self.compare();
     }
 
+    /// Runs an operation on the picked call, if there is a call.
     fn on(&mut self, call: Pick, operation: impl FnOnce(&mut Self, CallId)) {
         let in_flight = self.model.calls();
         let id = match call {
@@ -324,16 +332,16 @@ impl Run {
         &mut self,
         (scope, request): (usize, usize),
         accepted: bool,
-        may_last_ms: Option<u64>,
+        deadline_ms: Option<u64>,
     ) {
         let id = CallId::next();
-        let deadline = may_last_ms.map(|ms| self.now + Duration::from_millis(ms));
+        let deadline = deadline_ms.map(|ms| self.now + Duration::from_millis(ms));
         let payload = u32::try_from(self.calls.len()).unwrap();
         self.calls.push(id);
         self.generations.push(vec![POST_GENERATION]);
         let request = request_of(request);
         let name = (scope_of(scope), request.clone());
-        self.core.start(id, Some(name), payload, deadline);
+        self.session.start(id, Some(name), payload, deadline);
         self.model.start(id, (scope, request), deadline);
         if accepted {
             self.accept(id);
@@ -342,17 +350,17 @@ impl Run {
 
     fn accept(&mut self, id: CallId) {
         let detachments = self.detachments();
-        let untracked = self.core.accept(id);
+        let untracked = self.session.accept(id);
         let expected = self.model.accept(id);
-        self.untracks(untracked, expected, &detachments);
+        self.check_untracked(untracked, expected, &detachments);
     }
 
     fn rekey(&mut self, id: CallId, (scope, request): (usize, usize)) {
         let detachments = self.detachments();
         let request = request_of(request);
-        let untracked = self.core.rekey(id, &scope_of(scope), request.clone());
+        let untracked = self.session.rekey(id, &scope_of(scope), request.clone());
         let expected = self.model.rekey(id, (scope, request));
-        self.untracks(untracked, expected, &detachments);
+        self.check_untracked(untracked, expected, &detachments);
     }
 
     /// Returns the detachment of each call, in the order of `calls`.
@@ -361,7 +369,8 @@ impl Run {
         calls.map(|id| self.model.detachment(*id)).collect()
     }
 
-    fn untracks(
+    /// Checks which call was untracked for another, if one was.
+    fn check_untracked(
         &mut self,
         untracked: Option<UntrackedCall<u32>>,
         expected: Option<CallId>,
@@ -369,7 +378,7 @@ impl Run {
     ) {
         assert_eq!(untracked.map(|(id, ..)| id), expected);
         if let Some((id, payload, finished)) = untracked {
-            self.witness.is_alive(id);
+            self.witness.assert_not_ended(id);
             assert_eq!(self.ordinal(id), payload as usize);
             assert_eq!(finished.detachment, detachments[payload as usize]);
             assert!(!finished.may_cancel_server);
@@ -377,12 +386,12 @@ impl Run {
         }
     }
 
-    fn record_event_id(&mut self, id: CallId, name: Name) {
+    fn record_event_id(&mut self, id: CallId, name: EventIds) {
         let streams: Vec<Stream> = match name {
-            Name::Own => vec![Stream::Numbered(OWN_STREAMS + self.ordinal(id) as u64)],
-            Name::Shared(stream) => vec![stream],
-            Name::Many(first, count) => (first..first + count).map(Stream::Opaque).collect(),
-            Name::Events(stream, first, count) => {
+            EventIds::Own => vec![Stream::Numbered(OWN_STREAMS + self.ordinal(id) as u64)],
+            EventIds::Shared(stream) => vec![stream],
+            EventIds::Many(first, count) => (first..first + count).map(Stream::Opaque).collect(),
+            EventIds::Events(stream, first, count) => {
                 let events = first..first + count;
                 events.map(|index| Stream::Event(stream, index)).collect()
             }
@@ -394,7 +403,7 @@ impl Run {
                 Stream::Event(..) => EventIdFormat::Any,
                 Stream::Numbered(_) | Stream::Opaque(_) => EventIdFormat::Rmcp,
             };
-            self.core.record_event_id(id, &event, form);
+            self.session.record_event_id(id, &event, form);
             self.model.record_event_id(id, *stream);
         }
         // Of many ids, only the first and the last ones, and those around multiples of 256, are compared.
@@ -420,7 +429,7 @@ impl Run {
         let wait = wait.from(self.now);
         let detachment = Detachment::new(DetachCause::Disconnected, self.now);
         let detached = self
-            .core
+            .session
             .detach(id, generation, wait, is_empty_resume, detachment);
         let expected = self
             .model
@@ -432,7 +441,7 @@ impl Run {
     }
 
     fn attach(&mut self, id: CallId) {
-        let generation = self.core.attach(id);
+        let generation = self.session.attach(id);
         assert_eq!(generation.is_some(), self.model.attach(id));
         if let Some(generation) = generation {
             let ordinal = self.ordinal(id);
@@ -459,23 +468,24 @@ impl Run {
     }
 
     fn finish(&mut self, id: CallId, completed: Option<Retaining>) {
-        self.finish_by(id, completed, |core, ended| core.finish(id, ended));
+        self.finish_by(id, completed, |session, ended| session.finish(id, ended));
     }
 
     fn finish_if(
         &mut self,
         id: CallId,
-        is_to: bool,
+        takes_effect: bool,
         completed: Retaining,
         finish: impl FnOnce(&mut SessionState<u32, Answer>, Completion<Answer>) -> Option<Finished>,
     ) {
-        if is_to {
-            let finish =
-                |core: &mut SessionState<_, _>, ended: Option<_>| finish(core, ended.unwrap());
+        if takes_effect {
+            let finish = |session: &mut SessionState<_, _>, ended: Option<_>| {
+                finish(session, ended.unwrap())
+            };
             self.finish_by(id, Some(completed), finish);
         } else {
             let ended = ended(&completed.with(0, self.now));
-            assert_eq!(finish(&mut self.core, ended), None);
+            assert_eq!(finish(&mut self.session, ended), None);
         }
     }
 
@@ -491,46 +501,49 @@ impl Run {
         self.answers += 1;
         let completed = completed.map(|completed| completed.with(self.answers, self.now));
         let detachment = self.model.detachment(id);
-        let finished = finish(&mut self.core, completed.as_ref().map(ended));
+        let finished = finish(&mut self.session, completed.as_ref().map(ended));
         let may_cancel_server = self.model.finish(id, completed);
-        let evicted_before = self.model.take_evicted();
+        let expected_evicted = self.model.take_evicted();
         let expected = may_cancel_server.map(|may_cancel_server| Finished {
             may_cancel_server,
             detachment,
-            has_evicted: !evicted_before.is_empty(),
+            has_evicted: !expected_evicted.is_empty(),
         });
         assert_eq!(finished, expected);
-        let evicted = self.core.take_evicted().into_iter();
+        let evicted = self.session.take_evicted().into_iter();
         assert_eq!(
             evicted.map(|evicted| evicted.call).collect::<Vec<_>>(),
-            evicted_before
+            expected_evicted
         );
         if finished.is_some() {
-            self.witness.ends(id);
+            self.witness.record_end(id);
         }
     }
 
-    fn answer(&mut self, question: usize, answer: Answering) {
-        let Some(at) = question.checked_rem(self.question.len()) else {
+    fn confirm(&mut self, index: usize, decision: Decision) {
+        let Some(at) = index.checked_rem(self.confirmations.len()) else {
             return;
         };
-        let (id, due, its_due) = self.question[at];
-        let accepted = match answer {
-            Answering::Cancel => self.core.confirm(id, due, self.now),
-            Answering::Postpone { wait_ms } => {
+        let (id, due, expected_due) = self.confirmations[at];
+        let is_applied = match decision {
+            Decision::Cancel => self.session.confirm(id, due, self.now),
+            Decision::Postpone { wait_ms } => {
                 let until = self.now + Duration::from_millis(wait_ms);
-                self.core.postpone(id, due, until)
+                self.session.postpone(id, due, until)
             }
         };
-        assert_eq!(accepted, self.model.answer(id, its_due, answer, self.now));
+        assert_eq!(
+            is_applied,
+            self.model.confirm(id, expected_due, decision, self.now)
+        );
     }
 
-    fn whole(&mut self, is_detached: bool, completed: Retaining) {
+    fn run_to_end(&mut self, is_detached: bool, completed: Retaining) {
         self.start((SCOPES.start, REQUESTS.start), true, None);
         let Some(id) = self.calls.last().copied() else {
             return;
         };
-        self.record_event_id(id, Name::Own);
+        self.record_event_id(id, EventIds::Own);
         if is_detached {
             self.detach(
                 id,
@@ -547,7 +560,7 @@ impl Run {
         let (from, ms) = match pass {
             Pass::Ms(ms) => (self.now, ms),
             Pass::Deadline { and_ms } => {
-                let next = self.core.next_deadline().unwrap_or(self.now);
+                let next = self.session.next_deadline().unwrap_or(self.now);
                 (self.now.max(next), and_ms)
             }
         };
@@ -555,15 +568,17 @@ impl Run {
     }
 
     fn begin_close(&mut self, scope: usize, end: Option<Retaining>) {
-        let taken = self.core.begin_close(&scope_of(scope)).into_iter();
+        let taken = self.session.begin_close(&scope_of(scope)).into_iter();
         let taken = sorted(taken.map(|(id, _)| id).collect());
-        taken.iter().for_each(|id| self.witness.is_alive(*id));
+        taken
+            .iter()
+            .for_each(|id| self.witness.assert_not_ended(*id));
         assert_eq!(taken, sorted(self.model.begin_close(scope)));
         if end.is_some() {
             for id in taken {
                 self.finish(id, end);
             }
-            let none = self.core.begin_close(&scope_of(scope));
+            let none = self.session.begin_close(&scope_of(scope));
             assert!(none.is_empty(), "{none:?}");
         }
     }
@@ -571,9 +586,9 @@ impl Run {
     fn expire(&mut self, end: bool) {
         let before: Vec<CallId> = self.model.calls().iter().map(|call| call.id).collect();
         let detachments = self.detachments();
-        let expired_calls = self.core.expire(self.now);
+        let expired_calls = self.session.expire(self.now);
         for (id, payload, expired) in &expired_calls {
-            self.witness.is_alive(*id);
+            self.witness.assert_not_ended(*id);
             assert_eq!(self.ordinal(*id), *payload as usize);
             let call = self.model.get(*id).unwrap();
             match expired {
@@ -585,10 +600,7 @@ impl Run {
                     );
                 }
                 Expired::Deadline => {
-                    assert!(
-                        call.may_last_to.is_some_and(|at| at <= self.now),
-                        "too soon"
-                    );
+                    assert!(call.deadline.is_some_and(|at| at <= self.now), "too soon");
                 }
                 Expired::Forgotten(finished) => {
                     assert!(!call.is_attached(), "an unobserved call is not attached");
@@ -619,38 +631,44 @@ impl Run {
                 self.finish(id, None);
             }
         }
-        let next = self.core.next_deadline();
-        assert!(next.is_none_or(|next| next > self.now), "it would spin");
+        let next = self.session.next_deadline();
+        assert!(
+            next.is_none_or(|next| next > self.now),
+            "the timer would run again at once"
+        );
     }
 
     /// Compares all observable state.
     fn compare(&self) {
-        let Self { core, model, .. } = self;
-        assert_eq!(core.len(), model.calls().len());
-        assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(core.due.len() + core.retained.len(), model.deadline_count());
+        let Self { session, model, .. } = self;
+        assert_eq!(session.len(), model.calls().len());
+        assert_eq!(session.next_deadline(), model.next_deadline());
+        assert_eq!(
+            session.due.len() + session.retained.len(),
+            model.deadline_count()
+        );
         let detached = model
             .calls()
             .iter()
             .filter(|call| model.detachment(call.id).is_some())
             .count();
-        assert_eq!(core.detached, detached);
+        assert_eq!(session.detached, detached);
         assert_eq!(self.shared.totals.detached(), detached);
-        assert_eq!(self.shared.totals.in_flight(), core.len());
+        assert_eq!(self.shared.totals.in_flight(), session.len());
         for (payload, id) in self.calls.iter().enumerate() {
             let expected = model.get(*id).map(|_| payload as u32);
-            assert_eq!(core.call(*id).copied(), expected);
-            assert_eq!(core.detachment(*id), model.detachment(*id));
-            assert_eq!(core.is_maybe_resumed(*id), model.is_maybe_resumed(*id));
+            assert_eq!(session.call(*id).copied(), expected);
+            assert_eq!(session.detachment(*id), model.detachment(*id));
+            assert_eq!(session.is_maybe_resumed(*id), model.is_maybe_resumed(*id));
         }
         for scope in SCOPES {
             let at = scope_of(scope);
             for request in REQUESTS {
                 let request = request_of(request);
-                let found = core.find(&at, &request).map(|(id, _)| id);
+                let found = session.find(&at, &request).map(|(id, _)| id);
                 assert_eq!(found, model.find(scope, &request));
             }
-            let detached = core.detached(&at).into_iter();
+            let detached = session.detached(&at).into_iter();
             let detached = sorted(detached.map(|(id, _)| id).collect());
             assert_eq!(detached, sorted(model.detached(scope)));
             for stream in &self.streams {
@@ -661,7 +679,7 @@ impl Run {
 
     fn compare_match(&self, scope: usize, stream: Stream) {
         let found = match self
-            .core
+            .session
             .match_event(&scope_of(scope), &event_id(stream, 7))
         {
             EventMatch::Call(id, _) => naive::Match::Call(id),
@@ -676,7 +694,9 @@ impl Run {
             naive::Match::Ambiguous(ids) => ids,
             naive::Match::Nothing | naive::Match::Ended(_) => &[],
         };
-        in_flight.iter().for_each(|id| self.witness.is_alive(*id));
+        in_flight
+            .iter()
+            .for_each(|id| self.witness.assert_not_ended(*id));
         let expected = self.model.match_event(scope, stream);
         assert_eq!(found, expected, "{stream:?}");
     }
@@ -688,13 +708,13 @@ impl Run {
         }
         self.compare();
         assert_eq!(
-            self.core.retained.len(),
+            self.session.retained.len(),
             self.model.retained_calls().count()
         );
         self.now += UNOBSERVED_TTL;
         self.expire(false);
         self.compare();
-        assert_empty(&self.core);
+        assert_empty(&self.session);
     }
 
     fn ordinal(&self, id: CallId) -> usize {
@@ -799,20 +819,20 @@ fn sorted(mut ids: Vec<CallId>) -> Vec<CallId> {
     ids
 }
 
-fn agrees_with_model(room: usize, ops: &[Op]) {
-    let mut run = Run::new(room);
+fn agrees_with_model(capacity: usize, ops: &[Op]) {
+    let mut run = Run::new(capacity);
     for op in ops {
         run.run(op);
     }
     run.end();
 }
 
-pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &SessionState<T, A>) {
-    assert!(core.is_empty());
-    assert!(core.by_request.is_empty(), "{:?}", core.by_request);
-    assert!(core.due.is_empty(), "{:?}", core.due);
-    assert_eq!(core.detached, 0);
-    let totals = &core.shared.totals;
+pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(session: &SessionState<T, A>) {
+    assert!(session.is_empty());
+    assert!(session.by_request.is_empty(), "{:?}", session.by_request);
+    assert!(session.due.is_empty(), "{:?}", session.due);
+    assert_eq!(session.detached, 0);
+    let totals = &session.shared.totals;
     assert_eq!(
         (totals.in_flight(), totals.detached(), totals.bytes()),
         (0, 0, 0)

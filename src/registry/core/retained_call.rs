@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{index::KeyHash, streams::Streams};
+use super::{event_ids::EventIds, index::KeyHash};
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
 /// The outcome of a retained call.
@@ -28,7 +28,7 @@ pub(crate) struct Completion<A> {
 pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
     pub(super) session: KeyHash,
-    pub(super) streams: Streams,
+    pub(super) event_ids: EventIds,
     pub(super) had_client: bool,
     pub(super) completion: Completion<A>,
 }
@@ -54,7 +54,7 @@ pub(super) struct RetainedCall<A> {
     pub(super) call: CallId,
     pub(super) session: KeyHash,
     pub(super) delivery_state: DeliveryState,
-    pub(super) streams: Streams,
+    pub(super) event_ids: EventIds,
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
     /// The call does not expire before this time.

@@ -114,7 +114,7 @@ impl<A> RetainedCalls<A> {
     ) -> Option<&RetainedOutcome<A>> {
         let mut latest_first = self.calls().rev();
         let latest =
-            latest_first.find(|call| call.session == session && call.streams.contains(event));
+            latest_first.find(|call| call.session == session && call.event_ids.contains(event));
         latest.map(|call| &call.outcome)
     }
 
@@ -194,12 +194,12 @@ impl<A> RetainedQueue<A> {
         let EndedCall {
             call,
             session,
-            streams,
+            event_ids,
             completion: ended,
             ..
         } = ended;
         let texts = id.len() + ended.outcome.text_len();
-        let session_too = if self.calls.is_empty() {
+        let session_overhead = if self.calls.is_empty() {
             SESSION_OVERHEAD
         } else {
             0
@@ -209,11 +209,11 @@ impl<A> RetainedQueue<A> {
             session,
             delivery_state,
             weight: RECORD_OVERHEAD
-                + session_too
+                + session_overhead
                 + ended.weight
                 + texts
-                + streams.len() * size_of::<StreamId>(),
-            streams,
+                + event_ids.len() * size_of::<StreamId>(),
+            event_ids,
             outcome: ended.outcome,
             until: ended.until,
         }
@@ -225,9 +225,9 @@ impl<A> RetainedQueue<A> {
             DeliveryState::Delivered => *self.bytes.of(DeliveryState::Undelivered),
             DeliveryState::Undelivered => 0,
         };
-        let own = *self.bytes.of(call.delivery_state);
+        let session_bytes = *self.bytes.of(call.delivery_state);
         remaining.saturating_add(call.weight) <= totals.max_bytes_of_session()
-            && totals.could_add_bytes(call.delivery_state, own, call.weight)
+            && totals.could_add_bytes(call.delivery_state, session_bytes, call.weight)
     }
 
     fn exceeds_session_limit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {

@@ -53,10 +53,10 @@ fn a_dropped_target_leaves_no_entry() {
     let at = Instant::now() + MINUTE;
     let streams: Vec<_> = (0..100).map(|_| Stream::timed(&timer, at)).collect();
     assert_eq!(counts(&timer), (100, 100));
-    let memory: Vec<_> = streams.iter().map(Arc::downgrade).collect();
+    let weak_streams: Vec<_> = streams.iter().map(Arc::downgrade).collect();
     drop(streams);
     assert_eq!(counts(&timer), (0, 0));
-    assert!(memory.iter().all(|weak| weak.weak_count() == 0));
+    assert!(weak_streams.iter().all(|weak| weak.weak_count() == 0));
     assert_eq!(next(&timer), None);
 }
 
@@ -71,7 +71,7 @@ fn a_target_that_rearms_is_called_again() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// The timer may hold the last reference to a target, or drop another target that expires next.
+/// The timer may hold the last reference to a target, or drop a target that expires next.
 #[test]
 fn a_target_dropped_in_its_callback_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
@@ -82,9 +82,9 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
     *next.keeps.lock().expect("no panic") = Some(later);
     *first.keeps.lock().expect("no panic") = Some(next);
     let weak = Arc::downgrade(&first);
-    let (id, taken) = timer.take_expired(now).expect("due");
+    let (id, expired) = timer.take_expired(now).expect("due");
     drop(first);
-    let requeue = taken.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    let requeue = expired.run(&LatenessTracker::new(now, Timeliness::OnTime));
     assert_eq!(weak.strong_count(), 0);
     assert!(timer.take_expired(now).is_none());
     timer.entries().requeue(id, &requeue);
@@ -124,7 +124,7 @@ fn run_elsewhere(timer: &Arc<Timer>, now: Instant) -> Option<Instant> {
     timer.run_all_expired(&LatenessTracker::new(now, Timeliness::Late))
 }
 
-/// Two timer tasks may run at once, and one of them sleeps without the entry that the other has taken out.
+/// Two timer tasks may run at once. One of them may sleep without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
     let timer = Arc::new(Timer::new());
@@ -140,7 +140,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A callback that does not return delays no other entry, because the other entries are still queued.
+/// A callback that does not return delays no other entry. The other entries are still queued.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     let timer = Arc::new(Timer::new());
@@ -184,19 +184,19 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     }
     let timer = Arc::new(Timer::new());
     let mut now = Instant::now();
-    let stream = Arc::new(RearmedTarget::default());
-    let weak: Weak<RearmedTarget> = Arc::downgrade(&stream);
-    assert!(stream.1.set(timer.set(now, weak)).is_ok());
+    let target = Arc::new(RearmedTarget::default());
+    let weak: Weak<RearmedTarget> = Arc::downgrade(&target);
+    assert!(target.1.set(timer.set(now, weak)).is_ok());
     let uses = [(5, false), (20, true), (MAX_RECHECKS + 1, false)];
     for (callbacks, is_used) in uses {
         for _ in 0..callbacks {
-            stream.0.lock().expect("no panic").0 = is_used;
+            target.0.lock().expect("no panic").0 = is_used;
             now = next(&timer).expect("not over") + 2 * RECHECK_TOLERANCE;
             timer.run_expired_now(now);
         }
     }
     assert_eq!(next(&timer), None);
-    let callbacks = &stream.0.lock().expect("no panic").1;
+    let callbacks = &target.0.lock().expect("no panic").1;
     let delayed = callbacks
         .iter()
         .take_while(|callback| **callback == Timeliness::Delayed);
@@ -224,7 +224,7 @@ impl SeveralDeadlines {
         several
     }
 
-    fn by(&self, at: Instant) {
+    fn reset_earlier(&self, at: Instant) {
         self.handle.get().expect("a handle").reset_earlier(at);
     }
 
@@ -247,31 +247,31 @@ impl OnDeadline for SeveralDeadlines {
             .push((now, timeliness));
         let (within, next) = std::mem::take(&mut *self.next.lock().expect("no panic"));
         for at in within {
-            self.by(at);
+            self.reset_earlier(at);
         }
         next
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_earlier_deadline_counts() {
+async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let [early, late] = [start + MINUTE, start + 2 * MINUTE];
     let several = SeveralDeadlines::timed(&timer, late);
     sleep(MINUTE / 2).await;
-    several.by(early);
-    several.by(late);
-    several.by(early);
+    several.reset_earlier(early);
+    several.reset_earlier(late);
+    several.reset_earlier(early);
     assert_eq!(counts(&timer), (1, 1));
     sleep(10 * MINUTE).await;
     assert_eq!(several.callbacks(), [early]);
     // The entry is disarmed until it is reset.
     let requeue = Instant::now() + MINUTE;
-    several.by(requeue);
+    several.reset_earlier(requeue);
     sleep(10 * MINUTE).await;
     assert_eq!(several.callbacks(), [early, requeue]);
-    several.by(Instant::now());
+    several.reset_earlier(Instant::now());
     sleep(MINUTE).await;
     assert_eq!(several.callbacks().len(), 3);
 }
@@ -280,7 +280,7 @@ async fn the_earlier_deadline_counts() {
 async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     let timer = Arc::new(Timer::new());
     // In minutes: the deadlines set in the first callback, the one that it returns, and the times of all callbacks.
-    for (within, says, callbacks) in [
+    for (within, next, callbacks) in [
         (&[2][..], None, &[1, 2][..]),
         (&[2], Some(3), &[1, 2]),
         (&[3, 2], None, &[1, 2]),
@@ -293,7 +293,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
         let at = |minutes: &u32| start + *minutes * MINUTE;
         let several = SeveralDeadlines::timed(&timer, at(&1));
         let within: Vec<_> = within.iter().map(at).collect();
-        several.set_next(&within, says.as_ref().map(at));
+        several.set_next(&within, next.as_ref().map(at));
         sleep(10 * MINUTE).await;
         let callbacks: Vec<_> = callbacks.iter().map(at).collect();
         assert_eq!(several.callbacks(), callbacks);
@@ -307,12 +307,12 @@ fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let several = SeveralDeadlines::timed(&timer, now);
-    let (id, due) = timer.take_expired(now).expect("due");
-    several.by(now + MINUTE);
+    let (id, expired) = timer.take_expired(now).expect("due");
+    several.reset_earlier(now + MINUTE);
     let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
     assert_eq!((several.callbacks(), other), (vec![now + MINUTE], None));
     several.set_next(&[], Some(now + 2 * MINUTE));
-    let requeue = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    let requeue = expired.run(&LatenessTracker::new(now, Timeliness::OnTime));
     timer.update(|entries| entries.requeue(id, &requeue));
     assert_eq!(timer.entries().next_wake, Some(now + 2 * MINUTE));
 }
@@ -320,7 +320,7 @@ fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
 #[test]
 fn the_callback_gets_the_timeliness() {
     let now = Instant::now();
-    for (late, tracked, passed) in [
+    for (late, tracked, expected) in [
         (Duration::ZERO, Timeliness::OnTime, Timeliness::OnTime),
         (RECHECK_TOLERANCE, Timeliness::OnTime, Timeliness::OnTime),
         (
@@ -335,7 +335,7 @@ fn the_callback_gets_the_timeliness() {
         let several = SeveralDeadlines::timed(&timer, now);
         timer.run_all_expired(&LatenessTracker::new(now + late, tracked));
         let observed = several.observed.lock().expect("no panic");
-        assert_eq!(*observed, [(now + late, passed)]);
+        assert_eq!(*observed, [(now + late, expected)]);
     }
 }
 
@@ -344,18 +344,23 @@ fn the_callback_gets_the_timeliness() {
 fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let all: Vec<_> = (0..3 * MAX_PER_POLL)
+    let targets: Vec<_> = (0..3 * MAX_PER_POLL)
         .map(|_| SeveralDeadlines::timed(&timer, now))
         .collect();
-    let handled = || all.iter().filter(|it| !it.callbacks().is_empty()).count();
-    let watch = LatenessTracker::new(now + MINUTE, Timeliness::OnTime);
+    let handled = || {
+        let handled = targets
+            .iter()
+            .filter(|target| !target.callbacks().is_empty());
+        handled.count()
+    };
+    let lateness = LatenessTracker::new(now + MINUTE, Timeliness::OnTime);
     let mut turns = 0;
-    while timer.run_expired(&watch).is_some() {
+    while timer.run_expired(&lateness).is_some() {
         turns += 1;
         assert!(handled() <= turns * MAX_PER_POLL);
-        let looked_at_by = timer.entries().turn_due_at();
-        assert_eq!(looked_at_by, Some(now + MINUTE), "no other task takes over");
+        let turn_due_at = timer.entries().turn_due_at();
+        assert_eq!(turn_due_at, Some(now + MINUTE), "no other task takes over");
     }
     assert!(turns >= 2);
-    assert_eq!(handled(), all.len());
+    assert_eq!(handled(), targets.len());
 }

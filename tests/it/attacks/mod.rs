@@ -6,7 +6,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use serde_json::json;
 
 use crate::{
-    setup::{GRACE, Setup, StoppedClock, TICK, What},
+    setup::{EventKind, GRACE, Setup, StoppedClock, TICK},
     support::*,
 };
 
@@ -31,7 +31,7 @@ async fn lost(setup: &Setup, mcp: &Mcp) {
 
 /// Asserts that no client has resumed, cancelled or ended the lost call, and that its grace is unchanged.
 async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
-    let so_far = [What::Started, What::Detached(Some(GRACE))];
+    let so_far = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(mcp, ID), so_far);
     assert!(setup.witness.is_running("victim"));
     assert!(!setup.tokens.of("victim").is_cancelled());
@@ -47,11 +47,11 @@ async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock)
 /// Asserts that an attached call is untouched and gets its answer.
 async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
     setup.assert_usable(mcp).await;
-    assert_eq!(setup.events.of(mcp, ID), [What::Started]);
+    assert_eq!(setup.events.of(mcp, ID), [EventKind::Started]);
     assert!(setup.witness.is_running("victim"));
     setup.assert_completes("victim", &mut call).await;
     setup.exchanges.over_for("victim").await;
-    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    let expected = [EventKind::Started, EventKind::Ended(Outcome::Completed)];
     assert_eq!(setup.events.of(mcp, ID), expected);
 }
 

@@ -4,7 +4,7 @@ use mcp_cancel_on_disconnect::Outcome;
 
 use super::{GRACE, ID, lost, resumed};
 use crate::{
-    setup::{FIRST_EVENT, Plan, SavedSessions, Server, Setup, What},
+    setup::{EventKind, FIRST_EVENT, Plan, SavedSessions, Server, Setup},
     support::*,
 };
 
@@ -74,8 +74,8 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
     resumed.assert_done("new").await;
     assert!(setup.witness.ended("new").await.is_completed());
     let of_victim = setup.events.of(&mcp, ID);
-    let is_told_completed = of_victim.contains(&What::Ended(Outcome::Completed));
-    assert!(!is_told_completed, "{of_victim:?}");
+    let is_reported_completed = of_victim.contains(&EventKind::Ended(Outcome::Completed));
+    assert!(!is_reported_completed, "{of_victim:?}");
     println!(
         "victim {of_victim:?} new {:?}",
         setup.events.of(&mcp, "new")

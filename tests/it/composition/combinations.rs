@@ -10,7 +10,7 @@ use axum::{
     BoxError, Router,
     body::{Body, Bytes, to_bytes},
     error_handling::HandleErrorLayer,
-    extract::Request as Asked,
+    extract::Request as HttpRequest,
     http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header},
     middleware::{Next, from_fn, map_request, map_response},
     response::{IntoResponse as _, Response},
@@ -150,13 +150,13 @@ middlewares! {
             .layer(fallible(BufferLayer::new(8)))
             .layer(RateLimitLayer::new(1_000, Duration::from_secs(1))),
     );
-    filter: |app| app.layer(fallible(FilterLayer::new(Ok::<Asked, BoxError>)));
-    map_request_body: |app| app.layer(map_request(async |request: Asked| request.map(Body::new)));
+    filter: |app| app.layer(fallible(FilterLayer::new(Ok::<HttpRequest, BoxError>)));
+    map_request_body: |app| app.layer(map_request(async |request: HttpRequest| request.map(Body::new)));
     map_response_body: |app| app.layer(map_response(async |response: Response| response.map(Body::new)));
     compression Compresses: |app| app.layer(CompressionLayer::new().compress_when(everything));
     decompression: |app| app.layer(DecompressionLayer::new());
     request_decompression: |app| app
-        .layer(map_request(async |request: Asked| request.map(Body::new)))
+        .layer(map_request(async |request: HttpRequest| request.map(Body::new)))
         .layer(RequestDecompressionLayer::new());
     trace: |app| app.layer(TraceLayer::new_for_http());
     cors: |app| app.layer(CorsLayer::permissive());
@@ -467,14 +467,14 @@ impl Exchange {
 #[derive(Clone)]
 struct Once;
 
-impl<R, E> Policy<Asked, R, E> for Once {
+impl<R, E> Policy<HttpRequest, R, E> for Once {
     type Future = future::Ready<()>;
 
-    fn retry(&mut self, _: &mut Asked, _: &mut Result<R, E>) -> Option<Self::Future> {
+    fn retry(&mut self, _: &mut HttpRequest, _: &mut Result<R, E>) -> Option<Self::Future> {
         Some(future::ready(()))
     }
 
-    fn clone_request(&mut self, _: &Asked) -> Option<Asked> {
+    fn clone_request(&mut self, _: &HttpRequest) -> Option<HttpRequest> {
         None
     }
 }
@@ -503,10 +503,11 @@ fn readable(app: Router, is_compressed: bool) -> Router {
     }
 }
 
-async fn buffer_request(request: Asked, next: Next) -> Response {
+async fn buffer_request(request: HttpRequest, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
-    next.run(Asked::from_parts(parts, Body::from(body))).await
+    next.run(HttpRequest::from_parts(parts, Body::from(body)))
+        .await
 }
 
 async fn delay_frames(response: Response) -> Response {
@@ -526,7 +527,7 @@ async fn hold_response(response: Response) -> Response {
 }
 
 /// A POST and its body.
-async fn whole(request: Asked) -> (axum::http::request::Parts, Bytes) {
+async fn whole(request: HttpRequest) -> (axum::http::request::Parts, Bytes) {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
     (parts, body)
@@ -536,23 +537,25 @@ fn is_call(body: &[u8]) -> bool {
     body.windows(10).any(|text| text == b"tools/call")
 }
 
-async fn drop_first_response(request: Asked, next: Next) -> Response {
+async fn drop_first_response(request: HttpRequest, next: Next) -> Response {
     let (parts, body) = whole(request).await;
     if is_call(&body) {
-        let first = Asked::from_parts(parts.clone(), Body::from(body.clone()));
+        let first = HttpRequest::from_parts(parts.clone(), Body::from(body.clone()));
         let first = next.clone().run(first).await;
         drop(first);
     }
-    next.run(Asked::from_parts(parts, Body::from(body))).await
+    next.run(HttpRequest::from_parts(parts, Body::from(body)))
+        .await
 }
 
-async fn answer_call(request: Asked, next: Next) -> Response {
+async fn answer_call(request: HttpRequest, next: Next) -> Response {
     let (parts, body) = whole(request).await;
     if is_call(&body) {
         let answer = json!({ "jsonrpc": "2.0", "id": 1, "result": {} });
         return axum::Json(answer).into_response();
     }
-    next.run(Asked::from_parts(parts, Body::from(body))).await
+    next.run(HttpRequest::from_parts(parts, Body::from(body)))
+        .await
 }
 
 // === The tests ===

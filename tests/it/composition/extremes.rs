@@ -27,7 +27,7 @@ use axum::{
     response::Response,
 };
 use futures_util::future::poll_fn;
-use http::Request as Asked;
+use http::Request as HttpRequest;
 use mcp_cancel_on_disconnect::{
     AbortOnCancel, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Grace,
     Limits, Policy,
@@ -93,15 +93,15 @@ enum Extreme {
     Most,
 }
 
-/// The values whose options a cell sets.
+/// The options of a world, some of which a cell sets.
 struct Options {
     layer: CancelOnDisconnectLayer,
     policy: Policy,
     limits: Limits,
     idle_timeout: Option<Duration>,
     lost_timeout: Option<Duration>,
-    window: Option<Duration>,
-    questions: Arc<AtomicUsize>,
+    abort_grace: Option<Duration>,
+    confirmations: Arc<AtomicUsize>,
 }
 
 /// A public option with a number.
@@ -138,7 +138,7 @@ static NUMERIC_OPTIONS: &[NumericOption] = &[
     NumericOption {
         path: "AbortOnCancel::after",
         set: |options, extreme| Options {
-            window: Some(extreme.duration()),
+            abort_grace: Some(extreme.duration()),
             ..options
         },
     },
@@ -175,11 +175,11 @@ static NUMERIC_OPTIONS: &[NumericOption] = &[
     NumericOption {
         path: "Confirmation::Postpone",
         set: |options, extreme| {
-            let questions = options.questions.clone();
+            let confirmations = options.confirmations.clone();
             options.layer(|layer| {
                 layer.confirm(move |_| {
-                    let former = questions.fetch_add(1, Ordering::Relaxed);
-                    std::future::ready(if former < MAX_POSTPONES {
+                    let earlier = confirmations.fetch_add(1, Ordering::Relaxed);
+                    std::future::ready(if earlier < MAX_POSTPONES {
                         Confirmation::Postpone(extreme.duration())
                     } else {
                         Confirmation::Cancel
@@ -274,8 +274,8 @@ impl Options {
             limits: Limits::default(),
             idle_timeout: None,
             lost_timeout: None,
-            window: None,
-            questions: Arc::default(),
+            abort_grace: None,
+            confirmations: Arc::default(),
         }
     }
 
@@ -302,10 +302,10 @@ impl Cell {
 
     fn has(self, path: &str, extremes: &[Extreme]) -> bool {
         self.settings()
-            .any(|(knob, extreme)| knob.path == path && extremes.contains(&extreme))
+            .any(|(option, extreme)| option.path == path && extremes.contains(&extreme))
     }
 
-    /// Returns `true` if a call that works for `time` exceeds its `call_timeout`. The policy's timeout takes precedence
+    /// Returns `true` if every call that works exceeds its `call_timeout`. The policy's timeout takes precedence
     /// over the layer's.
     fn times_out(self) -> bool {
         use Extreme::{Least, Most, Small, Zero};
@@ -408,9 +408,9 @@ impl Cell {
         }
         sleep(VERY_LONG).await;
         // The operator postpones the cancel without an end. Then only a session manager shows when the call has ended.
-        let is_put_off = self.has("Confirmation::Postpone", &[Extreme::Most]);
-        if self.server == Server::Wrapped || !is_put_off {
-            assert_eq!(world.calls.len(), 0, "it is known forever");
+        let is_postponed = self.has("Confirmation::Postpone", &[Extreme::Most]);
+        if self.server == Server::Wrapped || !is_postponed {
+            assert_eq!(world.calls.len(), 0, "the call is tracked forever");
         }
     }
 
@@ -426,8 +426,8 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.server)?;
-        for (knob, extreme) in self.settings() {
-            write!(f, " {}({extreme:?})", knob.path)?;
+        for (option, extreme) in self.settings() {
+            write!(f, " {}({extreme:?})", option.path)?;
         }
         Ok(())
     }
@@ -439,8 +439,8 @@ impl World {
     /// Returns `None` if its session expired before the client could use it.
     async fn start(cell: Cell) -> Option<Self> {
         let mut options = Options::new();
-        for (knob, extreme) in cell.settings() {
-            options = (knob.set)(options, extreme);
+        for (option, extreme) in cell.settings() {
+            options = (option.set)(options, extreme);
         }
         let mut local = LocalSessionManager::default();
         local.session_config = SessionConfig::default();
@@ -475,8 +475,10 @@ impl World {
         let policy = options.policy;
         let layer = options.layer.policy(move |_| policy).limits(options.limits);
         let calls = layer.calls();
-        let router = match options.window {
-            Some(window) => sessions.router(AbortOnCancel::new(handler).after(window), config),
+        let router = match options.abort_grace {
+            Some(abort_grace) => {
+                sessions.router(AbortOnCancel::new(handler).after(abort_grace), config)
+            }
             None => sessions.router(handler, config),
         };
         let mut world = Self {
@@ -518,7 +520,7 @@ impl World {
     }
 
     async fn send(&self, method: &str, headers: &[(&str, &str)], body: String) -> Response {
-        let mut request = Asked::builder()
+        let mut request = HttpRequest::builder()
             .method(method)
             .uri(PATH)
             .header("host", "localhost")
@@ -594,7 +596,7 @@ fn alone() -> Vec<Cell> {
 
 fn pairs() -> Vec<Cell> {
     let pairs = alone().into_iter().flat_map(|cell| {
-        let others = settings().filter(move |(knob, _)| knob.path != cell.first.0.path);
+        let others = settings().filter(move |(option, _)| option.path != cell.first.0.path);
         others.map(move |second| Cell {
             second: Some(second),
             ..cell
@@ -606,7 +608,7 @@ fn pairs() -> Vec<Cell> {
 fn settings() -> impl Iterator<Item = (&'static NumericOption, Extreme)> {
     NUMERIC_OPTIONS
         .iter()
-        .flat_map(|knob| EXTREMES.into_iter().map(move |extreme| (knob, extreme)))
+        .flat_map(|option| EXTREMES.into_iter().map(move |extreme| (option, extreme)))
 }
 
 #[test]
@@ -628,11 +630,11 @@ fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
     let (send, results) = mpsc::channel();
     let mut running = Vec::new();
     for nth in 0..THREADS {
-        let its: Vec<Cell> = cells.iter().skip(nth).step_by(THREADS).copied().collect();
-        running.push(its.clone());
+        let own_cells: Vec<Cell> = cells.iter().skip(nth).step_by(THREADS).copied().collect();
+        running.push(own_cells.clone());
         let send = send.clone();
         thread::spawn(move || {
-            for cell in its {
+            for cell in own_cells {
                 let has_failed = catch_unwind(AssertUnwindSafe(|| cell.run())).is_err();
                 send.send((nth, has_failed.then(|| cell.to_string())))
                     .expect("the test waits");
@@ -647,7 +649,7 @@ fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
             let stuck = running
                 .iter()
                 .zip(done)
-                .filter_map(|(its, done)| its.get(done));
+                .filter_map(|(own_cells, done)| own_cells.get(done));
             let stuck: Vec<String> = stuck.map(ToString::to_string).collect();
             panic!("these cells do not end: {stuck:#?}");
         };
@@ -676,7 +678,7 @@ fn the_list_is_complete() {
             found.push(format!("{}::{}", path[1], path[0]));
         }
     }
-    let mut listed: Vec<&str> = NUMERIC_OPTIONS.iter().map(|knob| knob.path).collect();
+    let mut listed: Vec<&str> = NUMERIC_OPTIONS.iter().map(|option| option.path).collect();
     listed.extend(EXCLUDED.iter().map(|(path, _)| *path));
     listed.sort_unstable();
     found.sort_unstable();
@@ -687,10 +689,10 @@ fn the_list_is_complete() {
 async fn a_drain_with_an_extreme_limit_returns() {
     for server in SERVERS {
         for extreme in EXTREMES {
-            let knob = NUMERIC_OPTIONS.last().expect("an option");
+            let option = NUMERIC_OPTIONS.last().expect("an option");
             let cell = Cell {
                 server,
-                first: (knob, Extreme::Most),
+                first: (option, Extreme::Most),
                 second: None,
             };
             let world = World::start(cell).await.expect("a session");

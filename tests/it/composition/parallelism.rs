@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_millis(300);
 
 /// One server on two runtimes with a thread each.
 struct Cores {
-    /// The runtime that the layer met first.
+    /// The first runtime of the layer.
     first: Core,
     second: Core,
     calls: Calls,
@@ -96,7 +96,7 @@ fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server)
         let computing = cores.first.compute();
         let mut resumed = through_first.resume("0/0").await;
 
-        within("the deadline to be put off", cores.until_postponed()).await;
+        within("the deadline to be postponed", cores.until_postponed()).await;
         drop(computing);
 
         assert_eq!(resumed.head().await.status, 200);
@@ -164,12 +164,12 @@ fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
         let (other, _transport) = sessions.create_session().await.expect("a session");
         let closed = async {
             while sessions.inner().sessions.read().await.contains_key(&id) {
-                sessions.has_session(&other).await.expect("it is asked");
+                sessions.has_session(&other).await.expect("an answer");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
         within("the session to be closed", closed).await;
-        assert!(sessions.has_session(&other).await.expect("it is asked"));
+        assert!(sessions.has_session(&other).await.expect("an answer"));
     });
     drop(first);
 }
@@ -211,8 +211,8 @@ impl Cores {
         };
         let router = router.layer(layer);
         let (first, second) = (Core::of(router.clone()), Core::of(router));
-        // Makes the layer meet the first runtime first. This session is not used further.
-        let _met = Mcp::session(first.addr(), PATH).await;
+        // Makes the first runtime the first one of the layer. This session is not used further.
+        let _session = Mcp::session(first.addr(), PATH).await;
         Self {
             first,
             second,

@@ -17,7 +17,7 @@ use serde_json::json;
 use tower::ServiceExt as _;
 
 use crate::{
-    setup::{DISCONNECTED, EXCHANGE, Events, Plan, SavedSessions, Server, What, arguments},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, Events, Plan, SavedSessions, Server, arguments},
     stack::{bare, wrapped},
     support::*,
 };
@@ -39,7 +39,7 @@ const OF_ONE_REQUEST: [&str; 10] = [
 /// A header with its value.
 type Seen = (&'static str, Vec<u8>);
 
-/// Otherwise the service would take the cancel for the call and answer it instead of the server.
+/// If the cancel repeated such a header, the service would take it for the call and answer it instead of the server.
 #[tokio::test]
 async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();
@@ -88,8 +88,8 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
         let managed_host: Arc<Mutex<String>> = Arc::default();
         let host = managed_host.clone();
         let by_host = move |request: Request| {
-            let asked = request.headers()["host"].to_str().expect("text");
-            let is_managed = asked == *host.lock().unwrap();
+            let requested_host = request.headers()["host"].to_str().expect("text");
+            let is_managed = requested_host == *host.lock().unwrap();
             let inner = if is_managed {
                 with_manager.clone()
             } else {
@@ -162,9 +162,9 @@ async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed()
 
     call.fin();
 
-    let failed = What::CancelFailed(Some(StatusCode::UNAUTHORIZED));
-    setup.events.count(&mcp, 1, 1, |what| what == failed).await;
-    let expected = [What::Started, What::Ended(DISCONNECTED), failed];
+    let failed = EventKind::CancelFailed(Some(StatusCode::UNAUTHORIZED));
+    setup.events.count(&mcp, 1, 1, |kind| kind == failed).await;
+    let expected = [EventKind::Started, EventKind::Ended(DISCONNECTED), failed];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(setup.tokens.of("runs on").is_cancelled());
     setup.assert_usable(&mcp).await;
@@ -191,8 +191,8 @@ async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_th
             let managed_host: Arc<Mutex<String>> = Arc::default();
             let host = managed_host.clone();
             let by_host = move |request: Request| {
-                let asked = request.headers()["host"].to_str().expect("text");
-                let is_managed = asked == *host.lock().unwrap();
+                let requested_host = request.headers()["host"].to_str().expect("text");
+                let is_managed = requested_host == *host.lock().unwrap();
                 let inner = if is_managed { &with_manager } else { &alone };
                 inner.clone().oneshot(request)
             };

@@ -13,14 +13,14 @@ use std::{
 use mcp_cancel_on_disconnect::{Grace, Outcome};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::setup::{Plan, Server, What};
+use crate::setup::{EventKind, Plan, Server};
 
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Deadlines are noticed 2 s late. A runtime counts as stalled from 1 s.
+/// Deadlines are processed 2 s late. A runtime counts as stalled from 1 s.
 const LONG: Duration = Duration::from_secs(4);
 
-/// Deadlines are noticed 0.4 s late.
+/// Deadlines are processed 0.4 s late.
 const SHORT: Duration = Duration::from_millis(2_400);
 
 const WORKERS: usize = 2;
@@ -97,10 +97,10 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
                 .assert_completes(&format!("a{id}"), &mut connection)
                 .await;
             let expected = [
-                What::Started,
-                What::Detached(Some(GRACE)),
-                What::Resumed,
-                What::Ended(Outcome::Completed),
+                EventKind::Started,
+                EventKind::Detached(Some(GRACE)),
+                EventKind::Resumed,
+                EventKind::Ended(Outcome::Completed),
             ];
             assert_eq!(setup.events.of(&mcp, id), expected);
         }

@@ -8,7 +8,7 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{Request as Asked, State},
+    extract::{Request as HttpRequest, State},
     http::{HeaderMap, HeaderValue, Method, Response},
     routing::any,
 };
@@ -25,7 +25,7 @@ use crate::{
 type Tokens = Arc<Mutex<Vec<CallToken>>>;
 
 /// Answers with data, followed by a checksum in the trailers.
-async fn answer(State(tokens): State<Tokens>, request: Asked) -> Response<Body> {
+async fn answer(State(tokens): State<Tokens>, request: HttpRequest) -> Response<Body> {
     let token = request.extensions().get::<CallToken>().cloned();
     tokens
         .lock()

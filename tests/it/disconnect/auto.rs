@@ -5,14 +5,16 @@ use std::time::Duration;
 use mcp_cancel_on_disconnect::{Grace, MIN_GRACE, Outcome};
 
 use crate::{
-    setup::{DISCONNECTED, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, What, for_servers},
+    setup::{
+        DISCONNECTED, EventKind, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, for_servers,
+    },
     support::*,
 };
 
 for_servers!(sessions {
     a_call_with_event_ids_waits_for_its_client,
     a_server_that_sends_a_longer_retry_gives_its_clients_more_time,
-    a_server_that_sends_an_endless_retry_gives_its_clients_the_most_that_can_be_counted,
+    a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_countable_grace,
     a_call_without_event_ids_is_cancelled_at_once,
 });
 
@@ -43,7 +45,7 @@ async fn a_server_that_sends_a_longer_retry_gives_its_clients_more_time(server: 
     assert_eq!(grace, Some(Duration::from_secs(45)));
 }
 
-async fn a_server_that_sends_an_endless_retry_gives_its_clients_the_most_that_can_be_counted(
+async fn a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_countable_grace(
     server: Server,
 ) {
     for retry in [1 << 31, (1 << 31) + 1, (1 << 32) + 7, u64::MAX] {
@@ -75,7 +77,7 @@ async fn a_call_without_event_ids_is_cancelled_at_once(server: Server) {
 
     assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
     assert!(setup.witness.ended("a").await.is_cancelled());
-    let expected = [What::Started, What::Ended(DISCONNECTED)];
+    let expected = [EventKind::Started, EventKind::Ended(DISCONNECTED)];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
@@ -146,7 +148,7 @@ async fn a_client_without_a_session_that_polls_a_store_keeps_its_call_if_the_gra
         .and_then(|event| event.id)
         .expect("an id");
     call.fin();
-    let is_disconnect = |what| matches!(what, What::Detached(_) | What::Ended(_));
+    let is_disconnect = |kind| matches!(kind, EventKind::Detached(_) | EventKind::Ended(_));
     setup.events.count(&mcp, 1, 1, is_disconnect).await;
 
     for _ in 0..5 {

@@ -5,7 +5,7 @@ use mcp_cancel_on_disconnect::Outcome;
 use serde_json::json;
 
 use crate::{
-    setup::{DISCONNECTED, EXCHANGE, Server, Setup, What, arguments, for_servers},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, Server, Setup, arguments, for_servers},
     support::*,
 };
 
@@ -95,12 +95,12 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnec
         .events
         .all()
         .into_iter()
-        .partition(|what| *what == What::Started);
+        .partition(|kind| *kind == EventKind::Started);
     assert_eq!(starts.len(), 1_000);
     assert_eq!(others.len(), 1_000);
     let cancels = others
         .iter()
-        .filter(|what| **what == What::Ended(DISCONNECTED));
+        .filter(|kind| **kind == EventKind::Ended(DISCONNECTED));
     assert_eq!(cancels.count(), left);
 }
 
@@ -128,7 +128,12 @@ async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
     setup.calls_reach(0).await;
     assert!(setup.witness.cancelled() > 0);
     assert_eq!(setup.witness.completed(), 0);
-    let failed = |what: &What| matches!(what, What::CancelFailed(_) | What::UnparsedBody(_));
+    let failed = |kind: &EventKind| {
+        matches!(
+            kind,
+            EventKind::CancelFailed(_) | EventKind::UnparsedBody(_)
+        )
+    };
     assert!(!setup.events.all().iter().any(failed));
 }
 
@@ -144,7 +149,7 @@ async fn a_disconnect_after_the_answer_cancels_nothing(server: Server) {
         setup.exchanges.over_for(&label).await;
     }
     setup.calls_reach(0).await;
-    let cancels = |what: &&What| matches!(what, What::Ended(Outcome::Cancelled(_)));
+    let cancels = |kind: &&EventKind| matches!(kind, EventKind::Ended(Outcome::Cancelled(_)));
     let log = setup.events.all();
     assert_eq!(log.iter().filter(cancels).count(), 0);
 }

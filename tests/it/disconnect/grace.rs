@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     setup::{
-        FIRST_EVENT, GRACE, ORPHANED, Plan, Scripted, Server, Setup, StoppedClock, TICK, What,
+        EventKind, FIRST_EVENT, GRACE, ORPHANED, Plan, Scripted, Server, Setup, StoppedClock, TICK,
         for_servers,
     },
     support::*,
@@ -45,7 +45,7 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
     assert!(!setup.tokens.of("a").is_cancelled());
-    let so_far = [What::Started, What::Detached(Some(GRACE))];
+    let so_far = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(&mcp, 1), so_far);
 
     clock.advance(TICK * 2).await;
@@ -94,9 +94,9 @@ async fn a_call_that_completes_within_its_grace_is_completed_and_not_cancelled()
     clock.advance(GRACE).await;
     setup.assert_usable(&mcp).await;
     let expected = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Ended(Outcome::Completed),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Ended(Outcome::Completed),
     ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(!setup.tokens.of("a").is_cancelled());
@@ -114,7 +114,7 @@ async fn a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer(server
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
     setup.assert_completes("a", &mut resumed).await;
-    let cancelled = |what: &What| matches!(what, What::Ended(Outcome::Cancelled(_)));
+    let cancelled = |kind: &EventKind| matches!(kind, EventKind::Ended(Outcome::Cancelled(_)));
     assert!(!setup.events.of(&mcp, 1).iter().any(cancelled));
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{DISCONNECTED, EXCHANGE, GRACE, Plan, Server, Setup, What, arguments, slow_auth},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, GRACE, Plan, Server, Setup, arguments, slow_auth},
     support::*,
 };
 
@@ -82,7 +82,7 @@ async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cance
         );
         assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
         let events = setup.events.of(&mcp, 1);
-        assert_eq!(events, [What::Started, What::Ended(DISCONNECTED)]);
+        assert_eq!(events, [EventKind::Started, EventKind::Ended(DISCONNECTED)]);
         assert!(setup.calls.is_empty());
         setup.assert_usable(&mcp).await;
     }

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{DISCONNECTED, EXCHANGE, Plan, Scripted, Server, Setup, What, for_servers},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, Plan, Scripted, Server, Setup, for_servers},
     support::*,
 };
 
@@ -155,7 +155,7 @@ async fn a_completed_call_ends_once_and_never_fires_its_token(server: Server) {
     let token = setup.tokens.of("a");
     assert!(!token.is_cancelled());
     assert!(!token.child_token().is_cancelled());
-    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    let expected = [EventKind::Started, EventKind::Ended(Outcome::Completed)];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(setup.calls.is_empty());
 }
@@ -230,7 +230,7 @@ async fn a_disconnect_from_the_standalone_stream_cancels_nothing(server: Server)
 
     setup.exchanges.over_for("standalone").await;
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, 1), [EventKind::Started]);
     setup.assert_completes("a", &mut call).await;
 }
 
@@ -301,7 +301,7 @@ async fn reset(server: Server, when: When) {
 
     assert_cancelled(&setup, &mcp, 1, "a").await;
     for (stream, (id, label)) in streams.iter_mut().zip([(2, "b"), (3, "c")]) {
-        assert_eq!(setup.events.of(&mcp, id), [What::Started]);
+        assert_eq!(setup.events.of(&mcp, id), [EventKind::Started]);
         setup.witness.release(label);
         let answer = stream.answer().await.expect("the sibling's answer");
         let text = &answer["result"]["content"][0]["text"];
@@ -338,7 +338,7 @@ async fn assert_cancelled(setup: &Setup, mcp: &Mcp, id: i32, label: &str) {
     assert!(token.child_token().is_cancelled());
     setup.exchanges.over_for(label).await;
     setup.assert_usable(mcp).await;
-    let expected = [What::Started, What::Ended(DISCONNECTED)];
+    let expected = [EventKind::Started, EventKind::Ended(DISCONNECTED)];
     assert_eq!(setup.events.of(mcp, id), expected);
 }
 
@@ -386,6 +386,6 @@ async fn a_replayed_cancel_that_is_refused_temporarily_is_sent_again() {
 
     assert!(setup.witness.ended("a").await.is_cancelled());
     assert_eq!(refused.load(Ordering::Relaxed), 3);
-    let failed = |what: What| matches!(what, What::CancelFailed(_));
+    let failed = |kind: EventKind| matches!(kind, EventKind::CancelFailed(_));
     assert!(!setup.events.of(&mcp, 1).into_iter().any(failed));
 }

@@ -11,7 +11,7 @@ use rmcp::{
 use tokio::sync::Notify;
 
 use crate::{
-    setup::{Plan, Scripted, Server, Setup, What, for_servers},
+    setup::{EventKind, Plan, Scripted, Server, Setup, for_servers},
     support::*,
 };
 
@@ -66,15 +66,15 @@ async fn assert_ended(setup: &Setup, mcp: &Mcp) {
         assert_eq!(setup.events.ended(mcp, 1).await, Outcome::Completed);
         assert!(setup.calls.is_empty());
         let expected = [
-            What::Started,
-            What::Detached(None),
-            What::Ended(Outcome::Completed),
+            EventKind::Started,
+            EventKind::Detached(None),
+            EventKind::Ended(Outcome::Completed),
         ];
         assert_eq!(setup.events.of(mcp, 1), expected);
     } else {
         assert_eq!(
             setup.events.of(mcp, 1),
-            [What::Started, What::Detached(None)]
+            [EventKind::Started, EventKind::Detached(None)]
         );
     }
 }

@@ -54,7 +54,11 @@ async fn each_tenant_has_its_own_grace_and_its_name_in_the_events() {
         let other = setup.mcp().await.header("x-tenant", "web");
         let anonymous = setup.mcp().await;
 
-        for (label, mcp) in [("batch", &batch), ("other", &other), ("nobody", &anonymous)] {
+        for (label, mcp) in [
+            ("batch", &batch),
+            ("other", &other),
+            ("anonymous", &anonymous),
+        ] {
             let mut call = setup.start_call(mcp, 1, "hold", label).await;
             call.head().await;
             call.fin();

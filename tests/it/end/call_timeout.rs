@@ -11,7 +11,7 @@ use axum::{
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
 use serde_json::{Value, json};
 
-use crate::setup::{Plan, Server, StoppedClock, TICK, What, arguments, for_servers};
+use crate::setup::{EventKind, Plan, Server, StoppedClock, TICK, arguments, for_servers};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const TIMED_OUT: Outcome = Outcome::Cancelled(CancelReason::TimedOut);
@@ -46,7 +46,7 @@ async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_clien
     assert_eq!(token.reason(), Some(CancelReason::TimedOut));
     assert_eq!(
         setup.events.of(&mcp, 1),
-        [What::Started, What::Ended(TIMED_OUT)]
+        [EventKind::Started, EventKind::Ended(TIMED_OUT)]
     );
     assert!(setup.calls.is_empty());
 }
@@ -214,8 +214,8 @@ async fn times_out_without_its_client(plan: Plan, timeout: Duration) {
     clock.advance(2 * TICK).await;
 
     assert!(setup.witness.ended("a").await.is_cancelled());
-    let timed_out = What::Ended(TIMED_OUT);
-    let expected = [What::Started, What::Detached(None), timed_out];
+    let timed_out = EventKind::Ended(TIMED_OUT);
+    let expected = [EventKind::Started, EventKind::Detached(None), timed_out];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 

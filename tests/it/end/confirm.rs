@@ -15,8 +15,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::{
     setup::{
-        DISCONNECTED, FIRST_EVENT, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, What,
-        for_servers,
+        DISCONNECTED, EventKind, FIRST_EVENT, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock,
+        TICK, for_servers,
     },
     support::*,
 };
@@ -95,9 +95,9 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
     assert_cancelled(&clock, &setup, &mcp).await;
     assert!(setup.witness.ended("a").await.is_cancelled());
     let events = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Ended(ORPHANED),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Ended(ORPHANED),
     ];
     assert_eq!(setup.events.of(&mcp, 1), events);
     assert!(confirmations.is_empty(), "one confirmation is requested");
@@ -134,7 +134,7 @@ async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server)
         clock.advance(10 * GRACE).await;
         setup.assert_usable(&mcp).await;
     }
-    assert!(confirmations.is_empty(), "put off forever");
+    assert!(confirmations.is_empty(), "postponed forever");
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 
@@ -204,7 +204,7 @@ async fn no_decision_in_time_postpones_the_call(server: Server) {
 
 async fn a_panic_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
-    let (sender, mut asked) = mpsc::unbounded_channel();
+    let (sender, mut confirmations) = mpsc::unbounded_channel();
     let plan = Plan::with_grace(server);
     let plan = plan.layer(move |layer| {
         layer.confirm(move |_| {
@@ -217,7 +217,7 @@ async fn a_panic_postpones_the_call(server: Server) {
     setup.cut(&mcp, 1, "a").await;
     for _ in 0..2 {
         clock.advance(GRACE + TICK).await;
-        asked.recv().await.unwrap();
+        confirmations.recv().await.unwrap();
         setup.assert_usable(&mcp).await;
         assert!(!setup.tokens.of("a").is_cancelled());
     }

@@ -26,8 +26,8 @@ use tokio::time::Instant;
 
 use crate::{
     setup::{
-        GRACE, Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK, What, arguments,
-        for_servers,
+        EventKind, GRACE, Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK,
+        arguments, for_servers,
     },
     support::*,
 };
@@ -100,7 +100,10 @@ async fn the_clients_own_cancel_ends_an_attached_call(server: Server) {
     assert_eq!(mcp.cancel(1).await, 202);
 
     assert_client_cancelled(&setup, &mcp).await;
-    let expected = [What::Started, What::Ended(Outcome::ClientCancelled)];
+    let expected = [
+        EventKind::Started,
+        EventKind::Ended(Outcome::ClientCancelled),
+    ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
@@ -114,9 +117,9 @@ async fn the_clients_own_cancel_ends_a_detached_call(server: Server) {
     clock.advance(GRACE * 2).await;
     setup.assert_usable(&mcp).await;
     let expected = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Ended(Outcome::ClientCancelled),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Ended(Outcome::ClientCancelled),
     ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
@@ -131,7 +134,7 @@ async fn a_cancel_of_a_completed_call_changes_nothing(server: Server) {
 
     setup.assert_usable(&mcp).await;
     assert!(!setup.tokens.of("a").is_cancelled());
-    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    let expected = [EventKind::Started, EventKind::Ended(Outcome::Completed)];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
@@ -155,7 +158,7 @@ async fn an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once(ser
         let fired = setup.tokens.of("a").is_cancelled();
         assert_eq!(fired, outcome == Outcome::ClientCancelled);
         setup.assert_usable(&mcp).await;
-        let expected = [What::Started, What::Ended(outcome)];
+        let expected = [EventKind::Started, EventKind::Ended(outcome)];
         assert_eq!(setup.events.of(&mcp, 1), expected);
         assert!(setup.calls.is_empty());
     }
@@ -195,7 +198,7 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
     }
     assert_eq!(setup.calls.len(), 1);
     setup.assert_completes("spared", &mut unaffected).await;
-    let failed = |what: &What| matches!(what, What::CancelFailed(_));
+    let failed = |kind: &EventKind| matches!(kind, EventKind::CancelFailed(_));
     assert!(!setup.events.all().iter().any(failed));
 }
 
@@ -208,7 +211,7 @@ async fn a_delete_that_is_refused_ends_nothing(server: Server) {
     assert_eq!(refused, 400);
 
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, 1), [EventKind::Started]);
     setup.assert_completes("a", &mut call).await;
 }
 
@@ -264,7 +267,7 @@ async fn a_call_that_is_sent_again_supersedes_the_one_that_has_no_client() {
     setup.assert_usable(&mcp).await;
     assert_eq!(setup.calls.len(), 1);
     assert_eq!(setup.witness.starts("same"), 2);
-    assert_eq!(setup.events.of(&mcp, 2), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, 2), [EventKind::Started]);
     setup.witness.release("same");
     let answer = again.answer().await.expect("an answer");
     assert_eq!(answer["id"], 2);
@@ -325,7 +328,7 @@ async fn a_call_of_another_method_supersedes_only_what_has_the_same_parameters()
 
         let mut second = mcp.request(2, method, other).await;
         second.head().await;
-        let so_far = [What::Started, What::Detached(Some(GRACE))];
+        let so_far = [EventKind::Started, EventKind::Detached(Some(GRACE))];
         assert_eq!(setup.events.of(&mcp, 1), so_far, "{method}");
 
         let mut again = older;
@@ -353,7 +356,7 @@ async fn only_the_same_call_of_the_same_session_supersedes() {
     }
     setup.assert_usable(&mcp).await;
     setup.assert_usable(&other).await;
-    let expected = [What::Started, What::Detached(Some(GRACE))];
+    let expected = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
@@ -364,7 +367,7 @@ async fn an_attached_call_is_never_superseded() {
     let mut second = mcp.call(2, "hold", arguments("same")).await;
     second.head().await;
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, 1), [EventKind::Started]);
 
     setup.witness.release("same");
 
@@ -404,7 +407,7 @@ async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
     again.head().await;
     setup.assert_usable(&mcp).await;
 
-    let expected = [What::Started, What::Detached(Some(GRACE))];
+    let expected = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
@@ -436,7 +439,7 @@ async fn an_exempt_call_is_not_superseded() {
     second.head().await;
     setup.assert_usable(&mcp).await;
     assert!(!setup.tokens.of("same").is_cancelled());
-    let runs_on = [What::Started, What::Detached(None)];
+    let runs_on = [EventKind::Started, EventKind::Detached(None)];
     assert_eq!(setup.events.of(&mcp, 1), runs_on);
     setup.witness.release("same");
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
@@ -457,7 +460,7 @@ async fn without_the_option_nothing_is_superseded() {
 
         second.head().await;
         setup.assert_usable(&mcp).await;
-        let expected = [What::Started, What::Detached(Some(GRACE))];
+        let expected = [EventKind::Started, EventKind::Detached(Some(GRACE))];
         assert_eq!(setup.events.of(&mcp, 1), expected);
         clock.advance(GRACE + TICK).await;
         let outcome = setup.events.ended(&mcp, 1).await;
@@ -496,7 +499,7 @@ async fn a_cancel_whose_delivery_panics_is_reported_as_failed() {
 
     call.fin();
 
-    let failed = |what: What| what == What::CancelFailed(None);
+    let failed = |kind: EventKind| kind == EventKind::CancelFailed(None);
     setup.events.count(&mcp, 1, 1, failed).await;
     assert!(setup.tokens.of("a").is_cancelled());
     assert!(setup.witness.is_running("a"));

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    setup::{Plan, Scripted, Server, Setup, StoppedClock, What, arguments, stalled},
+    setup::{EventKind, Plan, Scripted, Server, Setup, StoppedClock, arguments, stalled},
     support::*,
 };
 
@@ -129,7 +129,10 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
         let mut newer = with_token(&setup, &mcp, 8, "newer").await;
         if server == Server::Wrapped {
             assert_eq!(setup.calls.len(), 1);
-            assert_eq!(setup.events.of(&mcp, 8), [What::Untracked(Limit::Calls)]);
+            assert_eq!(
+                setup.events.of(&mcp, 8),
+                [EventKind::Untracked(Limit::Calls)]
+            );
         }
 
         proceed.notify_one();
@@ -204,7 +207,7 @@ async fn a_call_with_the_id_of_one_whose_cancel_was_never_accepted_gets_its_answ
     call.fin();
     setup.events.ended(&mcp, 7).await;
     clock.advance_past(Duration::from_secs(10)).await;
-    let failed = |what| what == What::CancelFailed(None);
+    let failed = |kind| kind == EventKind::CancelFailed(None);
     setup.events.count(&mcp, 7, 1, failed).await;
     blocker.fin();
     setup.events.ended(&mcp, 8).await;

@@ -196,7 +196,7 @@ fn cancelled(id: Value) -> Value {
 
 /// As with `find`, the session id alone is ambiguous here.
 #[tokio::test]
-async fn the_calls_of_two_servers_that_gave_out_one_session_id_are_not_cancelled_together() {
+async fn the_calls_of_two_servers_that_issued_one_session_id_are_not_cancelled_together() {
     let silent = async |body: Bytes| {
         assert!(!body.is_empty());
         let events = stream::pending::<Result<Bytes, Infallible>>();

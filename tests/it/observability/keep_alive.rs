@@ -1,4 +1,4 @@
-//! Clients that disconnect where hyper does not notice, because its buffer holds bytes that it does not need yet.
+//! Clients whose disconnects hyper does not detect, because its buffer holds bytes that it does not need yet.
 //!
 //! The first write after the client's FIN succeeds, and the second one fails. So probes detect the disconnect within
 //! two intervals. (Behind a `WatchedListener` no probe is needed, see `socket`.)
@@ -33,28 +33,28 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly, stateless_sse = Statele
 });
 
 async fn a_pipelined_request_hides_a_fin_for_two_probes_at_most(server: Server) {
-    let left = async |mut call: Connection| {
+    let disconnect_call = async |mut call: Connection| {
         call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
         call.fin();
     };
-    disconnect(server, left).await;
+    disconnect(server, disconnect_call).await;
 }
 
 async fn a_stray_line_end_hides_a_fin_for_two_probes_at_most(server: Server) {
-    let left = async |mut call: Connection| {
+    let disconnect_call = async |mut call: Connection| {
         call.write(b"\r\n").await;
         call.fin();
     };
-    disconnect(server, left).await;
+    disconnect(server, disconnect_call).await;
 }
 
 /// The client reads nothing more, so the second probe is answered with a reset.
 async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: Server) {
-    let left = async |mut call: Connection| {
+    let disconnect_call = async |mut call: Connection| {
         call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
         call.half_close().await;
     };
-    disconnect(server, left).await;
+    disconnect(server, disconnect_call).await;
 }
 
 async fn a_client_that_stays_connected_is_not_affected(server: Server) {
@@ -89,11 +89,11 @@ async fn an_unread_body_hides_a_reset_for_two_probes_at_most() {
     let token = within("the handler", tokens.recv()).await.unwrap();
     assert!(!token.is_cancelled());
 
-    let left = Instant::now();
+    let disconnected_at = Instant::now();
     connection.rst();
 
     within("the token to fire", token.cancelled()).await;
-    assert!(left.elapsed() <= 2 * INTERVAL + MARGIN);
+    assert!(disconnected_at.elapsed() <= 2 * INTERVAL + MARGIN);
     assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
 }
 
@@ -103,13 +103,13 @@ fn probing(server: Server) -> Plan {
     Plan::of(server).layer(|layer| layer.keep_alive(INTERVAL))
 }
 
-async fn disconnect(server: Server, left: impl AsyncFnOnce(Connection)) {
+async fn disconnect(server: Server, disconnect_call: impl AsyncFnOnce(Connection)) {
     let (setup, mcp) = probing(server).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
 
     let since = Instant::now();
-    left(call).await;
+    disconnect_call(call).await;
 
     let outcome = setup.events.ended(&mcp, 1).await;
     let expected = Outcome::Cancelled(CancelReason::ClientDisconnected);

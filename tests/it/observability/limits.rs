@@ -8,13 +8,13 @@ use tracing::Level;
 
 use crate::{
     setup::{
-        DISCONNECTED, Failing, GRACE, Lines, Plan, Scripted, Server, Setup, StoppedClock, TICK,
-        What, arguments, for_servers, slow_auth,
+        DISCONNECTED, EventKind, Failing, GRACE, Lines, Plan, Scripted, Server, Setup,
+        StoppedClock, TICK, arguments, for_servers, slow_auth,
     },
     support::*,
 };
 
-const LEFT: What = What::Ended(Outcome::Unknown);
+const ENDED_UNKNOWN: EventKind = EventKind::Ended(Outcome::Unknown);
 
 for_servers!(all {
     a_call_beyond_the_limit_gets_its_answer,
@@ -36,7 +36,7 @@ async fn a_call_beyond_the_limit_gets_its_answer(server: Server) {
     let mut beyond = setup.start_call(&second, 2, "hold", "beyond").await;
 
     assert_eq!(setup.calls.len(), 1);
-    let expected = [What::Untracked(Limit::Calls)];
+    let expected = [EventKind::Untracked(Limit::Calls)];
     assert_eq!(setup.events.of(&second, 2), expected);
     setup.assert_completes("beyond", &mut beyond).await;
     setup.assert_completes("tracked", &mut tracked).await;
@@ -79,7 +79,7 @@ async fn a_disconnect_from_a_call_over_the_limit_cancels_nothing(server: Server)
     setup.assert_usable(&second).await;
     assert!(setup.witness.is_running("beyond"), "as without the layer");
     assert!(!setup.tokens.of("beyond").is_cancelled());
-    assert_eq!(setup.events.of(&first, 7), [What::Started]);
+    assert_eq!(setup.events.of(&first, 7), [EventKind::Started]);
     setup.assert_completes("tracked", &mut tracked).await;
 }
 
@@ -96,12 +96,16 @@ async fn detached_calls_beyond_the_limit_of_their_session_run_on_untracked(serve
 
     clock.advance(GRACE + TICK).await;
 
-    let orphaned = What::Ended(Outcome::Cancelled(CancelReason::Orphaned));
-    let tracked = [What::Started, What::Detached(Some(GRACE)), orphaned];
+    let orphaned = EventKind::Ended(Outcome::Cancelled(CancelReason::Orphaned));
+    let tracked = [
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        orphaned,
+    ];
     let beyond = [
-        What::Started,
-        What::Untracked(Limit::DetachedOfSession),
-        LEFT,
+        EventKind::Started,
+        EventKind::Untracked(Limit::DetachedOfSession),
+        ENDED_UNKNOWN,
     ];
     for (mcp, id, label) in [
         (&flooding, 0, "flood 0"),
@@ -129,10 +133,14 @@ async fn detached_calls_beyond_the_limit_in_all_run_on_untracked(server: Server)
     }
     let [first, second, third] = &sessions;
 
-    let detached = [What::Started, What::Detached(Some(GRACE))];
+    let detached = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(first, 7), detached);
     assert_eq!(setup.events.of(second, 7), detached);
-    let beyond = [What::Started, What::Untracked(Limit::Detached), LEFT];
+    let beyond = [
+        EventKind::Started,
+        EventKind::Untracked(Limit::Detached),
+        ENDED_UNKNOWN,
+    ];
     assert_eq!(setup.events.of(third, 7), beyond);
     assert!(setup.witness.is_running("session 2"));
     setup.assert_usable(third).await;
@@ -147,7 +155,7 @@ async fn a_client_that_resumes_frees_capacity(server: Server) {
 
     disconnect(&setup, &mcp, 2, "second").await;
 
-    let detached = [What::Started, What::Detached(Some(GRACE))];
+    let detached = [EventKind::Started, EventKind::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(&mcp, 2), detached);
     setup.witness.release("first");
     assert!(resumed.answer().await.is_some());
@@ -174,7 +182,11 @@ async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
     let (setup, mcp) = setup.client().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
     let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
-    let expected = [What::Started, What::Untracked(Limit::Calls), LEFT];
+    let expected = [
+        EventKind::Started,
+        EventKind::Untracked(Limit::Calls),
+        ENDED_UNKNOWN,
+    ];
     assert_eq!(setup.events.of(&mcp, 7), expected);
 
     older.fin();
@@ -188,9 +200,9 @@ async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
 #[tokio::test]
 async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
     let store = Arc::new(Failing::default());
-    let its = store.clone();
+    let server_store = store.clone();
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
-    let setup = setup.sessions(move |local| local.with_event_store(its));
+    let setup = setup.sessions(move |local| local.with_event_store(server_store));
     let (setup, mcp) = setup.client().await;
     let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
     older.head().await;
@@ -214,7 +226,11 @@ async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_
     older.head().await;
     let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
     newer.head().await;
-    let expected = [What::Started, What::Untracked(Limit::Calls), LEFT];
+    let expected = [
+        EventKind::Started,
+        EventKind::Untracked(Limit::Calls),
+        ENDED_UNKNOWN,
+    ];
     assert_eq!(setup.events.of(&mcp, 7), expected);
 
     older.fin();
@@ -235,7 +251,7 @@ async fn a_call_beyond_the_limit_behind_a_slow_middleware_is_reported_once() {
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
     assert!(call.answer().await.is_some());
 
-    let expected = [What::Untracked(Limit::Calls)];
+    let expected = [EventKind::Untracked(Limit::Calls)];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
@@ -297,6 +313,6 @@ async fn disconnect(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     let call = setup.start_primed(mcp, id, "hold", label).await;
     call.fin();
     setup.exchanges.over_for(label).await;
-    let is_disconnect = |what| matches!(what, What::Detached(_) | What::Ended(_));
+    let is_disconnect = |kind| matches!(kind, EventKind::Detached(_) | EventKind::Ended(_));
     setup.events.count(mcp, id, 1, is_disconnect).await;
 }

@@ -9,7 +9,9 @@ use mcp_cancel_on_disconnect::{Grace, Outcome};
 use std::time::Duration;
 
 use crate::{
-    setup::{Ledger, ORPHANED, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
+    setup::{
+        EventKind, Ledger, ORPHANED, Plan, Server, Setup, StoppedClock, arguments, for_servers,
+    },
     support::*,
 };
 
@@ -161,19 +163,20 @@ async fn all_over(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
 
 fn assert_each_ended_once(setup: &Setup, clock: &Clock) {
     let events = setup.events.all();
-    let count = |kind: fn(&What) -> bool| events.iter().filter(|what| kind(what)).count();
+    let count =
+        |is_counted: fn(&EventKind) -> bool| events.iter().filter(|kind| is_counted(kind)).count();
     // The echoes of `assert_usable` are calls too.
     let calls = CALLS * clock.rounds();
-    let started = count(|what| *what == What::Started);
+    let started = count(|kind| *kind == EventKind::Started);
     assert!(started > calls, "{started}");
-    assert_eq!(count(|what| matches!(what, What::Ended(_))), started);
+    assert_eq!(count(|kind| matches!(kind, EventKind::Ended(_))), started);
     // Both outcomes occurred. In real time their number depends on the speed of the machine.
     let some = |of: usize| if clock.is_real() { 0 } else { calls / of };
-    assert!(count(|what| *what == What::Ended(ORPHANED)) > some(20));
-    assert!(count(|what| *what == What::Resumed) > some(5));
-    assert_eq!(count(|what| matches!(what, What::UnparsedBody(_))), 0);
+    assert!(count(|kind| *kind == EventKind::Ended(ORPHANED)) > some(20));
+    assert!(count(|kind| *kind == EventKind::Resumed) > some(5));
+    assert_eq!(count(|kind| matches!(kind, EventKind::UnparsedBody(_))), 0);
     // In real time a DELETE may overtake the cancel of an orphan.
-    let failed = count(|what| matches!(what, What::CancelFailed(_)));
+    let failed = count(|kind| matches!(kind, EventKind::CancelFailed(_)));
     assert!(failed == 0 || clock.is_real(), "{failed} cancels failed");
 }
 

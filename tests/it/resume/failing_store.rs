@@ -37,7 +37,7 @@ async fn refused_resume(server: Server, grace: Grace) {
 
     let mut resumed = mcp.resume(&id).await;
     assert_eq!(resumed.head().await.status, 200);
-    assert!(resumed.event().await.is_none(), "it brings nothing");
+    assert!(resumed.event().await.is_none(), "it delivers nothing");
     store.replays_nothing.store(false, Ordering::Relaxed);
 
     setup.witness.release("a");
@@ -76,7 +76,7 @@ async fn an_answer_that_the_store_refused_is_retained_for_its_client() {
 
     lose_answer(&setup, &store, &mut call).await;
 
-    assert_brings_the_answer(mcp.resume(&id).await).await;
+    assert_delivers_the_answer(mcp.resume(&id).await).await;
 }
 
 #[tokio::test]
@@ -92,14 +92,14 @@ async fn an_answer_that_the_store_refused_is_retained_for_a_disconnected_client(
     setup.calls_reach(0).await;
     store.takes_no_answers.store(false, Ordering::Relaxed);
 
-    assert_brings_the_answer(mcp.resume(&id).await).await;
+    assert_delivers_the_answer(mcp.resume(&id).await).await;
 }
 
 /// Returns a server whose sessions have a store, and that store. The store does not fail yet.
 fn failing(server: Server) -> (Plan, Arc<Failing>) {
     let store = Arc::new(Failing::default());
-    let its = store.clone();
-    let plan = Plan::of(server).sessions(move |local| local.with_event_store(its));
+    let server_store = store.clone();
+    let plan = Plan::of(server).sessions(move |local| local.with_event_store(server_store));
     (plan, store)
 }
 
@@ -121,7 +121,7 @@ async fn lose_answer(setup: &Setup, store: &Failing, call: &mut Connection) {
     setup.exchanges.over_for("a").await;
 }
 
-async fn assert_brings_the_answer(mut resumed: Connection) {
+async fn assert_delivers_the_answer(mut resumed: Connection) {
     resumed.head().await;
     resumed.assert_done("a").await;
 }

@@ -1,16 +1,28 @@
 //! A client that resumes its call, and everything that may happen meanwhile.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
-use http::Method;
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+};
+use http::{Method, StatusCode};
 use mcp_cancel_on_disconnect::{Grace, Outcome};
 
 use crate::{
     foreign::Foreign,
     log::number,
     setup::{
-        EXCHANGE, FIRST_EVENT, GRACE, Gate, Held, ORPHANED, Plan, Server, Setup, StoppedClock,
-        TICK, What, for_servers, stalled,
+        EXCHANGE, EventKind, FIRST_EVENT, GRACE, Gate, Held, ORPHANED, Plan, Server, Setup,
+        StoppedClock, TICK, for_servers, stalled,
     },
     support::*,
 };
@@ -27,6 +39,8 @@ for_servers!(sessions {
     a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum,
     a_resume_that_disconnects_unanswered_does_not_extend_the_grace,
     an_aborted_resume_does_not_affect_the_next_pending_one,
+    a_client_that_is_asked_to_return_later_has_its_whole_grace_again,
+    a_client_that_is_refused_has_only_the_rest_of_its_grace,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
     a_resume_that_names_no_stream_does_not_keep_the_call,
     one_session_may_resume_many_calls_at_once,
@@ -44,10 +58,10 @@ async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) 
     setup.assert_completes("a", &mut resumed).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     let expected = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Resumed,
-        What::Ended(Outcome::Completed),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Resumed,
+        EventKind::Ended(Outcome::Completed),
     ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(setup.calls.is_empty());
@@ -75,12 +89,12 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
 /// The client's network changed. The server still holds the old connection when the resume arrives, and notices much
 /// later that it is dead.
 async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
-    // Otherwise the layer would see at once that rmcp ended the old stream.
+    // A stalled exchange hides from the layer that rmcp ended the old stream.
     let (clock, setup, mcp) = Plan::with_grace(server).inside(stalled).stopped().await;
     let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
     let mut resumed = setup.resume(&mcp, 1, 1).await;
     let before = setup.events.of(&mcp, 1);
-    assert_eq!(before, [What::Started, What::Resumed]);
+    assert_eq!(before, [EventKind::Started, EventKind::Resumed]);
 
     half_dead.rst();
 
@@ -182,6 +196,35 @@ async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) 
     setup.assert_completes("a", &mut second).await;
 }
 
+/// A layer inside this one sheds load.
+async fn a_client_that_is_asked_to_return_later_has_its_whole_grace_again(server: Server) {
+    let clock = StoppedClock::stop();
+    for status in [408, 429, 500, 503] {
+        let (setup, mcp, is_refusing) = refusing_resumes(server, status).await;
+        setup.cut(&mcp, 1, "a").await;
+        clock.advance(GRACE - TICK).await;
+        assert_eq!(mcp.resume(FIRST_EVENT).await.head().await.status, status);
+        clock.advance(GRACE - TICK).await;
+        is_refusing.store(false, SeqCst);
+
+        let mut resumed = setup.resume(&mcp, 1, 1).await;
+
+        setup.assert_completes("a", &mut resumed).await;
+        assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    }
+}
+
+async fn a_client_that_is_refused_has_only_the_rest_of_its_grace(server: Server) {
+    let clock = StoppedClock::stop();
+    for status in [401, 403, 404] {
+        let (setup, mcp, _) = refusing_resumes(server, status).await;
+        setup.cut(&mcp, 1, "a").await;
+        clock.advance(GRACE / 2).await;
+        assert_eq!(mcp.resume(FIRST_EVENT).await.head().await.status, status);
+        assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
+    }
+}
+
 async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     setup.cut(&mcp, 1, "a").await;
@@ -259,10 +302,31 @@ async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server
     assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
 }
 
+/// A middleware inside the layer answers each GET with `status`, while the returned flag is set.
+async fn refusing_resumes(server: Server, status: u16) -> (Setup, Mcp, Arc<AtomicBool>) {
+    let is_refusing = Arc::new(AtomicBool::new(true));
+    let refuses = is_refusing.clone();
+    let refuse = move |request: Request, next: Next| {
+        let refuses = request.method() == Method::GET && refuses.load(SeqCst);
+        async move {
+            if refuses {
+                StatusCode::from_u16(status).unwrap().into_response()
+            } else {
+                next.run(request).await
+            }
+        }
+    };
+    let wrap = move |router: Router| router.layer(from_fn(refuse));
+    let (setup, mcp) = Plan::with_grace(server).inside(wrap).client().await;
+    (setup, mcp, is_refusing)
+}
+
 /// Returns how often call 1 was detached.
 fn detaches(setup: &Setup, mcp: &Mcp) -> usize {
     let events = setup.events.of(mcp, 1);
-    let detached = events.iter().filter(|w| matches!(w, What::Detached(_)));
+    let detached = events
+        .iter()
+        .filter(|w| matches!(w, EventKind::Detached(_)));
     detached.count()
 }
 

@@ -11,16 +11,16 @@ use tracing::Level;
 
 use crate::{
     setup::{
-        FIRST_EVENT, GRACE, Lines, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, What,
+        EventKind, FIRST_EVENT, GRACE, Lines, ORPHANED, Plan, Server, Setup, StoppedClock, TICK,
         arguments, for_servers, stalled,
     },
     support::*,
 };
 
-/// How long an ended call is remembered.
+/// How long an ended call is retained.
 const RETENTION: Duration = Duration::from_secs(60);
 
-const DROPPED: What = What::AnswerEvicted(Outcome::Completed);
+const EVICTED: EventKind = EventKind::AnswerEvicted(Outcome::Completed);
 
 for_servers!(sessions {
     a_resume_of_an_orphan_gets_the_error_alone,
@@ -44,15 +44,15 @@ async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
     clock.advance(TICK * 2).await;
     assert_eq!(events(&mcp, FIRST_EVENT).await, [], "as rmcp has it");
     let expected = [
-        What::Started,
-        What::Detached(Some(GRACE)),
-        What::Ended(Outcome::Completed),
+        EventKind::Started,
+        EventKind::Detached(Some(GRACE)),
+        EventKind::Ended(Outcome::Completed),
     ];
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
 #[tokio::test]
-async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
+async fn an_ended_call_is_retained_for_as_long_as_its_grace() {
     let grace = RETENTION * 3;
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::Wrapped).grace(Grace::After(grace));
@@ -156,7 +156,7 @@ async fn a_resume_that_arrives_before_the_answer_waits_for_it() {
     setup.assert_usable(&mcp).await;
     let (resumed, ()) = tokio::join!(events(&mcp, FIRST_EVENT), async {
         setup.assert_usable(&mcp).await;
-        assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+        assert_eq!(setup.events.of(&mcp, 1), [EventKind::Started]);
         stalled.rst();
     });
 
@@ -266,13 +266,13 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
     let (setup, mcp) = setup.client().await;
     read_large(&setup, &mcp, "read", SHARE * 9 / 10).await;
     leave_large(&setup, &mcp, 2, "first", SHARE / 2).await;
-    assert!(!setup.events.all().contains(&DROPPED));
+    assert!(!setup.events.all().contains(&EVICTED));
 
     leave_large(&setup, &mcp, 3, "second", SHARE / 2).await;
     leave_large(&setup, &mcp, 4, "larger than all", SHARE).await;
 
     let reported = setup.events.all();
-    let reported = reported.iter().filter(|what| **what == DROPPED).count();
+    let reported = reported.iter().filter(|kind| **kind == EVICTED).count();
     assert_eq!(reported, 2, "the first, and the largest");
     assert_eq!(events(&mcp, "0/1").await, []);
     assert_eq!(events(&mcp, "0/2").await.len(), 2);
@@ -408,7 +408,7 @@ async fn answered_unread(setup: &Setup, mcp: &Mcp) {
     setup.witness.started("a").await;
     finish(setup, mcp, 1, "a").await;
     call.rst();
-    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    let expected = [EventKind::Started, EventKind::Ended(Outcome::Completed)];
     assert_eq!(setup.events.of(mcp, 1), expected);
 }
 

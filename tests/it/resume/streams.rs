@@ -7,7 +7,7 @@ use mcp_cancel_on_disconnect::Outcome;
 use serde_json::json;
 
 use crate::{
-    setup::{GRACE, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, What, for_servers},
+    setup::{EventKind, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, for_servers},
     support::*,
 };
 
@@ -39,7 +39,7 @@ async fn resumed_completed_streams_have_the_same_events_as_without_the_layer(ser
     let (first, reopened) = with_the_layer.split_first().expect("the first stream");
     assert_eq!(first.len(), 2, "the priming event and the answer");
     assert_eq!(reopened.len(), REOPENS as usize);
-    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    let expected = [EventKind::Started, EventKind::Ended(Outcome::Completed)];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(setup.calls.is_empty());
 }
@@ -115,7 +115,7 @@ async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
         whole(&mut mcp.resume(&last.expect("an id")).await).await;
         setup.assert_usable(&mcp).await;
     }
-    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, 1), [EventKind::Started]);
     assert_eq!(setup.calls.len(), 1);
     setup.assert_completes("attached", &mut attached).await;
 }

@@ -8,8 +8,8 @@ use crate::{
     foreign::Foreign,
     log::number,
     setup::{
-        EXCHANGE, FIRST_EVENT, FIRST_STORED, GRACE, Gate, Held, Plan, Server, Setup, StoppedClock,
-        TICK, What, for_servers, stalled,
+        EXCHANGE, EventKind, FIRST_EVENT, FIRST_STORED, GRACE, Gate, Held, Plan, Server, Setup,
+        StoppedClock, TICK, for_servers, stalled,
     },
     support::*,
 };
@@ -108,7 +108,7 @@ async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_is_
     let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#;
     foreign.send_event_to_newest(&format!("id: second\ndata: {progress}\n\n"));
     Foreign::frame(&mut replay).await;
-    foreign.ends_last();
+    foreign.end_newest();
     assert!(replay.frame().await.is_none());
     drop(replay);
 
@@ -203,6 +203,6 @@ async fn assert_runs_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &
     assert!(setup.witness.is_running(label));
     assert!(!setup.tokens.of(label).is_cancelled());
     assert_eq!(setup.events.of(mcp, 1), before);
-    let ended = |what: &What| matches!(what, What::Ended(_));
+    let ended = |kind: &EventKind| matches!(kind, EventKind::Ended(_));
     assert!(!before.iter().any(ended), "{before:?}");
 }

@@ -11,7 +11,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use std::time::Duration;
 
 use crate::{
-    setup::{DISCONNECTED, Plan, Server, Setup, What},
+    setup::{DISCONNECTED, EventKind, Plan, Server, Setup},
     support::*,
 };
 
@@ -38,7 +38,7 @@ async fn an_attempt_that_is_dropped_does_not_cancel_the_one_that_won() {
     call.head().await;
     assert_eq!(setup.calls.len(), 1);
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, 1), [EventKind::Started]);
 
     setup.witness.release("a");
 
@@ -103,8 +103,8 @@ async fn an_attempt_after_one_that_was_answered_is_a_separate_call() {
 /// Returns how the calls of request 1 ended.
 fn ends(setup: &Setup, mcp: &Mcp) -> Vec<Outcome> {
     let all = setup.events.of(mcp, 1);
-    let ends = all.into_iter().filter_map(|what| match what {
-        What::Ended(outcome) => Some(outcome),
+    let ends = all.into_iter().filter_map(|kind| match kind {
+        EventKind::Ended(outcome) => Some(outcome),
         _ => None,
     });
     ends.collect()

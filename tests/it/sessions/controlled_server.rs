@@ -459,7 +459,7 @@ fn a_typed_call_has_no_task_parameter() {
 /// own, the call still reaches its handler. Otherwise it does not.
 #[tokio::test]
 async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_keep_running() {
-    for comes_all_the_same in [true, false] {
+    for serves_in_own_tasks in [true, false] {
         let mut local = LocalSessionManager::default();
         local.session_config.channel_capacity = CAPACITY;
         let sessions = CancellableSessionManager::new(local);
@@ -468,7 +468,7 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         let make = move || Ok(handler.clone());
         let service = StreamableHttpService::new(make, sessions.into(), Default::default());
         let router = Router::new().nest_service("/mcp", service);
-        let router = if comes_all_the_same {
+        let router = if serves_in_own_tasks {
             router.layer(from_fn(async |request, next: Next| {
                 Handle::current().spawn(next.run(request)).await.unwrap()
             }))
@@ -501,7 +501,7 @@ async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_ke
         within("both calls to end", over).await;
         yield_until_idle().await;
         let records = tools.records.lock().unwrap().clone();
-        if comes_all_the_same {
+        if serves_in_own_tasks {
             assert_eq!(records, ["started", "cancelled"])
         } else {
             assert_eq!(records, [] as [&str; 0])
@@ -536,7 +536,7 @@ async fn an_answer_after_an_aborted_resume_is_retained() {
     assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
-/// Otherwise a request after the DELETE would find the session half closed.
+/// If it stayed half closed, a request after the DELETE would still find it.
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has_arrived() {
     let gated = Arc::new(GatedManager::new(At::CancelsAndResumes));
@@ -1014,7 +1014,7 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained()
         .map(|id| (id + 1, log.ends(&number(id as i64 + 1))))
         .collect();
     assert_eq!(lost, []);
-    assert!(resumed.iter().all(|it| it.contains(r#""text":"done""#)));
+    assert!(resumed.iter().all(|text| text.contains(r#""text":"done""#)));
 }
 
 async fn started_or_done(
@@ -1038,7 +1038,7 @@ async fn started_or_done(
 async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default());
-    let _somebody_has_it = sessions.inner();
+    let _second_reference = sessions.inner();
     let waits = WaitTool::default();
     let app = serve_with(sessions, waits.clone(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
@@ -1386,9 +1386,9 @@ impl SessionManager for Shared {
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
-        let asked = self.0.on_event_store.lock().unwrap().take();
-        if let Some(asked) = asked {
-            asked();
+        let on_event_store = self.0.on_event_store.lock().unwrap().take();
+        if let Some(on_event_store) = on_event_store {
+            on_event_store();
         }
         None
     }

@@ -26,13 +26,13 @@ use tower_http::validate_request::ValidateRequestHeaderLayer;
 
 use crate::{
     setup::{
-        DISCONNECTED, EXCHANGE, Gate, Held, Plan, Server, Setup, What, arguments, for_servers,
+        DISCONNECTED, EXCHANGE, EventKind, Gate, Held, Plan, Server, Setup, arguments, for_servers,
     },
     support::*,
 };
 
 /// The end of a call whose id was used again.
-const LEFT: What = What::Ended(Outcome::Unknown);
+const ENDED_UNKNOWN: EventKind = EventKind::Ended(Outcome::Unknown);
 
 for_servers!(all {
     a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id,
@@ -69,10 +69,14 @@ async fn a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_i
     setup.assert_usable(&second_client).await;
     assert_eq!(setup.calls.len(), 1);
     let expected = if server.has_sessions() {
-        vec![What::Started]
+        vec![EventKind::Started]
     } else {
         // Neither client has a session, so `of` finds the calls of both.
-        vec![What::Started, What::Started, What::Ended(DISCONNECTED)]
+        vec![
+            EventKind::Started,
+            EventKind::Started,
+            EventKind::Ended(DISCONNECTED),
+        ]
     };
     assert_eq!(setup.events.of(&second_client, 7), expected);
     setup.assert_completes("staying", &mut connected).await;
@@ -165,7 +169,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("attacker").await;
-    let unread = What::UnparsedBody(ParseFailure::NotRead);
+    let unread = EventKind::UnparsedBody(ParseFailure::NotRead);
     assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
     assert_untouched(&setup, &mcp, call).await;
 }
@@ -178,7 +182,7 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("attacker").await;
-    let of_attacker = [What::Started, What::Ended(Outcome::Failed)];
+    let of_attacker = [EventKind::Started, EventKind::Ended(Outcome::Failed)];
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
@@ -208,7 +212,7 @@ async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
     refused.fin();
 
     setup.exchanges.over_for("attacker").await;
-    let of_attacker = [What::Started, What::Ended(never_accepted(server))];
+    let of_attacker = [EventKind::Started, EventKind::Ended(never_accepted(server))];
     assert_untouched_beside(&setup, &mcp, call, &of_attacker).await;
 }
 
@@ -223,7 +227,7 @@ async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(ser
 
     assert_eq!(refused.head().await.status, 401);
     assert!(setup.witness.ended("victim").await.is_cancelled());
-    let failed = |what: &What| matches!(what, What::CancelFailed(_));
+    let failed = |kind: &EventKind| matches!(kind, EventKind::CancelFailed(_));
     assert!(!setup.events.all().iter().any(failed));
 }
 
@@ -283,9 +287,9 @@ async fn a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing(server:
     assert!(!setup.tokens.of("older").is_cancelled());
     let mut events = setup.events.of(&mcp, 7);
     // The older call is untracked when the newer one is accepted, which a session manager notices earlier.
-    let left = events.iter().position(|what| *what == LEFT);
-    events.remove(left.expect("it was reported as untracked"));
-    assert_eq!(events, [What::Started, What::Started]);
+    let position = events.iter().position(|kind| *kind == ENDED_UNKNOWN);
+    events.remove(position.expect("it was reported as untracked"));
+    assert_eq!(events, [EventKind::Started, EventKind::Started]);
     setup.assert_completes("newer", &mut newer).await;
     setup.exchanges.over_for("newer").await;
     assert!(setup.calls.is_empty());
@@ -299,12 +303,12 @@ async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_old
     newer.fin();
 
     assert!(setup.witness.ended("newer").await.is_cancelled());
-    let is_end = |what| what == What::Ended(DISCONNECTED);
+    let is_end = |kind| kind == EventKind::Ended(DISCONNECTED);
     setup.events.count(&mcp, 7, 1, is_end).await;
     setup.assert_usable(&mcp).await;
     let ends = setup.events.of(&mcp, 7).into_iter();
-    let ends: Vec<_> = ends.filter(|what| *what != What::Started).collect();
-    assert_eq!(ends, [LEFT, What::Ended(DISCONNECTED)]);
+    let ends: Vec<_> = ends.filter(|kind| *kind != EventKind::Started).collect();
+    assert_eq!(ends, [ENDED_UNKNOWN, EventKind::Ended(DISCONNECTED)]);
     assert!(setup.witness.is_running("older"));
     assert!(!setup.tokens.of("older").is_cancelled());
     assert!(setup.calls.is_empty());
@@ -325,7 +329,7 @@ async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(s
     setup.exchanges.over_for("queued").await;
     assert_eq!(setup.witness.starts("queued"), 0);
     let ended = never_accepted(server);
-    let queued = [What::Started, What::Ended(ended)];
+    let queued = [EventKind::Started, EventKind::Ended(ended)];
     assert_untouched_beside(&setup, &mcp, call, &queued).await;
 }
 
@@ -351,7 +355,7 @@ async fn does_not_affect_a_similar_id(server: Server, disconnected: Value, conne
     assert_eq!(setup.events.ended(&mcp, disconnected).await, DISCONNECTED);
     assert!(setup.witness.ended("leaving").await.is_cancelled());
     setup.assert_usable(&mcp).await;
-    assert_eq!(setup.events.of(&mcp, connected), [What::Started]);
+    assert_eq!(setup.events.of(&mcp, connected), [EventKind::Started]);
     setup.assert_completes("staying", &mut second).await;
 }
 
@@ -363,7 +367,7 @@ async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
         // This would also find the calls of attackers, and there are none.
         setup.events.all()
     };
-    assert_eq!(untouched, [What::Started]);
+    assert_eq!(untouched, [EventKind::Started]);
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
@@ -374,20 +378,20 @@ async fn assert_untouched_beside(
     setup: &Setup,
     mcp: &Mcp,
     call: Connection,
-    attacker_events: &[What],
+    attacker_events: &[EventKind],
 ) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("victim"));
     assert!(!setup.tokens.of("victim").is_cancelled());
     assert_eq!(setup.calls.len(), 1);
-    let before = [&[What::Started], attacker_events].concat();
+    let before = [&[EventKind::Started], attacker_events].concat();
     assert_eq!(setup.events.of(mcp, 7), before);
 
     call.fin();
 
     assert!(setup.witness.ended("victim").await.is_cancelled());
     setup.exchanges.over_for("victim").await;
-    let after = [&before, &[What::Ended(DISCONNECTED)][..]].concat();
+    let after = [&before, &[EventKind::Ended(DISCONNECTED)][..]].concat();
     assert_eq!(setup.events.of(mcp, 7), after);
     assert!(setup.calls.is_empty());
 }

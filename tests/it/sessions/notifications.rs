@@ -8,7 +8,7 @@ use std::{
 use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent};
 use rmcp::transport::streamable_http_server::session::{SessionId, local::SessionConfig};
 
-use self::What::{Closed, Opened, Restored};
+use self::Notification::{Closed, Opened, Restored};
 use super::idle::soon;
 use crate::{
     setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK},
@@ -18,10 +18,10 @@ use crate::{
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 /// The notifications so far.
 #[derive(Clone, Default)]
-struct Notifications(Arc<Mutex<Vec<(What, String)>>>);
+struct Notifications(Arc<Mutex<Vec<(Notification, String)>>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum Notification {
     Opened,
     Restored,
     Closed,
@@ -29,21 +29,24 @@ enum What {
 
 impl Notifications {
     fn record(&self, event: &SessionEvent<'_>) {
-        let (what, session) = match event {
+        let (notification, session) = match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => (if *restored { Restored } else { Opened }, session),
             SessionEvent::Closed { session, .. } => (Closed, session),
             other => panic!("{other:?}"),
         };
-        self.0.lock().unwrap().push((what, (*session).to_owned()));
+        self.0
+            .lock()
+            .unwrap()
+            .push((notification, (*session).to_owned()));
     }
 
-    fn of(&self, mcp: &Mcp) -> Vec<What> {
+    fn of(&self, mcp: &Mcp) -> Vec<Notification> {
         let session = mcp.session_id().expect("a session");
         let notifications = self.0.lock().unwrap();
-        let its = notifications.iter().filter(|(_, id)| id == session);
-        its.map(|(what, _)| *what).collect()
+        let of_session = notifications.iter().filter(|(_, id)| id == session);
+        of_session.map(|(notification, _)| *notification).collect()
     }
 }
 

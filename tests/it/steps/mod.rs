@@ -17,7 +17,7 @@ use self::{
     inside::InPoll,
     world::{Call, Polled, World},
 };
-use crate::setup::{Server, What};
+use crate::setup::{EventKind, Server};
 
 /// What ends the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,15 +223,18 @@ impl World {
         let events = self.events();
         let ends: Vec<Outcome> = events
             .iter()
-            .filter_map(|what| match what {
-                What::Ended(outcome) => Some(*outcome),
+            .filter_map(|kind| match kind {
+                EventKind::Ended(outcome) => Some(*outcome),
                 _ => None,
             })
             .collect();
-        let started = events.iter().filter(|what| **what == What::Started).count();
+        let started = events
+            .iter()
+            .filter(|kind| **kind == EventKind::Started)
+            .count();
         assert_eq!(ends.len(), started, "{case}: {events:?}");
         // A call that is dropped before its body is read is not known as a call.
-        let failed = |what: &What| matches!(what, What::CancelFailed(_));
+        let failed = |kind: &EventKind| matches!(kind, EventKind::CancelFailed(_));
         assert!(!events.iter().any(failed), "{case}: {events:?}");
         let cancelled = ends.iter().filter_map(|outcome| match outcome {
             Outcome::Cancelled(reason) => Some(*reason),
@@ -250,7 +253,7 @@ impl World {
         let reached = self.cancelled_ids();
         assert!(
             reached.len() <= cancelled.len(),
-            "{case}: told {reached:?}, {ends:?}"
+            "{case}: cancelled {reached:?}, reported {ends:?}"
         );
         assert!(
             self.server.has_sessions() || reached.is_empty(),
@@ -260,6 +263,9 @@ impl World {
 
     fn assert_outcome(&self, outcome: Outcome, case: &str) {
         let events = self.events();
-        assert!(events.contains(&What::Ended(outcome)), "{case}: {events:?}");
+        assert!(
+            events.contains(&EventKind::Ended(outcome)),
+            "{case}: {events:?}"
+        );
     }
 }

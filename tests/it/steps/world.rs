@@ -34,7 +34,9 @@ use super::{
     inside::{InPoll, Inside},
 };
 use crate::{
-    setup::{EXCHANGE, Events, Scripted, Server, Sessions, What, advance_past, paused_runtime},
+    setup::{
+        EXCHANGE, EventKind, Events, Scripted, Server, Sessions, advance_past, paused_runtime,
+    },
     support::{Mode, PATH, Witness, handshake, server::report},
 };
 
@@ -266,7 +268,7 @@ impl World {
         advance_past(time).await;
     }
 
-    pub(super) fn events(&self) -> Vec<What> {
+    pub(super) fn events(&self) -> Vec<EventKind> {
         self.events.all()
     }
 

@@ -21,9 +21,11 @@ pub(crate) struct Example {
 // === impl Example ===
 
 impl Example {
-    /// Starts the example, which takes its address as an argument and prints `listening on http://…/mcp` first.
+    /// Starts the example, and waits until it listens.
+    ///
+    /// The example takes its address as an argument, and first prints `listening on http://…/mcp`.
     pub(crate) async fn start(name: &str) -> Self {
-        let mut process = Command::new(built(name).await)
+        let mut process = Command::new(build(name).await)
             .arg("127.0.0.1:0")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -46,8 +48,8 @@ impl Example {
 }
 
 /// Builds the example and returns its path. `cargo test --test it` does not build examples.
-async fn built(name: &str) -> PathBuf {
-    let build = Command::new(env!("CARGO"))
+async fn build(name: &str) -> PathBuf {
+    let cargo = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "--example", name])
         .arg("--message-format=json-render-diagnostics")
@@ -55,14 +57,14 @@ async fn built(name: &str) -> PathBuf {
         .output()
         .await
         .expect("cargo runs");
-    assert!(build.status.success(), "the example builds");
-    let lines = build.stdout.split(|byte| *byte == b'\n');
+    assert!(cargo.status.success(), "the example builds");
+    let lines = cargo.stdout.split(|byte| *byte == b'\n');
     let mut messages = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     let executable = messages.find_map(|message| {
-        let is_it = message["target"]["name"] == name;
+        let is_example = message["target"]["name"] == name;
         message["executable"]
             .as_str()
-            .filter(|_| is_it)?
+            .filter(|_| is_example)?
             .parse()
             .ok()
     });

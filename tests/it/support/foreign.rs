@@ -29,11 +29,11 @@ pub(crate) struct Foreign {
     open: Mutex<Vec<Feed>>,
     cancels: Arc<AtomicUsize>,
     token: Arc<Mutex<Option<CallToken>>>,
-    on_next_request: Arc<Mutex<Option<Act>>>,
+    on_next_request: Arc<Mutex<Option<Action>>>,
 }
 
-/// An act that the test plans.
-type Act = Box<dyn FnOnce() + Send>;
+/// An action that the test plans.
+type Action = Box<dyn FnOnce() + Send>;
 
 type Feed = mpsc::UnboundedSender<Bytes>;
 type Service = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
@@ -43,17 +43,17 @@ type Service = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallib
 impl Foreign {
     pub(crate) fn with(grace: Grace) -> Self {
         let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(grace));
-        let (give, feeds) = mpsc::unbounded_channel();
+        let (feed_sender, feeds) = mpsc::unbounded_channel();
         let cancels = Arc::new(AtomicUsize::new(0));
         let counted = cancels.clone();
         let token = Arc::new(Mutex::new(None));
-        let on_next_request = Arc::new(Mutex::new(None::<Act>));
-        let (first_token, acts) = (token.clone(), on_next_request.clone());
+        let on_next_request = Arc::new(Mutex::new(None::<Action>));
+        let (first_token, next_action) = (token.clone(), on_next_request.clone());
         let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
-            let (give, cancels) = (give.clone(), counted.clone());
-            let act = acts.lock().unwrap().take();
-            if let Some(act) = act {
-                act();
+            let (feed_sender, cancels) = (feed_sender.clone(), counted.clone());
+            let action = next_action.lock().unwrap().take();
+            if let Some(action) = action {
+                action();
             }
             if let Some(token) = request.extensions().get::<CallToken>() {
                 first_token
@@ -74,7 +74,7 @@ impl Foreign {
                     return Ok::<_, Infallible>(response);
                 }
                 let (feed, events) = mpsc::unbounded_channel::<Bytes>();
-                give.send(feed).expect("the test exists");
+                feed_sender.send(feed).expect("the test exists");
                 let events = stream::unfold(events, async |mut events| {
                     let event = events.recv().await?;
                     Some((Ok::<_, Infallible>(event), events))
@@ -110,9 +110,9 @@ impl Foreign {
             .expect("a request has arrived")
     }
 
-    /// Plans an act for the moment at which the server gets the next request.
-    pub(crate) fn on_next_request(&self, act: impl FnOnce() + Send + 'static) {
-        *self.on_next_request.lock().unwrap() = Some(Box::new(act));
+    /// Plans an action for the moment at which the server gets the next request.
+    pub(crate) fn on_next_request(&self, action: impl FnOnce() + Send + 'static) {
+        *self.on_next_request.lock().unwrap() = Some(Box::new(action));
     }
 
     /// Sends the client's own cancel of a call.
@@ -190,7 +190,7 @@ impl Foreign {
     }
 
     /// Ends the newest stream.
-    pub(crate) fn ends_last(&self) {
+    pub(crate) fn end_newest(&self) {
         self.open.lock().unwrap().pop();
     }
 

@@ -86,7 +86,9 @@ impl Log {
         self.lock().iter().filter_map(cancelled).collect()
     }
 
-    /// Skips the detachment of a call that is cancelled at once, because its end carries the same information.
+    /// Writes an event, but not the detachment of a call that is cancelled at once.
+    ///
+    /// The end of such a call carries the same information.
     fn write(&self, event: &Event<'_>) {
         if let Event::Detached { grace, .. } = event
             && *grace == Some(Duration::ZERO)

@@ -62,7 +62,7 @@ impl SessionMode {
         }
     }
 
-    /// Returns the rmcp server of this way at [`PATH`], without any layer.
+    /// Returns the rmcp server in this mode at [`PATH`], without any layer.
     pub fn router(self, witness: &Witness) -> Router {
         let tools = listening(witness);
         match self {
@@ -84,18 +84,19 @@ impl SessionMode {
     }
 }
 
-/// Tools whose handlers hold the tokens of their calls, so that every cancel reaches a handler, with sessions or
-/// without.
+/// Returns tools whose handlers ask for the tokens of their calls.
+///
+/// A call whose token was requested ends as cancelled, even without a session. Otherwise it would end as abandoned.
 pub fn listening(witness: &Witness) -> Tools {
     Tools::new(witness).on_start(|_, context| drop(CallToken::of(context)))
 }
 
-/// A session manager that binds calls.
+/// Returns a session manager that binds calls.
 pub fn wrapped() -> Arc<CancellableSessionManager<LocalSessionManager>> {
     Arc::new(CancellableSessionManager::local(SessionConfig::default()))
 }
 
-/// rmcp's own session manager.
+/// Returns rmcp's own session manager.
 pub fn bare() -> Arc<LocalSessionManager> {
     Arc::new(LocalSessionManager::default())
 }

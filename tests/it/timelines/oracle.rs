@@ -55,10 +55,10 @@ pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
 }
 
 fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<String> {
-    let Some((asked, ClientFact::Called)) = its.client.first() else {
+    let Some((called_at, ClientFact::Called)) = its.client.first() else {
         return Some("it was never sent".to_owned());
     };
-    let completes = *asked + call.lasts;
+    let completes = *called_at + call.lasts;
     let mut expected = Expected::CompletedAt(completes);
     let mut asked_times = 0;
     for (at, fact) in its.client.windows(2).map(|pair| (pair, &pair[0].1)) {
@@ -188,7 +188,7 @@ impl Detachment<'_> {
     fn deadline(
         &self,
         until: Duration,
-        asked: &mut u32,
+        postponed: &mut u32,
         is_close: impl Fn(Duration) -> bool,
     ) -> Option<Option<Duration>> {
         let Some(grace) = self.grace() else {
@@ -202,8 +202,8 @@ impl Detachment<'_> {
             return Some(Some(deadline));
         }
         if let Some(confirm) = self.story.confirm {
-            while *asked < confirm.times && deadline < until {
-                *asked += 1;
+            while *postponed < confirm.times && deadline < until {
+                *postponed += 1;
                 deadline += confirm.wait;
                 if is_close(deadline) {
                     return None;
@@ -224,7 +224,7 @@ impl Detachment<'_> {
             Grace::After(grace) => Some(grace.max(self.resume_time())),
             _ if !self.can_return => (!self.by_server).then_some(Duration::ZERO),
             _ if self.story.is_stored => None,
-            _ => Some(self.for_a_resume()),
+            _ => Some(self.resume_grace()),
         }
     }
 
@@ -232,12 +232,12 @@ impl Detachment<'_> {
     fn max_absence(&self) -> Duration {
         match self.grace() {
             Some(grace) => grace,
-            None if self.can_return => self.for_a_resume(),
+            None if self.can_return => self.resume_grace(),
             None => Duration::ZERO,
         }
     }
 
-    fn for_a_resume(&self) -> Duration {
+    fn resume_grace(&self) -> Duration {
         let attempts = 5 * self.retry.min(600 * SECOND) + 5 * SECOND;
         MIN_GRACE.max(attempts).max(self.resume_time())
     }

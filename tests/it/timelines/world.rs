@@ -192,10 +192,12 @@ impl World {
         };
         let layer = match story.confirm {
             Some(confirm) => {
-                let asked: Shared<u32> = Arc::default();
+                let postponed: Shared<u32> = Arc::default();
                 layer.confirm(move |orphan| {
-                    let mut asked = asked.lock().expect("no panic");
-                    let times = asked.entry(number(orphan.call().request_id())).or_default();
+                    let mut postponed = postponed.lock().expect("no panic");
+                    let times = postponed
+                        .entry(number(orphan.call().request_id()))
+                        .or_default();
                     *times += 1;
                     let answer = if *times > confirm.times {
                         Confirmation::Cancel
@@ -313,7 +315,7 @@ impl World {
     }
 
     /// Reads a stream until its loss. Returns the answer, whether the server ended the stream, and whether the layer
-    /// spares the call because the client has resumed on another server.
+    /// keeps the call running because the client has resumed on another server.
     async fn connected(
         &self,
         id: u64,
@@ -417,8 +419,8 @@ fn record(reports: &Shared<Vec<(Duration, Report)>>, start: Instant, event: &Eve
         _ => return,
     };
     let mut reports = reports.lock().expect("no panic");
-    let its = reports.entry(number(call.request_id())).or_default();
-    its.push((start.elapsed(), report));
+    let call_reports = reports.entry(number(call.request_id())).or_default();
+    call_reports.push((start.elapsed(), report));
 }
 
 fn number(id: &RequestId) -> u64 {

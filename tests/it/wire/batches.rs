@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    setup::{EXCHANGE, GRACE, Plan, Server, Setup, StoppedClock, What},
+    setup::{EXCHANGE, EventKind, GRACE, Plan, Server, Setup, StoppedClock},
     support::*,
 };
 
@@ -60,7 +60,7 @@ async fn a_batch_and_its_answer_pass_unchanged() {
         assert_eq!(client.head().await.status, 200);
         assert_eq!(client.answer().await, Some(answers));
         assert!(setup.calls.is_empty());
-        let unknown = vec![What::UnparsedBody(ParseFailure::Batch); number + 1];
+        let unknown = vec![EventKind::UnparsedBody(ParseFailure::Batch); number + 1];
         assert_eq!(setup.events.all(), unknown);
     }
 }
@@ -91,7 +91,7 @@ async fn the_work_for_a_batch_keeps_running_after_a_disconnect() {
         let reported = setup.events.all();
         assert_eq!(
             reported,
-            [What::UnparsedBody(ParseFailure::Batch); 3],
+            [EventKind::UnparsedBody(ParseFailure::Batch); 3],
             "{answers:?}"
         );
     }

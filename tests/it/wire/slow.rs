@@ -4,7 +4,7 @@
 //! it, how the client reads, and the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short times
 //! runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
 
-use std::{convert::Infallible, net::SocketAddr, time::Duration};
+use std::{cell::Cell, convert::Infallible, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -160,7 +160,7 @@ async fn a_client_counts_as_disconnected_if_it_does_not_read_and_not_if_it_reads
         let https = [Http::One, Http::Two].into_iter();
         https
             .filter(move |http| row.is_possible(*http))
-            .map(move |http| async move { (row, http, row.play(http).await) })
+            .map(move |http| async move { (row, http, row.verdict_of(http).await) })
     });
     let wrong: Vec<String> = join_all(plays)
         .await
@@ -179,7 +179,20 @@ impl Row {
         http == Http::One || self.frame >= KIB || self.event < MIB
     }
 
-    async fn play(&self, http: Http) -> Verdict {
+    /// Plays the row again if its client was late, as on a busy machine, and the verdict is not the expected one.
+    async fn verdict_of(&self, http: Http) -> Verdict {
+        let mut plays = 0;
+        loop {
+            let (verdict, late) = self.play(http).await;
+            plays += 1;
+            if verdict == self.verdict || late < self.stall_timeout / 4 || plays == 3 {
+                return verdict;
+            }
+        }
+    }
+
+    /// Returns the verdict, and how late the latest read of the client was.
+    async fn play(&self, http: Http) -> (Verdict, Duration) {
         let (ended, mut ends) = mpsc::unbounded_channel();
         let layer = CancelOnDisconnectLayer::new()
             .stall_timeout(self.stall_timeout)
@@ -191,6 +204,7 @@ impl Row {
         let addr = serve(layer).await;
         let path = format!("/{}/{}", self.event, self.frame);
         let mut client = Reader::open(http, addr, &path).await;
+        let late = Cell::new(Duration::ZERO);
         let reading = async {
             let mut read = 0;
             loop {
@@ -210,10 +224,11 @@ impl Row {
                 }
                 read += bytes;
                 sleep(pause.saturating_sub(begun.elapsed())).await;
+                late.set(late.get().max(begun.elapsed().saturating_sub(pause)));
             }
         };
         let until = Instant::now() + self.watch_for;
-        tokio::select! {
+        let verdict = tokio::select! {
             () = reading => unreachable!("it reads until its call has ended"),
             ended = timeout_at(until, ends.recv()) => match ended {
                 Err(_) => Verdict::Reading,
@@ -222,7 +237,8 @@ impl Row {
                     | Outcome::Abandoned(CancelReason::ClientDisconnected))) => Verdict::Disconnected,
                 Ok(other) => panic!("{self:?}: {other:?}"),
             },
-        }
+        };
+        (verdict, late.get())
     }
 }
 
@@ -259,18 +275,18 @@ impl Reader {
         }
     }
 
-    /// Reads up to `most` bytes. Returns 0 at the end.
-    async fn read(&mut self, most: usize) -> usize {
+    /// Reads up to `max` bytes. Returns 0 at the end.
+    async fn read(&mut self, max: usize) -> usize {
         match self {
             Self::One(stream) => {
-                let mut bytes = vec![0; most];
+                let mut bytes = vec![0; max];
                 stream.read(&mut bytes).await.unwrap_or(0)
             }
             Self::Two(connected, rest) => {
                 if rest.is_empty() {
                     *rest = connected.1.data().await.unwrap_or_default();
                 }
-                rest.split_to(most.min(rest.len())).len()
+                rest.split_to(max.min(rest.len())).len()
             }
         }
     }

@@ -32,51 +32,51 @@ struct Caller {
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_fin() {
-    let mut deaf = NonReadingServer::serve().await;
-    let caller = deaf.ask(&Request::new("GET", "/")).await;
-    deaf.connection.send(&Request::new("GET", "/next")).await;
-    deaf.connection.fin();
+    let mut server = NonReadingServer::serve().await;
+    let caller = server.ask(&Request::new("GET", "/")).await;
+    server.connection.send(&Request::new("GET", "/next")).await;
+    server.connection.fin();
     caller.disconnected().await;
 }
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_reset() {
-    let mut deaf = NonReadingServer::serve().await;
-    let caller = deaf.ask(&Request::new("GET", "/")).await;
-    deaf.connection.send(&Request::new("GET", "/next")).await;
-    deaf.connection.rst();
+    let mut server = NonReadingServer::serve().await;
+    let caller = server.ask(&Request::new("GET", "/")).await;
+    server.connection.send(&Request::new("GET", "/next")).await;
+    server.connection.rst();
     caller.disconnected().await;
 }
 
 #[tokio::test]
 async fn a_stray_line_end_does_not_hide_a_fin() {
-    let mut deaf = NonReadingServer::serve().await;
+    let mut server = NonReadingServer::serve().await;
     let request = Request::new("POST", "/").body("{}");
-    let caller = deaf.ask(&request).await;
-    deaf.connection.write(b"\r\n").await;
-    deaf.connection.fin();
+    let caller = server.ask(&request).await;
+    server.connection.write(b"\r\n").await;
+    server.connection.fin();
     caller.disconnected().await;
 }
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_half_close() {
-    let mut deaf = NonReadingServer::serve().await;
-    let caller = deaf.ask(&Request::new("GET", "/")).await;
-    deaf.connection.send(&Request::new("GET", "/next")).await;
-    deaf.connection.half_close().await;
+    let mut server = NonReadingServer::serve().await;
+    let caller = server.ask(&Request::new("GET", "/")).await;
+    server.connection.send(&Request::new("GET", "/next")).await;
+    server.connection.half_close().await;
     caller.disconnected().await;
 }
 
 #[tokio::test]
 async fn an_unread_body_does_not_hide_a_reset() {
-    let mut deaf = NonReadingServer::serve().await;
+    let mut server = NonReadingServer::serve().await;
     let request = Request::new("POST", "/").body(vec![b'x'; 1_000_000]);
-    let caller = deaf.ask(&request).await;
-    deaf.connection.rst();
+    let caller = server.ask(&request).await;
+    server.connection.rst();
     caller.disconnected().await;
 }
 
-/// Otherwise hyper would keep the rest of the response, and with it the connection, forever.
+/// If the stream went on, hyper would keep the rest of the response, and with it the connection, forever.
 #[tokio::test]
 async fn an_event_stream_ends_with_the_connection() {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();

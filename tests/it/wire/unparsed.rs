@@ -18,7 +18,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use crate::{
     log::{Happened, Log},
-    setup::{Plan, Server, Setup, What, slow_auth},
+    setup::{EventKind, Plan, Server, Setup, slow_auth},
     support::*,
 };
 
@@ -33,7 +33,7 @@ async fn start() -> Setup {
 }
 
 #[tokio::test]
-async fn a_call_that_the_session_manager_watches_is_not_reported() {
+async fn a_call_that_the_session_manager_binds_is_not_reported() {
     let setup = start().await;
     let mcp = setup.mcp().await;
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hold","arg\u0075ments":{"label":"a"}}}"#;
@@ -49,7 +49,7 @@ async fn a_call_that_the_session_manager_watches_is_not_reported() {
 }
 
 #[tokio::test]
-async fn a_large_call_that_the_session_manager_watches_is_not_reported() {
+async fn a_large_call_that_the_session_manager_binds_is_not_reported() {
     let setup = start().await;
     let mcp = setup.mcp().await;
     let call = mcp.call_message(1, "hold", json!({ "label": "a" }));
@@ -148,7 +148,7 @@ async fn a_body_that_is_refused_unread_is_not_reported() {
 
 fn unparsed(setup: &Setup) -> Vec<ParseFailure> {
     let why = |event| match event {
-        What::UnparsedBody(why) => Some(why),
+        EventKind::UnparsedBody(why) => Some(why),
         _ => None,
     };
     setup.events.all().into_iter().filter_map(why).collect()

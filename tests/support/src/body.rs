@@ -1,4 +1,4 @@
-//! Finds the body of an HTTP/1.1 message in the bytes that follow its head (RFC 9112, sections 6 and 7).
+//! Finds the body of an HTTP/1.1 message behind its head (RFC 9112, sections 6 and 7).
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
@@ -57,8 +57,9 @@ impl BodyDecoder {
         Self { state }
     }
 
-    /// For a message whose body is announced if it has one: any request, and a response of a server that keeps
-    /// connections open.
+    /// For a message that has a body only if its head announces one.
+    ///
+    /// That is any request, and a response of a server that keeps connections open.
     pub fn announced(headers: &HeaderMap) -> Self {
         Self {
             state: announced(headers).unwrap_or(State::Ended),
@@ -83,11 +84,11 @@ impl BodyDecoder {
         }
     }
 
-    /// Returns `true` if the whole body was decoded. `closed` completes a body that ends with its connection.
-    pub fn is_complete(&self, closed: bool) -> bool {
+    /// Returns `true` if the whole body was decoded. If `is_closed`, a body that ends with its connection is complete.
+    pub fn is_complete(&self, is_closed: bool) -> bool {
         match self.state {
             State::Length(0) | State::Ended => true,
-            State::UntilClose => closed,
+            State::UntilClose => is_closed,
             _ => false,
         }
     }
@@ -105,7 +106,7 @@ impl BodyDecoder {
         Decoded::Data(buffer.split_to(taken).freeze())
     }
 
-    /// The state after a complete line.
+    /// Returns the state after a complete line.
     fn after(&self, line: &str) -> State {
         match self.state {
             State::ChunkSize => match chunk_size(line) {
@@ -119,7 +120,7 @@ impl BodyDecoder {
     }
 }
 
-/// The initial state if the head announces the body.
+/// Returns the initial state, if the head announces the body.
 fn announced(headers: &HeaderMap) -> Option<State> {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if header("transfer-encoding") == Some("chunked") {

@@ -1,4 +1,4 @@
-//! A hand-written HTTP/1.1 client for what a proper client never does: half a body, a reset, a half-close.
+//! A hand-written HTTP/1.1 client that can send half a body, reset and half-close.
 //!
 //! One [`Connection`] is one TCP connection. Requests can follow each other on it. Answers are read in order, each by
 //! [`Connection::head`] and then by one or several of the body readers. Each reader continues where the previous one
@@ -30,8 +30,8 @@ pub struct Connection {
     stream: TcpStream,
     addr: SocketAddr,
     received: BytesMut,
-    closed: bool,
-    /// The methods of the requests without a head so far. An answer to HEAD has no body.
+    is_closed: bool,
+    /// The methods of the requests whose response heads were not read yet. An answer to HEAD has no body.
     methods: VecDeque<&'static str>,
     /// The newest head, and the decoder of its body.
     head: Option<Head>,
@@ -68,7 +68,7 @@ impl Connection {
         Self::over(stream, addr)
     }
 
-    /// Connects with a small receive buffer, so that a client that stops reading stalls the server soon.
+    /// Connects with a small receive buffer. If the client stops reading, the server soon stalls.
     pub async fn open_with_receive_buffer(addr: SocketAddr, bytes: u32) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket
@@ -96,7 +96,7 @@ impl Connection {
             stream,
             addr,
             received: BytesMut::new(),
-            closed: false,
+            is_closed: false,
             methods: VecDeque::new(),
             head: None,
             body: BodyDecoder::empty(),
@@ -107,7 +107,7 @@ impl Connection {
 
 /// Writing.
 impl Connection {
-    /// Sends a whole request, its length announced.
+    /// Sends a whole request, and announces its length.
     pub async fn send(&mut self, request: &Request) {
         self.send_head(request, Announced::Length(request.body.len()))
             .await;
@@ -301,7 +301,7 @@ impl Connection {
 
     /// Returns `true` if the last answer is complete. `false` after a `None` means that the server cut it off.
     pub fn is_complete(&self) -> bool {
-        self.body.is_complete(self.closed)
+        self.body.is_complete(self.is_closed)
     }
 
     /// Waits until the server closes the connection. Returns the remaining bytes undecoded.
@@ -312,12 +312,12 @@ impl Connection {
 
     /// Reads more. Returns `false` at the end of the connection, including a reset.
     async fn receive(&mut self) -> bool {
-        if !self.closed {
+        if !self.is_closed {
             let read = self.stream.read_buf(&mut self.received);
             let read = within("bytes from the server", read).await;
-            self.closed = !matches!(read, Ok(1..));
+            self.is_closed = !matches!(read, Ok(1..));
         }
-        !self.closed
+        !self.is_closed
     }
 }
 
@@ -355,7 +355,7 @@ impl Head {
         Some(value.to_str().expect("the header is text"))
     }
 
-    /// Whether the body is an event stream.
+    /// Returns `true` if the body is an event stream.
     pub fn is_event_stream(&self) -> bool {
         self.header("content-type")
             .is_some_and(|essence| essence.starts_with("text/event-stream"))

@@ -35,7 +35,7 @@ impl Dice {
         self.seed
     }
 
-    /// A uniformly random number.
+    /// Returns a uniformly random number.
     pub fn roll(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -54,7 +54,7 @@ impl Dice {
         self.roll().is_multiple_of(sides)
     }
 
-    /// Fisher and Yates.
+    /// Shuffles the items (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.roll() % (last as u64 + 1);

@@ -45,7 +45,9 @@ enum State {
     Answered(Head, Incoming),
 }
 
-/// The tasks of one connection. hyper moves the socket into a task, so closing the socket means ending the tasks.
+/// The tasks of one connection.
+///
+/// hyper moves the socket into a task, so closing the socket means ending the tasks.
 #[derive(Clone, Debug, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
@@ -134,7 +136,7 @@ impl H2Stream {
         }
     }
 
-    /// The rest of the body.
+    /// Reads the rest of the body.
     pub async fn body_to_end(&mut self) -> Vec<u8> {
         let mut body = Vec::new();
         while let Some(data) = self.data().await {
@@ -157,7 +159,7 @@ impl H2Stream {
         }
     }
 
-    /// Abandons the stream. hyper sends RST_STREAM with CANCEL for it, and the other streams continue.
+    /// Abandons the stream. hyper resets it with CANCEL, and the other streams continue.
     pub fn reset(self) {}
 
     async fn answered(&mut self) -> (&Head, &mut Incoming) {

@@ -1,5 +1,6 @@
-//! Shared by all tests of `mcp-cancel-on-disconnect`: clients that disconnect on purpose, a server with a witness, and
-//! dice.
+//! Shared by all tests of `mcp-cancel-on-disconnect`.
+//!
+//! It has clients that disconnect on purpose, a server with a witness, and dice.
 //!
 //! | module | job |
 //! |---|---|

@@ -9,8 +9,8 @@ pub const LIMIT: Duration = Duration::from_secs(10);
 ///
 /// `what` is formatted only then, so that it can show the state at that moment.
 ///
-/// The limit is in real time. A paused clock advances to the next timer whenever the runtime is idle, and a tokio timer
-/// would end a test that waits for a longer one, such as a grace of 20 s.
+/// The limit is in real time, because a paused clock advances to the next timer whenever the runtime is idle. With a
+/// limit on tokio's clock, a test that waits for a longer timer, such as a grace of 20 s, would fail.
 #[allow(
     clippy::disallowed_types,
     reason = "the limit must not follow the paused clock of a test"

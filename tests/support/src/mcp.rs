@@ -58,7 +58,9 @@ impl Mcp {
         }
     }
 
-    /// A client of revision 2026-07-28, which sends its version and method in headers and in `_meta`.
+    /// A client of revision 2026-07-28.
+    ///
+    /// It sends its version and method in headers, and its version in `_meta`.
     pub fn sessionless(addr: SocketAddr, path: &str) -> Self {
         Self::stateless(addr, path).version(SESSIONLESS)
     }

@@ -100,7 +100,7 @@ impl Tools {
         }
     }
 
-    /// Calls `callback` with the label in every labelled handler, right after its start was recorded.
+    /// Has every labelled handler call `callback`, right after its start was recorded.
     ///
     /// In the context a test can find what a layer has put into the request's extensions.
     pub fn on_start(
@@ -111,7 +111,7 @@ impl Tools {
         self
     }
 
-    /// The service in a mode, over any session manager.
+    /// Returns the service in a mode, over any session manager.
     pub fn service<M: SessionManager>(
         &self,
         mode: Mode,
@@ -120,7 +120,7 @@ impl Tools {
         self.service_with(mode.config(), sessions)
     }
 
-    /// As `service`, with another configuration, for example another keep-alive.
+    /// Returns the service with another configuration, for example another keep-alive.
     pub fn service_with<M: SessionManager>(
         &self,
         config: StreamableHttpServerConfig,
@@ -204,8 +204,8 @@ impl fmt::Debug for Tools {
 
 /// Sends `events` progress notifications, numbered from 1.
 pub async fn report(context: &RequestContext<RoleServer>, label: &str, events: u32) {
-    let own = context.meta.get_progress_token();
-    let token = own.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
+    let of_call = context.meta.get_progress_token();
+    let token = of_call.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
     for event in 1..=events {
         let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
         // Fails if the client has disconnected. The test decides whether the call must end.
@@ -237,7 +237,9 @@ fn conclude(
 // === impl Mode ===
 
 impl Mode {
-    /// rmcp's default configuration for the mode: keep-alive 15 s, retry 3 s, loopback hosts only.
+    /// Returns rmcp's default configuration for the mode.
+    ///
+    /// Its keep-alive is 15 s and its retry 3 s. Only loopback hosts are allowed.
     pub fn config(self) -> StreamableHttpServerConfig {
         StreamableHttpServerConfig::default()
             .with_legacy_session_mode(self == Self::Session)

@@ -87,7 +87,7 @@ impl SseReader {
         }
     }
 
-    /// The next complete item.
+    /// Removes and returns the next complete item.
     pub fn pop(&mut self) -> Option<SseItem> {
         self.items.pop_front()
     }

@@ -23,7 +23,7 @@ pub struct Witness {
     log: Arc<watch::Sender<Log>>,
 }
 
-/// The records of the handler with one label.
+/// The record of the newest handler with one label.
 #[derive(Clone, Debug)]
 pub struct HandlerRecord {
     /// Number of handlers that started with this label; 1 unless a call was executed twice.
@@ -88,7 +88,7 @@ struct FailedWait<'a> {
 // === impl Witness ===
 
 impl Witness {
-    /// An empty log.
+    /// Creates an empty log.
     pub fn new() -> Self {
         Self {
             log: Arc::new(watch::Sender::new(Log::default())),
@@ -115,19 +115,22 @@ impl Witness {
     /// Waits until the handler of `label` has started.
     pub async fn started(&self, label: &str) -> Instant {
         let what = format!("{label:?} to start");
-        self.life(&what, label, |life| Some(life.started)).await
+        self.wait_for_record(&what, label, |record| Some(record.started))
+            .await
     }
 
     /// Waits until the handler of `label` has seen its token fire.
     pub async fn token_fired(&self, label: &str) -> Instant {
         let what = format!("the token of {label:?}");
-        self.life(&what, label, |life| life.token_fired).await
+        self.wait_for_record(&what, label, |record| record.token_fired)
+            .await
     }
 
     /// Waits until the handler of `label` has ended.
     pub async fn ended(&self, label: &str) -> End {
         let what = format!("{label:?} to end");
-        self.life(&what, label, |life| life.end).await
+        self.wait_for_record(&what, label, |record| record.end)
+            .await
     }
 
     /// Waits until `count` handlers run at the same time.
@@ -137,48 +140,49 @@ impl Witness {
             .await;
     }
 
-    /// Returns the records of `label`. Returns `None` if it never started.
+    /// Returns the record of `label`. Returns `None` if no handler with that label started.
     pub fn find(&self, label: &str) -> Option<HandlerRecord> {
         self.log.borrow().records.get(label).cloned()
     }
 
     /// Returns `true` if the handler of `label` has started and not ended.
     pub fn is_running(&self, label: &str) -> bool {
-        self.find(label).is_some_and(|life| life.end.is_none())
+        self.find(label).is_some_and(|record| record.end.is_none())
     }
 
-    /// Number of handlers that started with `label`.
+    /// Returns the number of handlers that started with `label`.
     pub fn starts(&self, label: &str) -> usize {
-        self.find(label).map_or(0, |life| life.starts)
+        self.find(label).map_or(0, |record| record.starts)
     }
 
-    /// Number of running handlers.
+    /// Returns the number of running handlers.
     pub fn running(&self) -> usize {
         self.log.borrow().running()
     }
 
-    /// Number of handlers that stopped because their token fired.
+    /// Returns the number of handlers that stopped because their token fired.
     pub fn cancelled(&self) -> usize {
         self.count(End::is_cancelled)
     }
 
-    /// Number of handlers that returned an answer.
+    /// Returns the number of handlers that returned an answer.
     pub fn completed(&self) -> usize {
         self.count(End::is_completed)
     }
 
-    /// Number of handlers that were dropped or panicked.
+    /// Returns the number of handlers that were dropped or panicked.
     pub fn dropped(&self) -> usize {
         self.count(End::is_dropped)
     }
 
     fn count(&self, is_counted: impl Fn(&End) -> bool) -> usize {
         let log = self.log.borrow();
-        let ends = log.records.values().filter_map(|life| life.end);
+        let ends = log.records.values().filter_map(|record| record.end);
         ends.filter(is_counted).count()
     }
 
-    async fn life<T>(
+    /// Waits until `pick` returns a value for the record of `label`.
+    async fn wait_for_record<T>(
         &self,
         what: &str,
         label: &str,
@@ -188,6 +192,7 @@ impl Witness {
             .await
     }
 
+    /// Waits until `pick` returns a value, or fails with `what`.
     async fn until<T>(&self, what: &str, pick: impl Fn(&Log) -> Option<T>) -> T {
         let witness = self;
         within(FailedWait { what, witness }, self.wait_for(pick)).await
@@ -215,7 +220,7 @@ impl Default for Witness {
 // === impl End ===
 
 impl End {
-    /// When it ended.
+    /// Returns when the handler ended.
     pub fn at(&self) -> Instant {
         match *self {
             Self::Cancelled { at } | Self::Completed { at } | Self::Dropped { at } => at,
@@ -246,7 +251,7 @@ impl Running {
         tokio::select! {
             biased;
             () = cancelled => {
-                self.note_token();
+                self.record_token_fired();
                 Held::Cancelled
             }
             () = self.released() => Held::Released,
@@ -276,14 +281,14 @@ impl Running {
         self.witness.wait_for(picked).await;
     }
 
-    fn note_token(&self) {
+    fn record_token_fired(&self) {
         let at = Instant::now();
-        self.update(|life| life.token_fired = Some(at));
+        self.update(|record| record.token_fired = Some(at));
     }
 
     fn end(mut self, end: End) {
         self.has_ended = true;
-        self.update(|life| life.end = Some(end));
+        self.update(|record| record.end = Some(end));
     }
 
     fn update(&self, change: impl FnOnce(&mut HandlerRecord)) {
@@ -297,7 +302,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.has_ended {
             let end = End::Dropped { at: Instant::now() };
-            self.update(|life| life.end = Some(end));
+            self.update(|record| record.end = Some(end));
         }
     }
 }
@@ -306,19 +311,19 @@ impl Drop for Running {
 
 impl Log {
     fn begin(&mut self, label: &str) {
-        let starts = self.records.get(label).map_or(0, |life| life.starts);
-        let life = HandlerRecord {
+        let starts = self.records.get(label).map_or(0, |record| record.starts);
+        let record = HandlerRecord {
             starts: starts + 1,
             started: Instant::now(),
             token_fired: None,
             end: None,
         };
-        self.records.insert(label.to_owned(), life);
+        self.records.insert(label.to_owned(), record);
     }
 
     fn running(&self) -> usize {
         let records = self.records.values();
-        records.filter(|life| life.end.is_none()).count()
+        records.filter(|record| record.end.is_none()).count()
     }
 }
 

@@ -77,9 +77,9 @@ impl Model {
 }
 
 /// Returns the call of each operation, and `true` if the operation writes it.
-fn names(operations: &[Operation]) -> Vec<(CallNumber, bool)> {
-    let names = operations.iter();
-    names
+fn summarize(operations: &[Operation]) -> Vec<(CallNumber, bool)> {
+    let operations = operations.iter();
+    operations
         .map(|operation| (operation.key.call, operation.text.is_some()))
         .collect()
 }
@@ -101,7 +101,7 @@ fn answers_are_written_in_the_order_of_their_reservations() {
     model.put("a", 2, 10);
     model.queue.put(first, key("a", 1), text(10));
     model.put("b", 3, 10);
-    assert_eq!(names(&model.start()), writes([1, 2, 3]));
+    assert_eq!(summarize(&model.start()), writes([1, 2, 3]));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_failed_write_keeps_its_place_and_is_retried_after_half_a_second() {
     }
     for _ in 0..1_000 {
         let operations = model.start();
-        assert_eq!(names(&operations), writes([0, 1, 2]));
+        assert_eq!(summarize(&operations), writes([0, 1, 2]));
         model.complete(operations, false);
         assert!(model.start().is_empty());
         let paused = model.now + RETRY_DELAY;
@@ -120,7 +120,7 @@ fn a_failed_write_keeps_its_place_and_is_retried_after_half_a_second() {
         model.now = paused;
     }
     model.put("a", 3, 10);
-    assert_eq!(names(&model.start()), writes([0, 1, 2, 3]));
+    assert_eq!(summarize(&model.start()), writes([0, 1, 2, 3]));
 }
 
 #[test]
@@ -130,16 +130,16 @@ fn operations_in_flight_are_bounded_in_bytes_and_in_number() {
         model.put(&call.to_string(), call, 1_000_000);
     }
     let mut operations = model.start();
-    assert_eq!(names(&operations), writes(0..4));
-    let one = operations.remove(1);
-    model.complete(vec![one], true);
-    assert_eq!(names(&model.start()), writes([4]));
+    assert_eq!(summarize(&operations), writes(0..4));
+    let second = operations.remove(1);
+    model.complete(vec![second], true);
+    assert_eq!(summarize(&model.start()), writes([4]));
 
     let mut model = Model::new();
     for call in 0..1_000 {
         model.put("a", call, 10);
     }
-    assert_eq!(names(&model.start()), writes(0..256));
+    assert_eq!(summarize(&model.start()), writes(0..256));
     assert!(model.start().is_empty());
 }
 
@@ -151,41 +151,44 @@ fn the_oldest_of_a_session_is_evicted_beyond_its_bound() {
         assert_eq!(model.put("a", call, 100_000), None);
     }
     // An answer that is not written needs no removal.
-    assert_eq!(model.put("a", 10, 100_000), Some(Bound::OfSession));
-    assert_eq!(names(&model.start())[..2], writes([9, 1]));
+    assert_eq!(model.put("a", 10, 100_000), Some(Bound::Session));
+    assert_eq!(summarize(&model.start())[..2], writes([9, 1]));
     let mut model = Model::new();
     for call in 0..10 {
         model.put("a", call, 100_000);
     }
     model.write_all();
     // An answer that is written is removed first.
-    assert_eq!(model.put("a", 10, 100_000), Some(Bound::OfSession));
+    assert_eq!(model.put("a", 10, 100_000), Some(Bound::Session));
     let operations = model.start();
-    assert_eq!(names(&operations), [removals([0]), writes([10])].concat());
+    assert_eq!(
+        summarize(&operations),
+        [removals([0]), writes([10])].concat()
+    );
     model.complete(operations, true);
     // An answer that fills the whole bound.
-    let all = MAX_OF_SESSION - OVERHEAD;
-    assert_eq!(model.put("a", 11, all), Some(Bound::OfSession));
+    let largest = MAX_SESSION_SIZE - OVERHEAD;
+    assert_eq!(model.put("a", 11, largest), Some(Bound::Session));
     let expected = [removals(1..11), writes([11])].concat();
-    assert_eq!(names(&model.start()), expected);
+    assert_eq!(summarize(&model.start()), expected);
     // An answer above the bound, for which nothing is evicted.
-    assert_eq!(model.put("a", 12, all + 1), Some(Bound::OfSession));
+    assert_eq!(model.put("a", 12, largest + 1), Some(Bound::Session));
     assert_eq!(model.queue.answers.len(), 1);
 }
 
 #[test]
 fn the_oldest_of_all_is_evicted_beyond_the_bound_of_an_instance() {
     let mut model = Model::new();
-    let most = MAX_IN_ALL / MAX_OF_SESSION;
-    for call in 0..most as u64 {
-        let length = MAX_OF_SESSION - OVERHEAD;
+    let sessions = MAX_INSTANCE_SIZE / MAX_SESSION_SIZE;
+    for call in 0..sessions as u64 {
+        let length = MAX_SESSION_SIZE - OVERHEAD;
         assert_eq!(model.put(&call.to_string(), call, length), None);
     }
     model.write_all();
-    assert_eq!(model.put("another", 1_000, 10), Some(Bound::InAll));
+    assert_eq!(model.put("another", 1_000, 10), Some(Bound::Instance));
     let expected = [removals([0]), writes([1_000])].concat();
-    assert_eq!(names(&model.start()), expected);
-    assert!(model.queue.size <= MAX_IN_ALL);
+    assert_eq!(summarize(&model.start()), expected);
+    assert!(model.queue.size <= MAX_INSTANCE_SIZE);
 }
 
 #[test]
@@ -194,17 +197,17 @@ fn an_answer_that_is_evicted_while_it_is_written_is_removed_afterwards() {
         let mut model = Model::new();
         model.put("a", 1, 600_000);
         let operations = model.start();
-        assert_eq!(model.put("a", 2, 600_000), Some(Bound::OfSession));
-        assert_eq!(names(&model.start()), writes([2]));
+        assert_eq!(model.put("a", 2, 600_000), Some(Bound::Session));
+        assert_eq!(summarize(&model.start()), writes([2]));
         model.complete(operations, is_done);
         model.now += RETRY_DELAY;
         let operations = model.start();
-        assert_eq!(names(&operations), removals([1]));
+        assert_eq!(summarize(&operations), removals([1]));
         // A removal is retried, too.
         model.complete(operations, false);
         model.now += RETRY_DELAY;
         let operations = model.start();
-        assert_eq!(names(&operations), removals([1]));
+        assert_eq!(summarize(&operations), removals([1]));
         model.complete(operations, true);
         assert!(model.start().is_empty());
     }
@@ -219,7 +222,7 @@ fn an_answer_whose_write_failed_may_be_stored_and_is_removed() {
     model.put("a", 2, 600_000);
     model.now += RETRY_DELAY;
     let expected = [removals([1]), writes([2])].concat();
-    assert_eq!(names(&model.start()), expected);
+    assert_eq!(summarize(&model.start()), expected);
 }
 
 #[test]
@@ -232,17 +235,17 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     model.write_all();
     model.put("evicted", 3, 600_000);
     let mut late = model.start();
-    assert_eq!(names(&late), [removals([2]), writes([3])].concat());
+    assert_eq!(summarize(&late), [removals([2]), writes([3])].concat());
     model.put("evicted", 4, 600_000);
     model.put("failed", 5, 10);
     let failed = model.start();
-    assert_eq!(names(&failed), writes([4, 5]));
+    assert_eq!(summarize(&failed), writes([4, 5]));
     model.complete(failed, false);
     model.put("new", 6, 10);
     model.now += ANSWER_TTL - SECOND;
     let again = model.start();
-    assert_eq!(names(&again), writes([4, 5, 6]));
-    assert!(again.iter().all(|it| it.time == SECOND));
+    assert_eq!(summarize(&again), writes([4, 5, 6]));
+    assert!(again.iter().all(|operation| operation.ttl == SECOND));
     late.extend(again);
     model.now += SECOND;
     assert!(model.queue.expire(model.now), "some were not written");
@@ -251,7 +254,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     model.complete(late, false);
     model.now += RETRY_DELAY;
     let operations = model.start();
-    assert_eq!(names(&operations), writes([5]));
+    assert_eq!(summarize(&operations), writes([5]));
     model.complete(operations, true);
     model.now += ANSWER_TTL;
     assert!(!model.queue.expire(model.now));
@@ -265,7 +268,7 @@ fn an_answer_is_queued_once() {
     model.put("a", 1, 10);
     model.put("a", 1, 10);
     let operations = model.start();
-    assert_eq!(names(&operations), writes([1]));
+    assert_eq!(summarize(&operations), writes([1]));
     model.put("a", 1, 10);
     model.complete(operations, true);
     model.put("a", 1, 10);
@@ -333,7 +336,11 @@ fn answers_are_written_again_if_the_directory_lost_them() {
     let again = model.start();
     let calls: Vec<AnswerKey> = again.iter().map(|operation| operation.key).collect();
     assert_eq!(calls, [0, 1, 2].map(|call| key("a", call)));
-    assert!(again.iter().all(|it| it.text == Some(text(100))));
+    assert!(
+        again
+            .iter()
+            .all(|operation| operation.text == Some(text(100)))
+    );
     model.complete(again, true);
     assert!(model.start().is_empty() && model.queue.is_written_until(end));
 }

@@ -1,4 +1,4 @@
-//! What every directory must do with leases and answers.
+//! The part of the contract about leases and answers.
 
 use bytes::Bytes;
 
@@ -25,7 +25,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         .await
         .unwrap()
         .run;
-    let all = [
+    let statuses = [
         Status::default(),
         Status {
             written_in: Some(BackendRunId::new("another")),
@@ -50,7 +50,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     ];
     // The report of any instance counts, and outlives the lease of that instance.
     let mut latest = None;
-    for status in all {
+    for status in statuses {
         directory.acquire_lease(me, &status).await.unwrap();
         let Look { record, leases } = directory.look(unknown).await.unwrap();
         assert_eq!((record, &leases.run), (None, &run));
@@ -80,8 +80,8 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     directory: &impl Directory,
 ) {
     let (me, second) = (instance(1), Duration::from_secs(1));
-    let unknown = Status::default();
-    let DirectoryTime(now) = directory.heartbeat(me, &unknown).await.unwrap().time;
+    let untimed = Status::default();
+    let DirectoryTime(now) = directory.heartbeat(me, &untimed).await.unwrap().time;
     let composed = |ago: Duration| Status {
         composed_at: Some(DirectoryTime(now - ago.as_millis() as u64)),
         ..Status::default()
@@ -116,7 +116,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
             .was_alive
     );
     assert!(age().await.is_some_and(|age| age < 4 * second));
-    assert!(directory.heartbeat(me, &unknown).await.unwrap().was_alive);
+    assert!(directory.heartbeat(me, &untimed).await.unwrap().was_alive);
     assert!(age().await.is_some_and(|age| age < second));
     directory.release_lease(me).await.unwrap();
     directory
@@ -124,7 +124,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
         .await
         .unwrap();
     assert_eq!(age().await, None, "this lease has lapsed already");
-    assert!(!directory.heartbeat(me, &unknown).await.unwrap().was_alive);
+    assert!(!directory.heartbeat(me, &untimed).await.unwrap().was_alive);
 }
 
 /// A heartbeat that was composed earlier arrives later, on another connection.
@@ -164,7 +164,7 @@ pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_stat
     directory.release_lease(me).await.unwrap();
 }
 
-pub(super) async fn an_owner_with_a_lease_learns_that_its_record_was_replaced(
+pub(super) async fn a_heartbeat_reports_once_that_a_record_of_its_instance_was_replaced(
     directory: &impl Directory,
 ) {
     let [former, owner, late] = [1, 2, 3].map(instance);
@@ -173,7 +173,7 @@ pub(super) async fn an_owner_with_a_lease_learns_that_its_record_was_replaced(
         number,
         ..Status::default()
     };
-    let learns = async |owner, number| {
+    let heartbeat = async |owner, number| {
         let reply = directory.heartbeat(owner, &status(number)).await.unwrap();
         (reply.was_alive, reply.was_replaced)
     };
@@ -188,7 +188,7 @@ pub(super) async fn an_owner_with_a_lease_learns_that_its_record_was_replaced(
     let both = [replaced.clone(), other];
     for _ in 0..2 {
         assert_eq!(directory.register(former, &both).await.unwrap(), []);
-        assert_eq!(learns(former, 2).await, (true, false));
+        assert_eq!(heartbeat(former, 2).await, (true, false));
     }
     for _ in 0..2 {
         let written = directory.register(owner, std::slice::from_ref(&later));
@@ -197,10 +197,10 @@ pub(super) async fn an_owner_with_a_lease_learns_that_its_record_was_replaced(
         let lease = leases.of(former.incarnation).unwrap();
         assert!(lease.is_settled, "the status is unchanged");
     }
-    assert_eq!(learns(former, 1).await, (true, true), "it was overtaken");
-    assert_eq!(learns(former, 3).await, (true, true));
-    assert_eq!(learns(former, 4).await, (true, false), "once is enough");
-    assert_eq!(learns(owner, 4).await, (true, false));
+    assert_eq!(heartbeat(former, 1).await, (true, true), "it was overtaken");
+    assert_eq!(heartbeat(former, 3).await, (true, true));
+    assert_eq!(heartbeat(former, 4).await, (true, false), "once is enough");
+    assert_eq!(heartbeat(owner, 4).await, (true, false));
     // An owner without a lease verifies its sessions in any case.
     directory.release_lease(owner).await.unwrap();
     let latest = Registration {
@@ -210,7 +210,7 @@ pub(super) async fn an_owner_with_a_lease_learns_that_its_record_was_replaced(
     let written = directory.register(late, &[latest]).await;
     assert_eq!(written.unwrap(), []);
     assert!(!is_alive(directory, owner).await);
-    assert_eq!(learns(owner, 5).await, (false, false));
+    assert_eq!(heartbeat(owner, 5).await, (false, false));
     directory.release_lease(former).await.unwrap();
 }
 
@@ -225,29 +225,29 @@ fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
 
 pub(super) async fn an_answer_is_found_under_its_own_key_only(directory: &impl Directory) {
     let me = instance(1).incarnation;
-    let (one, two) = (session("answer 1").session, session("answer 2").session);
+    let (first, second) = (session("answer 1").session, session("answer 2").session);
     let answer = Bytes::from_static(b"{\"result\":\0}");
     let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
     directory
-        .keep_answer(one, me, seven, answer.clone(), ANSWER_TTL)
+        .keep_answer(first, me, seven, answer.clone(), ANSWER_TTL)
         .await
         .unwrap();
     directory
-        .keep_answer(one, me, last, Bytes::from_static(b"last"), ANSWER_TTL)
+        .keep_answer(first, me, last, Bytes::from_static(b"last"), ANSWER_TTL)
         .await
         .unwrap();
     assert_eq!(
-        directory.answer(one, me, seven).await.unwrap(),
+        directory.answer(first, me, seven).await.unwrap(),
         Some(answer)
     );
     assert_eq!(
-        directory.answer(one, me, last).await.unwrap().as_deref(),
+        directory.answer(first, me, last).await.unwrap().as_deref(),
         Some(&b"last"[..])
     );
     for (session, incarnation, call) in [
-        (one, me, eight),
-        (two, me, seven),
-        (one, instance(1).incarnation, seven),
+        (first, me, eight),
+        (second, me, seven),
+        (first, instance(1).incarnation, seven),
     ] {
         assert_eq!(
             directory.answer(session, incarnation, call).await.unwrap(),
@@ -258,17 +258,17 @@ pub(super) async fn an_answer_is_found_under_its_own_key_only(directory: &impl D
 
 pub(super) async fn an_answer_that_was_removed_is_not_found(directory: &impl Directory) {
     let (me, session) = (instance(1).incarnation, session("answer 3").session);
-    let [one, two] = [1, 2].map(CallNumber::new);
+    let [removed, kept] = [1, 2].map(CallNumber::new);
     let answer = Bytes::from_static(b"{}");
-    for call in [one, two] {
-        let kept = directory.keep_answer(session, me, call, answer.clone(), ANSWER_TTL);
-        kept.await.unwrap();
+    for call in [removed, kept] {
+        let write = directory.keep_answer(session, me, call, answer.clone(), ANSWER_TTL);
+        write.await.unwrap();
     }
     for _ in 0..2 {
-        directory.remove_answer(session, me, one).await.unwrap();
-        let found = directory.answer(session, me, one).await.unwrap();
+        directory.remove_answer(session, me, removed).await.unwrap();
+        let found = directory.answer(session, me, removed).await.unwrap();
         assert_eq!(found, None, "a second removal changes nothing");
     }
-    let found = directory.answer(session, me, two).await.unwrap();
+    let found = directory.answer(session, me, kept).await.unwrap();
     assert_eq!(found, Some(answer));
 }

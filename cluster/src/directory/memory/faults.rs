@@ -78,8 +78,8 @@ impl MemoryDirectory {
     pub(crate) fn living(&self) -> Vec<Incarnation> {
         let now = Instant::now();
         let state = self.state();
-        let lasting = state.leases.iter().filter(|(_, lease)| lease.lasts(now));
-        lasting.map(|(incarnation, _)| *incarnation).collect()
+        let valid = state.leases.iter().filter(|(_, lease)| lease.is_valid(now));
+        valid.map(|(incarnation, _)| *incarnation).collect()
     }
 
     /// Steps the clock of the backend forward, as `ntpd` does. To an instance that was suspended, the clock appears to have stepped as

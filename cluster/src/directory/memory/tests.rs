@@ -117,14 +117,14 @@ async fn answers_expire_and_the_oldest_are_evicted_at_the_limit() {
 async fn an_answer_that_is_too_large_is_not_stored() {
     let directory = Limited::new(MemoryDirectory::default());
     let (session, me) = (session("a").session, instance(1).incarnation);
-    let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
-    let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
+    let largest = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
+    let too_large = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory
-        .keep_answer(session, me, CallNumber::new(1), most, ANSWER_TTL)
+        .keep_answer(session, me, CallNumber::new(1), largest, ANSWER_TTL)
         .await
         .unwrap();
     let error = directory
-        .keep_answer(session, me, CallNumber::new(2), more, ANSWER_TTL)
+        .keep_answer(session, me, CallNumber::new(2), too_large, ANSWER_TTL)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");

@@ -16,7 +16,7 @@ use crate::directory::DirectoryError;
 /// How long sent data may be unacknowledged before the connection counts as dead: 2 s.
 ///
 /// After a network outage, TCP's own retransmission may wait about as long as the outage lasted.
-const DEAD_AFTER: Duration = Duration::from_secs(2);
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The address of a Redis or Valkey server, as the application configures it.
 #[derive(Clone, Default)]
@@ -44,7 +44,7 @@ impl RedisAddress {
     /// # Errors
     /// Returns an error if a URL cannot be parsed or needs a feature that is not enabled, or if the root certificate cannot be used.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
-        let primary = self.read(&self.url)?;
+        let primary = self.parse(&self.url)?;
         self.check_trust(&primary)?;
         if self.sentinels.is_empty() {
             return Ok(Source::Fixed(Client::open(primary)?.into()));
@@ -58,7 +58,7 @@ impl RedisAddress {
             ConnectionAddr::TcpTls { host, .. } => (host, Some(TlsMode::Secure)),
             _ => return Err(DirectoryError::unusable(NO_NAME)),
         };
-        let sentinels = self.sentinels.iter().map(|url| self.read(url));
+        let sentinels = self.sentinels.iter().map(|url| self.parse(url));
         let sentinels: Vec<_> = sentinels.collect::<Result<_, _>>()?;
         let addresses = sentinels.iter().map(|sentinel| sentinel.addr().clone());
         let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
@@ -72,7 +72,7 @@ impl RedisAddress {
         if let Some(password) = primary.redis_settings().password() {
             builder = builder.set_client_to_redis_password(password);
         }
-        // All Sentinels of one primary have the same credentials.
+        // The client has one set of credentials for all Sentinels.
         if let Some(first) = sentinels.first() {
             if let Some(user) = first.redis_settings().username() {
                 builder = builder.set_client_to_sentinel_username(user);
@@ -91,20 +91,22 @@ impl RedisAddress {
         Ok(Sentinels::new(name, builder.build()?))
     }
 
-    fn read(&self, url: &str) -> Result<ConnectionInfo, DirectoryError> {
-        let is_tls = ["rediss:", "valkeys:"].iter().any(|it| url.starts_with(it));
+    fn parse(&self, url: &str) -> Result<ConnectionInfo, DirectoryError> {
+        let is_tls = ["rediss:", "valkeys:"]
+            .iter()
+            .any(|scheme| url.starts_with(scheme));
         if is_tls && cfg!(not(feature = "tls")) {
             return Err(DirectoryError::unusable(NEEDS_TLS));
         }
         let tcp = TcpSettings::default().set_nodelay(true);
         #[cfg(target_os = "linux")]
-        let tcp = tcp.set_user_timeout(DEAD_AFTER);
+        let tcp = tcp.set_user_timeout(UNACKNOWLEDGED_TIMEOUT);
         let info = url.into_connection_info()?.set_tcp_settings(tcp);
         match info.addr() {
             ConnectionAddr::TcpTls { insecure: true, .. } => {
                 Err(DirectoryError::unusable(ALWAYS_VERIFIED))
             }
-            ConnectionAddr::TcpTls { .. } => self.trusting(info),
+            ConnectionAddr::TcpTls { .. } => self.with_trust(info),
             _ => Ok(info),
         }
     }
@@ -115,12 +117,12 @@ impl RedisAddress {
         clippy::unnecessary_wraps,
         reason = "with TLS both are needed"
     )]
-    fn trusting(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
+    fn with_trust(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
         Ok(info)
     }
 
     #[cfg(feature = "tls")]
-    fn trusting(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
+    fn with_trust(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
         choose_provider();
         let Some(certificates) = self.certificates() else {
             return Ok(info);

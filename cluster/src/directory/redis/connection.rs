@@ -30,7 +30,7 @@ const MAX_RETRIES: usize = 6;
 
 /// Interval at which a Sentinel is asked for the primary: 1 s.
 ///
-/// Chosen because a former primary answers for up to 10 s after an orderly failover. On the new primary the lease lapses after 6 s.
+/// Chosen because a former primary answers for up to 10 s after an orderly failover, but on the new primary the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Two connections to the backend: one for answers of calls, and one for everything else.
@@ -39,7 +39,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Connections {
     shared: Arc<SharedConnections>,
     /// Follows the primary, if there are Sentinels.
-    watching: Option<JoinHandle<()>>,
+    watch_task: Option<JoinHandle<()>>,
 }
 
 struct SharedConnections {
@@ -50,7 +50,7 @@ struct SharedConnections {
 /// The current connections.
 struct Current {
     connecting: Connecting,
-    /// A heartbeat began on these connections, and none was answered since.
+    /// Whether a heartbeat began on these connections, and none was answered since.
     is_unanswered: bool,
 }
 
@@ -60,7 +60,7 @@ type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 #[derive(Clone)]
 struct Pair {
     client: Client,
-    all_else: ConnectionManager,
+    general: ConnectionManager,
     answers: ConnectionManager,
 }
 
@@ -73,11 +73,11 @@ impl Connections {
             current: Mutex::new(Current::new(&source)),
             source: source.clone(),
         });
-        let watching = match source {
+        let watch_task = match source {
             Source::Fixed(_) => None,
             Source::Sentinels(sentinels) => Some(tokio::spawn(shared.clone().watch(sentinels))),
         };
-        Self { shared, watching }
+        Self { shared, watch_task }
     }
 
     pub(super) fn source(&self) -> &Source {
@@ -85,7 +85,7 @@ impl Connections {
     }
 
     pub(super) async fn get(&self) -> Result<ConnectionManager, RedisError> {
-        Ok(self.shared.pair().await?.all_else)
+        Ok(self.shared.pair().await?.general)
     }
 
     pub(super) async fn for_answers(&self) -> Result<ConnectionManager, RedisError> {
@@ -101,7 +101,7 @@ impl Connections {
     ///
     /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed. The Sentinels are
     /// asked for it when a heartbeat on existing connections was not answered, for any reason.
-    pub(super) fn heartbeat_begins(&self) {
+    pub(super) fn on_heartbeat_begun(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {
             (None, _) | (Some(Ok(_)), Source::Fixed(_)) => false,
@@ -113,15 +113,15 @@ impl Connections {
         }
     }
 
-    pub(super) fn heartbeat_answered(&self) {
+    pub(super) fn on_heartbeat_answered(&self) {
         self.shared.current().is_unanswered = false;
     }
 }
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        if let Some(watching) = &self.watching {
-            watching.abort();
+        if let Some(watch_task) = &self.watch_task {
+            watch_task.abort();
         }
     }
 }
@@ -145,17 +145,17 @@ impl SharedConnections {
     async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
         loop {
             sleep(WATCH_INTERVAL).await;
-            let Ok(used) = self.pair().await else {
+            let Ok(pair) = self.pair().await else {
                 continue;
             };
-            let Ok(false) = sentinels.is_primary(&used.client).await else {
+            let Ok(false) = sentinels.is_primary(&pair.client).await else {
                 continue;
             };
             // One Sentinel may be behind the others.
-            let Ok(found) = self.source.client().await else {
+            let Ok(primary) = self.source.client().await else {
                 continue;
             };
-            if found.get_connection_info().addr() != used.client.get_connection_info().addr() {
+            if primary.get_connection_info().addr() != pair.client.get_connection_info().addr() {
                 self.renew();
                 // Established now, because the next heartbeat is to use them. If this fails, the heartbeat reports it.
                 let _begun = self.pair().await;
@@ -193,7 +193,7 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(limit))
     };
-    let all_else = match &source {
+    let general = match &source {
         // The first command establishes the connection, and retries automatically.
         Source::Fixed(_) => {
             ConnectionManager::new_lazy_with_config(client.clone(), config(DIRECTORY_TIMEOUT))
@@ -205,7 +205,7 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
     let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_TIMEOUT))?;
     Ok(Pair {
         client,
-        all_else,
+        general,
         answers,
     })
 }

@@ -20,9 +20,9 @@ const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the di
 pub(super) struct Inspection {
     /// Whether Sentinels may replace the backend by one of its replicas.
     has_sentinels: bool,
-    /// The backend that was found usable.
+    /// The run of the backend that was found usable.
     usable: Mutex<Option<BackendRunId>>,
-    cluster: RateLimitedWarning,
+    cluster_warning: RateLimitedWarning,
 }
 
 /// The properties that a backend reports.
@@ -30,9 +30,9 @@ pub(super) struct Inspection {
 pub(super) struct Kind {
     run: BackendRunId,
     is_cluster: bool,
-    /// The policy by which it evicts keys when its memory is full. `None` if it evicts none.
+    /// The policy by which the backend evicts keys when its memory is full. `None` if it evicts none.
     eviction: Option<String>,
-    /// Whether it refuses writes once it has lost its replicas (`min-replicas-to-write`).
+    /// Whether the backend refuses writes without its replicas (`min-replicas-to-write`).
     needs_replicas: bool,
 }
 
@@ -43,13 +43,13 @@ impl Inspection {
         Self {
             has_sentinels,
             usable: Mutex::default(),
-            cluster: RateLimitedWarning::default(),
+            cluster_warning: RateLimitedWarning::default(),
         }
     }
 
     /// Inspects the backend on this connection, unless it was found usable.
     ///
-    /// Logs an error once a minute if it is unusable.
+    /// If it is unusable, logs an error, at most once a minute.
     ///
     /// # Errors
     /// Returns an error if the backend cannot be a directory. A backend that does not answer is not evaluated.
@@ -63,7 +63,7 @@ impl Inspection {
         match Kind::read(connection).await {
             Ok(kind) => {
                 let evaluated = self.evaluate(kind);
-                evaluated.inspect_err(|error| self.cluster.error(error))
+                evaluated.inspect_err(|error| self.cluster_warning.error(error))
             }
             Err(_) => Ok(()),
         }
@@ -94,8 +94,8 @@ impl Inspection {
         Ok(())
     }
 
-    /// Forgets the usable backend if another one answered. The next heartbeat then inspects that one.
-    pub(super) fn answered(&self, run: &BackendRunId) {
+    /// Forgets the usable backend if another one answered. The next heartbeat then inspects the other one.
+    pub(super) fn on_answered(&self, run: &BackendRunId) {
         let mut usable = self.usable();
         if usable.as_ref() != Some(run) {
             *usable = None;
@@ -111,11 +111,11 @@ impl Inspection {
 
 impl Kind {
     pub(super) async fn read(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
-        let mut ask = pipe();
+        let mut pipeline = pipe();
         for section in ["server", "cluster", "memory", "replication"] {
-            ask.cmd("INFO").arg(section);
+            pipeline.cmd("INFO").arg(section);
         }
-        let sections: Vec<String> = ask.query_async(connection).await?;
+        let sections: Vec<String> = pipeline.query_async(connection).await?;
         Ok(Self::of(&sections.concat()))
     }
 
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_is_evaluated_by_its_replies() {
+    fn the_properties_of_a_backend_are_read_from_its_info() {
         let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
         let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
@@ -171,9 +171,9 @@ mod tests {
             assert!(inspection.usable().is_none());
         }
         inspection.evaluate(kind("1", "")).unwrap();
-        inspection.answered(&BackendRunId::new("1"));
+        inspection.on_answered(&BackendRunId::new("1"));
         assert!(inspection.usable().is_some());
-        inspection.answered(&BackendRunId::new("2"));
+        inspection.on_answered(&BackendRunId::new("2"));
         assert!(inspection.usable().is_none());
     }
 }

@@ -15,47 +15,47 @@ pub(super) fn read_leases(
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
     // A lease that cannot be read was written by another version.
-    let all = fields
+    let leases = fields
         .iter()
         .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));
-    let mut marks = fields.iter().filter(|(field, _)| field == TURNED_AWAY);
-    let turned_away = marks.next().and_then(|(_, at)| renewed(at));
-    let turned_away = turned_away.max(lapsed(&fields, now));
+    let mut turned_away = fields.iter().filter(|(field, _)| field == TURNED_AWAY);
+    let turned_away = turned_away.next().and_then(|(_, at)| leading_time(at));
+    let turned_away = turned_away.max(last_lapse(&fields, now));
     Ok(Leases {
         run: read_run(info)?,
-        all: all.collect(),
+        entries: leases.collect(),
         turned_away: turned_away.map(|at| now.saturating_sub(at)),
     })
 }
 
-/// Returns when a lease last lapsed, of those that no heartbeat has removed yet. A lease that is too far ahead of the clock lapses now.
-fn lapsed(fields: &[(String, String)], now: Duration) -> Option<Duration> {
+/// Returns the latest time at which a lease lapsed that no heartbeat has removed yet. A lease too far ahead of the clock lapses now.
+fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
-    let renewed = leases.filter_map(|(_, text)| renewed(text));
-    let lapsed = renewed.filter(|renewed| !lasts(*renewed, now));
+    let renewed = leases.filter_map(|(_, text)| leading_time(text));
+    let lapsed = renewed.filter(|renewed| !is_valid(*renewed, now));
     lapsed.map(|renewed| now.min(renewed + LEASE_TTL)).max()
 }
 
-fn lasts(renewed: Duration, now: Duration) -> bool {
+fn is_valid(renewed: Duration, now: Duration) -> bool {
     now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW
 }
 
-/// Returns the time with which the text of a lease, or of the mark, begins.
-fn renewed(lease: &str) -> Option<Duration> {
-    let millis = lease.split(' ').next()?.parse().ok()?;
+/// Returns the time with which the text of a lease, or of the field [`TURNED_AWAY`], begins.
+fn leading_time(text: &str) -> Option<Duration> {
+    let millis = text.split(' ').next()?.parse().ok()?;
     Some(Duration::from_millis(millis))
 }
 
 /// Reads a lease. Returns `None` if it has lapsed, or cannot be read.
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
-    let renewed = renewed(text)?;
+    let renewed = leading_time(text)?;
     let mut parts = text.split(' ').skip(1);
     let _number: u64 = parts.next()?.parse().ok()?;
     let run = parts.next()?;
     let marks = parts.next()?;
     let has = |mark| marks.split(',').any(|present| present == mark);
     let age = now.saturating_sub(renewed);
-    lasts(renewed, now).then_some(Lease {
+    is_valid(renewed, now).then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,
         written_in: (run != NONE).then(|| BackendRunId::new(run)),
@@ -74,7 +74,7 @@ pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, D
     })
 }
 
-/// Reads the id of the backend's run from its own report.
+/// Reads the id of the backend's run from its reply to `INFO`.
 pub(super) fn read_run(info: &str) -> Result<BackendRunId, DirectoryError> {
     let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     let run = run.map(str::trim).filter(|run| !run.is_empty());
@@ -82,6 +82,6 @@ pub(super) fn read_run(info: &str) -> Result<BackendRunId, DirectoryError> {
         .ok_or_else(|| unreadable(&"INFO names no run_id"))
 }
 
-fn unreadable(what: &dyn Display) -> DirectoryError {
-    DirectoryError::unreadable(what.to_string())
+fn unreadable(reason: &dyn Display) -> DirectoryError {
+    DirectoryError::unreadable(reason.to_string())
 }

@@ -70,9 +70,9 @@ impl Sentinels {
                 connect_once(&sentinel?).await?
             }
         };
-        let mut ask = cmd("SENTINEL");
-        ask.arg("MASTER").arg(&self.name);
-        let primary: HashMap<String, String> = ask.query_async(&mut connection).await?;
+        let mut command = cmd("SENTINEL");
+        command.arg("MASTER").arg(&self.name);
+        let primary: HashMap<String, String> = command.query_async(&mut connection).await?;
         // Stored only on success, so after an error the next call selects a Sentinel again.
         *last_sentinel = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);

@@ -1,7 +1,7 @@
 use super::*;
 
 /// Returns the directory at a URL.
-fn at(url: &str) -> Result<RedisDirectory, DirectoryError> {
+fn directory_at(url: &str) -> Result<RedisDirectory, DirectoryError> {
     RedisDirectory::new(&RedisAddress::new(url.to_owned()))
 }
 
@@ -35,7 +35,8 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     }
 }
 
-/// The clock of the backend was set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived since.
+/// The clock of the backend was set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived
+/// since.
 #[test]
 fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
     let [a, b] = [(); 2].map(|()| Incarnation::random());
@@ -43,8 +44,8 @@ fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
         let text = format!("{renewed} 1 run settled 10.0.0.7:9000");
         (incarnation.to_string(), text)
     };
-    let all = vec![lease(a, 100_500), lease(b, 101_500)];
-    let leases = read_leases(all, (100, 0), "run_id:run").unwrap();
+    let fields = vec![lease(a, 100_500), lease(b, 101_500)];
+    let leases = read_leases(fields, (100, 0), "run_id:run").unwrap();
     assert!(leases.of(a).is_some(), "control");
     assert!(leases.of(b).is_none(), "control");
     assert_eq!(leases.turned_away, Some(Duration::ZERO));
@@ -58,29 +59,29 @@ async fn an_address_that_cannot_be_read_is_an_error_and_a_password_is_not_shown(
         "http://cache",
         "redis://user:secret@cache:port",
     ] {
-        let error = at(url).unwrap_err();
+        let error = directory_at(url).unwrap_err();
         assert!(
             !format!("{error} {error:?}").contains("secret"),
             "{error:?}"
         );
     }
-    let directory = at("redis://user:secret@cache:6379").unwrap();
+    let directory = directory_at("redis://user:secret@cache:6379").unwrap();
     assert!(!format!("{directory:?}").contains("secret"));
 }
 
 #[tokio::test]
 async fn an_unsupported_url_is_an_error_that_names_the_reason() {
-    let refused = |address: &RedisAddress| {
-        let refused = RedisDirectory::new(address).unwrap_err();
-        refused.to_string()
+    let error_of = |address: &RedisAddress| {
+        let error = RedisDirectory::new(address).unwrap_err();
+        error.to_string()
     };
     let tls = RedisAddress::new("rediss://cache:6379".to_owned());
     let unverified = RedisAddress::new("rediss://cache:6379/#insecure".to_owned());
     if cfg!(feature = "tls") {
         assert!(RedisDirectory::new(&tls).is_ok());
-        assert!(refused(&unverified).contains("#insecure"));
+        assert!(error_of(&unverified).contains("#insecure"));
     } else {
-        assert!(refused(&tls).contains("the feature `tls`"));
+        assert!(error_of(&tls).contains("the feature `tls`"));
     }
     let sentinel = |url: &str, sentinel: &str| RedisAddress {
         sentinels: vec![sentinel.to_owned()],
@@ -88,22 +89,22 @@ async fn an_unsupported_url_is_an_error_that_names_the_reason() {
     };
     let usable = sentinel("redis://:secret@primary", "redis://10.0.0.1:26379");
     assert!(RedisDirectory::new(&usable).is_ok());
-    refused(&sentinel("redis://primary", "10.0.0.1:26379"));
+    error_of(&sentinel("redis://primary", "10.0.0.1:26379"));
     let no_name = sentinel("unix:///tmp/redis.sock", "redis://10.0.0.1:26379");
-    assert!(refused(&no_name).contains("name"));
+    assert!(error_of(&no_name).contains("name"));
 }
 
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn a_root_certificate_must_be_valid_and_applicable() {
-    let refused = |url: &str, pem: &[u8]| {
+    let error_of = |url: &str, pem: &[u8]| {
         let address = RedisAddress {
             root_certificate: Some(pem.to_owned()),
             ..RedisAddress::new(url.to_owned())
         };
-        let refused = RedisDirectory::new(&address).unwrap_err();
-        refused.to_string()
+        let error = RedisDirectory::new(&address).unwrap_err();
+        error.to_string()
     };
-    assert!(refused("rediss://cache", b"a file of another kind").contains("PEM"));
-    assert!(refused("redis://cache", b"").contains("rediss://"));
+    assert!(error_of("rediss://cache", b"a file of another kind").contains("PEM"));
+    assert!(error_of("redis://cache", b"").contains("rediss://"));
 }

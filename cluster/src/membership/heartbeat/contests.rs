@@ -21,7 +21,7 @@ const MAX_CONCURRENT_CLAIMS: usize = 64;
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// Resolves contested sessions repeatedly. Never returns.
+    /// Resolves contested sessions repeatedly. Never completes.
     pub(super) async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
@@ -45,7 +45,7 @@ impl Heartbeat {
         for (session, ownership) in live_owner {
             self.sessions.relinquish_contested(session, ownership);
         }
-        if self.proves(&leases) {
+        if self.proves_absence(&leases) {
             let claims = stream::iter(dead_owner);
             let claims = claims.for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, former)| {
                 self.claim_back(session, former)

@@ -7,7 +7,8 @@
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
 //!    claims a session only after that, then loses the claim. New epochs wait while a later claim of another instance may be lost.
 //!    Meanwhile no instance proves anything, and none claims.
-//! 4. If heartbeats stop, the directory is not consistent: an answer counts only for the lifetime of the lease that it renewed.
+//! 4. If heartbeats stop, the directory is not consistent, because an answer counts only for the lifetime of the lease that it
+//!    renewed.
 //! 5. While the lease lasts, no other instance claims a session. The lease may have lapsed because this process stalled or because
 //!    heartbeats were not answered. Each session is then verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
 //!    fail, sessions are served, because availability takes precedence there, unless the lease is required.
@@ -183,8 +184,8 @@ impl DirectoryHealth {
         let Some(begun) = self.last_begun else {
             return false;
         };
-        let may_lapse = self.last_heartbeat.unwrap_or(begun) + STALL_THRESHOLD;
-        now > may_lapse.max(begun + OVERDUE_THRESHOLD)
+        let may_lapse_at = self.last_heartbeat.unwrap_or(begun) + STALL_THRESHOLD;
+        now > may_lapse_at.max(begun + OVERDUE_THRESHOLD)
     }
 
     /// Called when a heartbeat found no lease, before the lease is acquired again.

@@ -41,7 +41,7 @@ impl<F: Future<Output = bool>> Lane<F> {
 
     /// Returns when there may be room again: after the end of a write, or of the pause.
     ///
-    /// Never returns if neither is pending.
+    /// Never completes if neither is pending.
     pub(super) async fn next_change(&mut self) {
         let now = Instant::now();
         let resumes_at = self.resumes_at.filter(|at| now < *at);

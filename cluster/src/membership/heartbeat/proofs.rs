@@ -9,7 +9,7 @@ use crate::directory::{Directory as _, Leases};
 
 impl Heartbeat {
     /// Returns `true` if a record that was missing when `leases` was read does not exist.
-    pub(crate) fn proves(&self, leases: &Leases) -> bool {
+    pub(crate) fn proves_absence(&self, leases: &Leases) -> bool {
         let now = Instant::now();
         let is_settled = {
             let health = self.health();
@@ -23,14 +23,14 @@ impl Heartbeat {
     /// Then the owner in a record is the last owner, as far as this instance knows.
     pub(crate) async fn is_up_to_date(&self) -> bool {
         let leases = self.directory.leases().await;
-        leases.is_ok_and(|leases| self.proves(&leases))
+        leases.is_ok_and(|leases| self.proves_absence(&leases))
     }
 
     /// Returns `true` if an answer that was missing before `leases` was read does not exist.
     ///
     /// Living instances have then rewritten all answers that the directory lost.
     pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
-        self.proves(leases) && !leases.have_late_answers() && !self.has_late_answers()
+        self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
 
     /// Returns `true` if answers of calls of this instance are late, or will be written by calls of sessions that it must close.

@@ -16,13 +16,13 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Returns the cache of an instance, its directory, and the owner of the session "a", which is another instance.
 async fn owners() -> (OwnerCache, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
-    let other = registered(&directory, instance(2), "a").await;
+    let other = register(&directory, instance(2), "a").await;
     let owners = OwnerCache::new(instance(1).incarnation, Limited::new(directory.clone()));
     (owners, directory, other)
 }
 
 /// Registers a session and returns its ownership.
-async fn registered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
+async fn register(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
     let memory = &directory.memory;
     memory.register(owner, &[session(id)]).await.unwrap();
     ownership(memory, hash(id)).await.unwrap()
@@ -32,7 +32,7 @@ fn hash(id: &str) -> SessionHash {
     SessionHash::of(id)
 }
 
-async fn found(owners: &OwnerCache, id: &str) -> Option<Ownership> {
+async fn owner_of(owners: &OwnerCache, id: &str) -> Option<Ownership> {
     match owners.find(hash(id)).await.unwrap() {
         Found::Owner(ownership) => Some(ownership),
         Found::Unowned(_) => None,
@@ -40,7 +40,7 @@ async fn found(owners: &OwnerCache, id: &str) -> Option<Ownership> {
 }
 
 /// Looks a session up in another task.
-fn ask(owners: &OwnerCache, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
+fn spawn_lookup(owners: &OwnerCache, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
     let (owners, session) = (owners.clone(), hash(id));
     tokio::spawn(async move { owners.find(session).await })
 }
@@ -55,88 +55,90 @@ async fn settle() {
 async fn an_owner_is_looked_up_once_a_minute() {
     let (owners, directory, other) = owners().await;
     for _ in 0..59 {
-        assert_eq!(found(&owners, "a").await, Some(other));
+        assert_eq!(owner_of(&owners, "a").await, Some(other));
         sleep(SECOND).await;
     }
-    assert_eq!(directory.asked("look"), 1);
+    assert_eq!(directory.request_count("look"), 1);
     sleep(SECOND).await;
-    assert_eq!(found(&owners, "a").await, Some(other));
-    assert_eq!(directory.asked("look"), 2);
+    assert_eq!(owner_of(&owners, "a").await, Some(other));
+    assert_eq!(directory.request_count("look"), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unowned_session_is_looked_up_once_a_second() {
     let (owners, directory, _) = owners().await;
     for _ in 0..10 {
-        assert_eq!(found(&owners, "b").await, None);
+        assert_eq!(owner_of(&owners, "b").await, None);
     }
-    assert_eq!(directory.asked("look"), 1);
+    assert_eq!(directory.request_count("look"), 1);
     sleep(SECOND).await;
     directory
         .memory
         .register(instance(3), &[session("b")])
         .await
         .unwrap();
-    assert!(found(&owners, "b").await.is_some());
+    assert!(owner_of(&owners, "b").await.is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_requests_for_a_session_share_one_look_up() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
-    let asked: Vec<_> = (0..100).map(|_| ask(&owners, "a")).collect();
+    let lookups: Vec<_> = (0..100).map(|_| spawn_lookup(&owners, "a")).collect();
     settle().await;
-    assert_eq!(directory.asked("look"), 1);
+    assert_eq!(directory.request_count("look"), 1);
     directory.set(Fault::None);
-    for answer in asked {
+    for answer in lookups {
         assert_eq!(answer.await.unwrap().unwrap(), Found::Owner(other));
     }
-    assert_eq!(directory.asked("look"), 1);
+    assert_eq!(directory.request_count("look"), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_look_up_continues_when_its_first_request_is_dropped() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
-    let first = ask(&owners, "a");
+    let first = spawn_lookup(&owners, "a");
     settle().await;
-    let second = ask(&owners, "a");
+    let second = spawn_lookup(&owners, "a");
     settle().await;
     first.abort();
     settle().await;
     directory.set(Fault::None);
     assert_eq!(second.await.unwrap().unwrap(), Found::Owner(other));
-    assert_eq!(directory.asked("look"), 1);
+    assert_eq!(directory.request_count("look"), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_look_up_without_waiting_requests_leaves_no_state() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
-    let asked: Vec<_> = (0..100).map(|id| ask(&owners, &id.to_string())).collect();
+    let lookups: Vec<_> = (0..100)
+        .map(|id| spawn_lookup(&owners, &id.to_string()))
+        .collect();
     settle().await;
     assert_eq!(owners.0.state().lookups.len(), 100);
-    for answer in asked {
+    for answer in lookups {
         answer.abort();
     }
     settle().await;
     assert_eq!(owners.0.state().lookups.len(), 0);
     assert_eq!(owners.0.lookup_permits.available_permits(), MAX_LOOKUPS);
     directory.set(Fault::None);
-    assert_eq!(found(&owners, "a").await, Some(other));
+    assert_eq!(owner_of(&owners, "a").await, Some(other));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_limit() {
+async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_timeout() {
     let (owners, directory, _) = owners().await;
     directory.set(Fault::Stopped);
     let begun = Instant::now();
-    let asked: Vec<_> = (0..2 * MAX_LOOKUPS)
-        .map(|id| ask(&owners, &id.to_string()))
+    let lookups: Vec<_> = (0..2 * MAX_LOOKUPS)
+        .map(|id| spawn_lookup(&owners, &id.to_string()))
         .collect();
     settle().await;
-    assert_eq!(directory.asked("look"), MAX_LOOKUPS);
-    for answer in asked {
+    assert_eq!(directory.request_count("look"), MAX_LOOKUPS);
+    for answer in lookups {
         let error = answer.await.unwrap().unwrap_err();
         assert_eq!(error.to_string(), "the directory did not answer in time");
     }
@@ -158,20 +160,20 @@ async fn a_failed_look_up_is_not_cached() {
         "the directory failed: it is switched off"
     );
     directory.set(Fault::None);
-    assert_eq!(found(&owners, "a").await, Some(other));
+    assert_eq!(owner_of(&owners, "a").await, Some(other));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_owner_inserted_during_a_look_up_is_newer_than_its_result() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
-    let late = ask(&owners, "a");
+    let late = spawn_lookup(&owners, "a");
     settle().await;
     let winner = Ownership::begin(instance(3));
     owners.insert(hash("a"), winner);
     directory.set(Fault::None);
     assert_eq!(late.await.unwrap().unwrap(), Found::Owner(other));
-    assert_eq!(found(&owners, "a").await, Some(winner));
+    assert_eq!(owner_of(&owners, "a").await, Some(winner));
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,11 +184,11 @@ async fn a_session_of_this_instance_is_looked_up_each_time() {
         ..instance(3)
     };
     owners.insert(hash("a"), Ownership::begin(me));
-    assert_eq!(found(&owners, "a").await, Some(other));
-    let mine = registered(&directory, me, "c").await;
-    for asked in 2..4 {
-        assert_eq!(found(&owners, "c").await, Some(mine));
-        assert_eq!(directory.asked("look"), asked);
+    assert_eq!(owner_of(&owners, "a").await, Some(other));
+    let mine = register(&directory, me, "c").await;
+    for lookups in 2..4 {
+        assert_eq!(owner_of(&owners, "c").await, Some(mine));
+        assert_eq!(directory.request_count("look"), lookups);
     }
 }
 
@@ -196,26 +198,26 @@ async fn only_the_given_owner_is_invalidated() {
     let winner = Ownership::begin(instance(3));
     owners.insert(hash("a"), winner);
     owners.invalidate(hash("a"), other);
-    assert_eq!(found(&owners, "a").await, Some(winner));
+    assert_eq!(owner_of(&owners, "a").await, Some(winner));
     owners.invalidate(hash("a"), winner);
     assert_eq!(
-        found(&owners, "a").await,
+        owner_of(&owners, "a").await,
         Some(other),
         "the session is looked up again"
     );
-    assert_eq!(directory.asked("look"), 1);
+    assert_eq!(directory.request_count("look"), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn invented_ids_evict_no_owner() {
     let (owners, directory, other) = owners().await;
-    assert_eq!(found(&owners, "a").await, Some(other));
+    assert_eq!(owner_of(&owners, "a").await, Some(other));
     for id in 0..MAX_OWNERS + 1 {
-        assert_eq!(found(&owners, &id.to_string()).await, None);
+        assert_eq!(owner_of(&owners, &id.to_string()).await, None);
     }
-    let asked = directory.asked("look");
-    assert_eq!(found(&owners, "a").await, Some(other));
-    assert_eq!(directory.asked("look"), asked);
+    let lookups = directory.request_count("look");
+    assert_eq!(owner_of(&owners, "a").await, Some(other));
+    assert_eq!(directory.request_count("look"), lookups);
     let state = owners.0.state();
     assert!(state.unowned.len() <= MAX_UNOWNED && state.owners.len() == 1);
 }

@@ -1,4 +1,4 @@
-//! The decisions, row by row, and under arbitrary answers.
+//! The decisions, row by row, and under arbitrary replies.
 
 use std::net::SocketAddr;
 
@@ -84,14 +84,14 @@ fn an_unknown_session_does_not_exist_only_if_the_directory_is_consistent() {
 #[test]
 fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
     let broken = Action::Refuse(Refusal::Broken);
-    let broke = || {
+    let broken_plan = || {
         let mut plan = plan(true);
-        let checks = plan.on_relay_failure(owner(2), Failure::Broken);
-        assert_eq!(checks, Action::CheckLease(owner(2)));
+        let action = plan.on_relay_failure(owner(2), Failure::Broken);
+        assert_eq!(action, Action::CheckLease(owner(2)));
         plan
     };
     for lease in [LeaseState::Alive, LeaseState::NoAnswer] {
-        assert_eq!(broke().on_lease(owner(2), lease), broken, "{lease:?}");
+        assert_eq!(broken_plan().on_lease(owner(2), lease), broken, "{lease:?}");
     }
     for claimed in [
         Claimed::Won,
@@ -100,31 +100,31 @@ fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_ha
         Claimed::Unowned,
         Claimed::NoAnswer,
     ] {
-        let mut plan = broke();
-        let claims = plan.on_lease(owner(2), LeaseState::Expired);
-        assert_eq!(claims, Action::Claim(owner(2), Cause::LeaseOver));
+        let mut plan = broken_plan();
+        let action = plan.on_lease(owner(2), LeaseState::Expired);
+        assert_eq!(action, Action::Claim(owner(2), Cause::LeaseOver));
         assert_eq!(plan.on_claim(claimed, true, true), broken, "{claimed:?}");
     }
     // An instance that has stopped does not claim.
-    assert_eq!(broke().refuse(Refusal::Again), broken);
+    assert_eq!(broken_plan().refuse(Refusal::SessionMoved), broken);
     assert_eq!(
-        plan(true).refuse(Refusal::Again),
-        Action::Refuse(Refusal::Again)
+        plan(true).refuse(Refusal::SessionMoved),
+        Action::Refuse(Refusal::SessionMoved)
     );
 }
 
 #[test]
 fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
     let claim = |cause| Action::Claim(owner(2), cause);
-    let (moved, ask) = (claim(Cause::Relinquished), Action::CheckLease(owner(2)));
+    let (moved, check_lease) = (claim(Cause::Relinquished), Action::CheckLease(owner(2)));
     let stalled = Action::Refuse(Refusal::Stalled);
     let rows = [
-        (Failure::Refused, ask, ask),
+        (Failure::Refused, check_lease, check_lease),
         (Failure::Moved, moved, moved),
-        (Failure::Misdirected, ask, ask),
-        (Failure::Unreachable, ask, ask),
-        (Failure::Silent, ask, ask),
-        (Failure::Broken, ask, ask),
+        (Failure::Misdirected, check_lease, check_lease),
+        (Failure::Unreachable, check_lease, check_lease),
+        (Failure::Silent, check_lease, check_lease),
+        (Failure::Broken, check_lease, check_lease),
         (Failure::Stalled, stalled, stalled),
     ];
     for (failure, call, other) in rows {
@@ -153,12 +153,12 @@ fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
 #[test]
 fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
     let not_consistent = Action::Refuse(Refusal::Inconsistent);
-    let again = Action::Refuse(Refusal::Again);
+    let session_moved = Action::Refuse(Refusal::SessionMoved);
     let rows = [
         // claimed, is_consistent, is_whole
         (Claimed::Won, true, true, Action::Reclaim),
         (Claimed::Won, false, true, Action::Reclaim),
-        (Claimed::Won, true, false, again),
+        (Claimed::Won, true, false, session_moved),
         (Claimed::Lost(owner(3)), true, true, Action::Relay(owner(3))),
         (
             Claimed::Lost(owner(3)),
@@ -166,11 +166,11 @@ fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
             true,
             Action::Relay(owner(3)),
         ),
-        (Claimed::Lost(owner(3)), true, false, again),
+        (Claimed::Lost(owner(3)), true, false, session_moved),
         (Claimed::Lost(owner(1)), true, true, Action::Reclaim),
-        (Claimed::Lost(owner(1)), true, false, again),
+        (Claimed::Lost(owner(1)), true, false, session_moved),
         (Claimed::Unowned, true, true, Action::Serve),
-        (Claimed::Unowned, true, false, again),
+        (Claimed::Unowned, true, false, session_moved),
         (Claimed::Unowned, false, true, not_consistent),
         (Claimed::Unowned, false, false, not_consistent),
         (Claimed::NoAnswer, true, true, not_consistent),
@@ -192,9 +192,9 @@ fn the_relay_after_the_third_claim_is_the_last() {
         for claim in 1..=MAX_CLAIMS {
             let action = plan.on_claim(Claimed::Lost(owner(3)), true, true);
             assert_eq!(action, Action::Relay(owner(3)));
-            let is_end = plan.on_relay_failure(owner(3), failure)
+            let is_last = plan.on_relay_failure(owner(3), failure)
                 == Action::Refuse(Refusal::OwnerUnreachable);
-            assert_eq!(is_end, claim == MAX_CLAIMS, "{failure:?} {claim}");
+            assert_eq!(is_last, claim == MAX_CLAIMS, "{failure:?} {claim}");
         }
     }
 }
@@ -205,7 +205,10 @@ fn a_session_relinquished_here_is_looked_up_for_a_while_and_not_reclaimed() {
     for _ in 0..MAX_LOOKUP_RETRIES {
         assert_eq!(plan.on_relinquished(), Action::LookUpLater);
     }
-    assert_eq!(plan.on_relinquished(), Action::Refuse(Refusal::Again));
+    assert_eq!(
+        plan.on_relinquished(),
+        Action::Refuse(Refusal::SessionMoved)
+    );
 }
 
 const FAILURES: [Failure; 7] = [
@@ -220,7 +223,7 @@ const FAILURES: [Failure; 7] = [
 
 /// The replies of the directory and of peers, in the order of the requests.
 #[derive(Debug, Clone)]
-struct Answers {
+struct Replies {
     incoming: IncomingRequest,
     known: Known,
     failures: Vec<Option<Failure>>,
@@ -231,7 +234,7 @@ struct Answers {
     is_call: bool,
 }
 
-fn all_answers() -> impl Strategy<Value = Answers> {
+fn any_replies() -> impl Strategy<Value = Replies> {
     let owners = (1..5_u16).prop_map(owner);
     let stage = proptest::sample::select(STAGES.to_vec());
     let incoming = (any::<[bool; 3]>(), stage).prop_map(|(flags, stage)| IncomingRequest {
@@ -261,7 +264,7 @@ fn all_answers() -> impl Strategy<Value = Answers> {
     let consistent = proptest::collection::vec(any::<bool>(), 2);
     let flags = any::<[bool; 2]>();
     (incoming, known, failures, lease, claimed, consistent, flags).prop_map(
-        |(incoming, known, failures, lease, claimed, is_consistent, [is_long, is_call])| Answers {
+        |(incoming, known, failures, lease, claimed, is_consistent, [is_long, is_call])| Replies {
             incoming,
             known,
             failures,
@@ -275,10 +278,10 @@ fn all_answers() -> impl Strategy<Value = Answers> {
 }
 
 /// Runs a plan to its end, and returns all of its actions. The last is `None` if a relay was answered.
-fn run(answers: &Answers) -> Vec<Option<Action>> {
-    let mut plan = RoutingPlan::new(incarnation(1), answers.is_call);
-    let mut failures = answers.failures.iter();
-    let mut actions = vec![Some(answers.incoming.action())];
+fn run(replies: &Replies) -> Vec<Option<Action>> {
+    let mut plan = RoutingPlan::new(incarnation(1), replies.is_call);
+    let mut failures = replies.failures.iter();
+    let mut actions = vec![Some(replies.incoming.action())];
     let mut is_whole = true;
     while let Some(Some(action)) = actions.last().copied() {
         assert!(actions.len() < 16, "the plan does not end: {actions:?}");
@@ -289,21 +292,21 @@ fn run(answers: &Answers) -> Vec<Option<Action>> {
             | Action::Moved
             | Action::Refuse(_) => break,
             Action::LookUpLater => unreachable!("no session was relinquished"),
-            Action::LookUp => Some(plan.on_lookup(answers.known, answers.is_consistent[0])),
+            Action::LookUp => Some(plan.on_lookup(replies.known, replies.is_consistent[0])),
             Action::Relay(owner) => failures.next().expect("four relays").map(|failure| {
                 let is_sent = match failure {
                     Failure::Refused | Failure::Unreachable => false,
-                    Failure::Silent => !answers.is_call,
+                    Failure::Silent => !replies.is_call,
                     Failure::Moved | Failure::Misdirected | Failure::Broken | Failure::Stalled => {
                         true
                     }
                 };
-                is_whole &= !(is_sent && answers.is_long);
+                is_whole &= !(is_sent && replies.is_long);
                 plan.on_relay_failure(owner, failure)
             }),
-            Action::CheckLease(owner) => Some(plan.on_lease(owner, answers.lease)),
+            Action::CheckLease(owner) => Some(plan.on_lease(owner, replies.lease)),
             Action::Claim(..) => {
-                Some(plan.on_claim(answers.claimed, answers.is_consistent[1], is_whole))
+                Some(plan.on_claim(replies.claimed, replies.is_consistent[1], is_whole))
             }
         };
         actions.push(next);
@@ -315,8 +318,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_invariants_hold_for_all_replies(answers in all_answers()) {
-        let actions = run(&answers);
+    fn the_invariants_hold_for_all_replies(replies in any_replies()) {
+        let actions = run(&replies);
         let taken: Vec<Action> = actions.iter().copied().flatten().collect();
         let last = actions.last().copied().flatten();
         let count = |wanted: fn(&Action) -> bool| taken.iter().filter(|action| wanted(action)).count();
@@ -326,7 +329,7 @@ proptest! {
         // One hop, and one more relay for each claim.
         prop_assert!(claims <= usize::from(MAX_CLAIMS));
         prop_assert!(relays <= 1 + claims);
-        prop_assert!(!answers.incoming.is_from_peer || taken.len() == 1);
+        prop_assert!(!replies.incoming.is_from_peer || taken.len() == 1);
 
         // No instance relays to itself.
         for action in &taken {
@@ -338,25 +341,25 @@ proptest! {
         // Only the owner of a session reclaims it.
         if last == Some(Action::Reclaim) {
             let is_ours = if claims == 0 {
-                answers.known == Known::Owner(owner(1))
+                replies.known == Known::Owner(owner(1))
             } else {
-                matches!(answers.claimed, Claimed::Won) || answers.claimed == Claimed::Lost(owner(1))
+                matches!(replies.claimed, Claimed::Won) || replies.claimed == Claimed::Lost(owner(1))
             };
             prop_assert!(is_ours, "{:?}", actions);
         }
 
         // A 404 needs a directory that has no owner of the session and was consistent.
-        if last == Some(Action::Serve) && answers.incoming.has_session && !answers.incoming.is_local {
+        if last == Some(Action::Serve) && replies.incoming.has_session && !replies.incoming.is_local {
             let is_proven = if claims == 0 {
-                answers.known == Known::Unowned && answers.is_consistent[0]
+                replies.known == Known::Unowned && replies.is_consistent[0]
             } else {
-                answers.claimed == Claimed::Unowned && answers.is_consistent[1]
+                replies.claimed == Claimed::Unowned && replies.is_consistent[1]
             };
             prop_assert!(is_proven, "{:?}", actions);
         }
 
-        // No claim from an owner that may live: the owner answered "not here" itself, or its lease has expired.
-        let mut failures = answers.failures.iter();
+        // A session is claimed only if its owner answered "not here" itself, or if the owner's lease has expired.
+        let mut failures = replies.failures.iter();
         for pair in taken.windows(2) {
             let failure = matches!(pair[0], Action::Relay(_)).then(|| failures.next().unwrap());
             match pair {
@@ -366,7 +369,7 @@ proptest! {
                 }
                 [Action::CheckLease(_), Action::Claim(_, cause)] => {
                     prop_assert_eq!(*cause, Cause::LeaseOver);
-                    prop_assert_eq!(answers.lease, LeaseState::Expired);
+                    prop_assert_eq!(replies.lease, LeaseState::Expired);
                 }
                 [action, Action::Claim(..)] => prop_assert!(false, "a claim after {:?}", action),
                 _ => {}
@@ -374,8 +377,8 @@ proptest! {
         }
 
         // A call that a peer may have begun is neither sent again nor served here.
-        let broke = answers.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
-        if answers.is_call && broke {
+        let is_broken = replies.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
+        if replies.is_call && is_broken {
             prop_assert_eq!(last, Some(Action::Refuse(Refusal::Broken)));
         }
     }

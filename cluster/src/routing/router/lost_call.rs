@@ -21,12 +21,12 @@ use crate::{
 /// Chosen because the former owner detects the claim after its next heartbeat, closes the session, and writes the answers. A former owner
 /// that had no lease detects the claim before it reports that its sessions are written. It reports late answers until it has closed the
 /// session ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
-const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
+const FORMER_OWNER_TTL: Duration = Duration::from_secs(10);
 
 /// Maximum number of recorded former owners: 16,384.
 const MAX_FORMER: usize = 16 * 1024;
 
-/// The former owners of the sessions that this instance claimed within [`LOSS_TIMEOUT`].
+/// The former owners of the sessions that this instance claimed within [`FORMER_OWNER_TTL`].
 #[derive(Debug)]
 pub(crate) struct FormerOwners(Mutex<TtlCache<Incarnation>>);
 
@@ -44,7 +44,7 @@ impl FormerOwners {
 
 impl Default for FormerOwners {
     fn default() -> Self {
-        Self(Mutex::new(TtlCache::new(MAX_FORMER, LOSS_TIMEOUT)))
+        Self(Mutex::new(TtlCache::new(MAX_FORMER, FORMER_OWNER_TTL)))
     }
 }
 
@@ -54,15 +54,15 @@ impl Router {
     /// Answers a resume of a call that ended with its instance, in place of the application.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
-        let find = || directory.answer(session, lost.incarnation, lost.number);
-        let mut kept = find().await;
+        let read_answer = || directory.answer(session, lost.incarnation, lost.number);
+        let mut kept = read_answer().await;
         if matches!(kept, Ok(None)) {
             let look = directory.look(session).await;
-            if !look.is_ok_and(|look| self.has_ended(session, &look)) {
+            if !look.is_ok_and(|look| self.have_former_calls_ended(session, &look)) {
                 return self.reject(Refusal::Inconsistent);
             }
             // Read again, because the former instance may have written the answer between the first read and the look.
-            kept = find().await;
+            kept = read_answer().await;
         }
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
@@ -75,12 +75,12 @@ impl Router {
     /// All their answers that were not lost are then in the directory.
     ///
     /// Such a call may still be running if another instance owns the session by now. It may also be running if this instance claimed the
-    /// session less than [`LOSS_TIMEOUT`] ago, from an instance that still has its lease.
-    fn has_ended(&self, session: SessionHash, look: &Look) -> bool {
-        let is_anothers =
+    /// session less than [`FORMER_OWNER_TTL`] ago, from an instance that still has its lease.
+    fn have_former_calls_ended(&self, session: SessionHash, look: &Look) -> bool {
+        let has_other_owner =
             matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
         let has_lease = |former| look.leases.of(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
-        !is_anothers && !is_former_alive && self.heartbeat.has_all_answers(&look.leases)
+        !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&look.leases)
     }
 }

@@ -31,10 +31,10 @@ struct WaitingCall {
     session: SessionHash,
     /// The JSON-RPC id.
     request: Value,
-    is_cancelled: Notify,
+    cancelled: Notify,
 }
 
-/// Keeps a call waiting until dropped.
+/// Keeps a call in the list of [`WaitingCalls`] until dropped.
 struct WaitingGuard<'a> {
     calls: &'a WaitingCalls,
     call: Arc<WaitingCall>,
@@ -52,18 +52,18 @@ impl Router {
             Err(refusal) => return TransferOutcome::Answered(refusal.into()),
         };
         let (Some(request), Some(id)) = (replayable.into_request(), session) else {
-            return TransferOutcome::Answered(Refusal::Again.into());
+            return TransferOutcome::Answered(Refusal::SessionMoved.into());
         };
         let can_be_claimed = match kind {
             RequestKind::Call(call) => {
                 let waiting = self.waiting_calls.add(SessionHash::of(&id), call);
                 select! {
                     biased;
-                    () = waiting.call.is_cancelled.notified() => {
+                    () = waiting.call.cancelled.notified() => {
                         let cancelled = refusals::cancelled(&waiting.call.request);
                         return TransferOutcome::Answered(cancelled);
                     }
-                    is_transferred = self.transfer_when_idle(&id) => is_transferred,
+                    can_be_claimed = self.transfer_when_idle(&id) => can_be_claimed,
                 }
             }
             RequestKind::Stream => {
@@ -128,7 +128,7 @@ impl WaitingCalls {
         let call = Arc::new(WaitingCall {
             session,
             request,
-            is_cancelled: Notify::new(),
+            cancelled: Notify::new(),
         });
         lock(&self.0).push(call.clone());
         WaitingGuard { calls: self, call }
@@ -138,7 +138,7 @@ impl WaitingCalls {
     pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
         for call in lock(&self.0).iter() {
             if call.session == session && call.request == *request {
-                call.is_cancelled.notify_one();
+                call.cancelled.notify_one();
             }
         }
     }

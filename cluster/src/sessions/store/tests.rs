@@ -28,7 +28,7 @@ struct Instance {
 
 impl Instance {
     /// Begins a session in the steps of rmcp.
-    async fn begins(&self, id: &str, state: &SessionState) {
+    async fn begin(&self, id: &str, state: &SessionState) {
         self.sessions.on_opened(id, false);
         self.store.store(id, state).await.unwrap();
     }
@@ -77,7 +77,7 @@ fn client(state: &SessionState) -> &str {
     &state.initialize_params.client_info.name
 }
 
-async fn owner(directory: &Faulty, id: &str) -> Option<Owner> {
+async fn stored_owner(directory: &Faulty, id: &str) -> Option<Owner> {
     directory
         .memory
         .load(SessionHash::of(id))
@@ -89,145 +89,145 @@ async fn owner(directory: &Faulty, id: &str) -> Option<Owner> {
 #[tokio::test(start_paused = true)]
 async fn a_new_session_is_in_the_directory_before_its_client_receives_it() {
     let directory = directory();
-    let one = Instance::new(1, &directory);
-    one.begins("a", &state("client")).await;
-    assert_eq!(owner(&directory, "a").await, Some(one.me));
-    assert!(one.sessions.is_local(SessionHash::of("a")));
+    let first = Instance::new(1, &directory);
+    first.begin("a", &state("client")).await;
+    assert_eq!(stored_owner(&directory, "a").await, Some(first.me));
+    assert!(first.sessions.is_local(SessionHash::of("a")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_session_waits_long_for_a_directory_that_does_not_answer() {
     for fault in [Fault::Stopped, Fault::Fails, Fault::NoReply] {
         let directory = directory();
-        let one = Instance::new(1, &directory);
+        let first = Instance::new(1, &directory);
         sleep(Duration::from_secs(1)).await;
         directory.set(fault);
         let begun = Instant::now();
-        one.begins("a", &state("client")).await;
+        first.begin("a", &state("client")).await;
         assert!(
             begun.elapsed() <= OPEN_TIMEOUT + Duration::from_millis(10),
             "{:?}",
             begun.elapsed()
         );
-        assert!(one.sessions.is_local(SessionHash::of("a")));
+        assert!(first.sessions.is_local(SessionHash::of("a")));
         directory.set(Fault::None);
-        one.sessions.until_written(SessionHash::of("a")).await;
-        assert_eq!(owner(&directory, "a").await, Some(one.me));
+        first.sessions.until_written(SessionHash::of("a")).await;
+        assert_eq!(stored_owner(&directory, "a").await, Some(first.me));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_instance_that_claimed_a_session_can_restore_it() {
     let directory = directory();
-    let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
-    one.begins("a", &state("client")).await;
+    let (first, second) = (Instance::new(1, &directory), Instance::new(2, &directory));
+    first.begin("a", &state("client")).await;
     let session = SessionHash::of("a");
-    let claim = claim_from(&directory.memory, session, one.me, two.me).await;
+    let claim = claim_from(&directory.memory, session, first.me, second.me).await;
     assert_eq!(claim, Claim::Won);
-    let loaded = two.store.load("a").await.unwrap().unwrap();
+    let loaded = second.store.load("a").await.unwrap().unwrap();
     assert_eq!(client(&loaded), "client");
     assert!(loaded.initialize_params.capabilities.sampling.is_some());
-    assert!(two.sessions.is_local(SessionHash::of("a")));
+    assert!(second.sessions.is_local(SessionHash::of("a")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_of_another_instance_is_not_restored() {
     let directory = directory();
-    let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
-    one.begins("secret", &state("client")).await;
-    let error = two.store.load("secret").await.unwrap_err();
+    let (first, second) = (Instance::new(1, &directory), Instance::new(2, &directory));
+    first.begin("secret", &state("client")).await;
+    let error = second.store.load("secret").await.unwrap_err();
     assert_eq!(error.to_string(), "another instance owns the session");
-    assert!(!two.sessions.is_local(SessionHash::of("secret")));
+    assert!(!second.sessions.is_local(SessionHash::of("secret")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unknown_session_is_not_restored() {
-    let one = Instance::new(1, &directory());
-    assert!(one.store.load("a").await.unwrap().is_none());
-    assert!(!one.sessions.is_local(SessionHash::of("a")));
+    let first = Instance::new(1, &directory());
+    assert!(first.store.load("a").await.unwrap().is_none());
+    assert!(!first.sessions.is_local(SessionHash::of("a")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_does_not_answer_or_is_wrong_restores_nothing() {
     let directory = directory();
-    let one = Instance::new(1, &directory);
+    let first = Instance::new(1, &directory);
     directory
         .memory
-        .register(one.me, &[session("a")])
+        .register(first.me, &[session("a")])
         .await
         .unwrap();
     for fault in [
         Fault::Stopped,
         Fault::Fails,
         Fault::WrongOwner(instance(3)),
-        Fault::WrongOwner(one.me),
+        Fault::WrongOwner(first.me),
         Fault::None,
     ] {
         directory.set(fault);
-        one.store.load("a").await.unwrap_err();
-        assert!(!one.sessions.is_local(SessionHash::of("a")), "{fault:?}");
+        first.store.load("a").await.unwrap_err();
+        assert!(!first.sessions.is_local(SessionHash::of("a")), "{fault:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_session_has_a_tombstone_before_its_client_is_answered() {
     let directory = directory();
-    let one = Instance::new(1, &directory);
-    one.begins("a", &state("client")).await;
-    one.store.delete("a").await.unwrap();
-    assert_eq!(owner(&directory, "a").await, None);
-    assert!(one.store.load("a").await.unwrap().is_none());
+    let first = Instance::new(1, &directory);
+    first.begin("a", &state("client")).await;
+    first.store.delete("a").await.unwrap();
+    assert_eq!(stored_owner(&directory, "a").await, None);
+    assert!(first.store.load("a").await.unwrap().is_none());
 }
 
-/// The store does not ask the directory, which could not answer.
+/// The store does not query the directory, which could not answer.
 #[tokio::test(start_paused = true)]
 async fn a_deleted_session_stays_deleted_while_the_directory_fails() {
     let directory = directory();
-    let one = Instance::new(1, &directory);
-    one.begins("a", &state("client")).await;
+    let first = Instance::new(1, &directory);
+    first.begin("a", &state("client")).await;
     directory.set(Fault::Fails);
-    one.store.delete("a").await.unwrap();
-    assert!(one.store.load("a").await.unwrap().is_none());
+    first.store.delete("a").await.unwrap();
+    assert!(first.store.load("a").await.unwrap().is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_of_another_instance_is_not_deleted() {
     let directory = directory();
-    let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
-    one.begins("a", &state("client")).await;
-    two.store.delete("a").await.unwrap();
-    assert_eq!(owner(&directory, "a").await, Some(one.me));
+    let (first, second) = (Instance::new(1, &directory), Instance::new(2, &directory));
+    first.begin("a", &state("client")).await;
+    second.store.delete("a").await.unwrap();
+    assert_eq!(stored_owner(&directory, "a").await, Some(first.me));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_ends_without_a_directory_that_does_not_answer() {
     let directory = directory();
-    let one = Instance::new(1, &directory);
-    one.begins("a", &state("client")).await;
+    let first = Instance::new(1, &directory);
+    first.begin("a", &state("client")).await;
     directory.set(Fault::Stopped);
     let begun = Instant::now();
-    one.store.delete("a").await.unwrap();
+    first.store.delete("a").await.unwrap();
     assert!(
         begun.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
         "{:?}",
         begun.elapsed()
     );
     directory.set(Fault::None);
-    one.sessions.until_removed(SessionHash::of("a")).await;
-    assert_eq!(owner(&directory, "a").await, None);
+    first.sessions.until_removed(SessionHash::of("a")).await;
+    assert_eq!(stored_owner(&directory, "a").await, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn oversized_parameters_are_not_stored_but_the_session_is_found() {
     let directory = directory();
-    let one = Instance::new(1, &directory);
-    one.begins("a", &state(&"x".repeat(MAX_PARAMS))).await;
+    let first = Instance::new(1, &directory);
+    first.begin("a", &state(&"x".repeat(MAX_PARAMS))).await;
     let entry = directory
         .memory
         .load(SessionHash::of("a"))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!((entry.ownership.owner, entry.params.len()), (one.me, 0));
-    assert!(one.store.load("a").await.unwrap().is_none());
+    assert_eq!((entry.ownership.owner, entry.params.len()), (first.me, 0));
+    assert!(first.store.load("a").await.unwrap().is_none());
 }

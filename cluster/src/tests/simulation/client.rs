@@ -1,5 +1,5 @@
 //! Clients that obey the protocol as the SDKs do. They wait after a 503, and resume with the last event id after the retry delay. They open
-//! a new session on 404. Sometimes they delete their session or never resume.
+//! a new session after a 404. Sometimes they delete their session or never resume.
 
 use std::{
     convert::Infallible,
@@ -48,7 +48,7 @@ pub(super) struct Balancer(Arc<Mutex<BalancerState>>);
 
 #[derive(Default)]
 struct BalancerState {
-    all: Vec<Ingress>,
+    ingresses: Vec<Ingress>,
     preferred: Option<HostId>,
 }
 
@@ -64,7 +64,7 @@ struct Inner {
     profile: ClientProfile,
     dice: Mutex<Dice>,
     session: Mutex<Option<Arc<str>>>,
-    next: AtomicU64,
+    next_number: AtomicU64,
     open_calls: AtomicU64,
 }
 
@@ -101,12 +101,12 @@ struct Stream {
 
 impl Balancer {
     pub(super) fn add(&self, ingress: Ingress) {
-        self.0.lock().unwrap().all.push(ingress);
+        self.0.lock().unwrap().ingresses.push(ingress);
     }
 
     pub(super) fn remove(&self, host: HostId) {
-        let mut ingresses = self.0.lock().unwrap();
-        ingresses.all.retain(|ingress| ingress.host != host);
+        let mut state = self.0.lock().unwrap();
+        state.ingresses.retain(|ingress| ingress.host != host);
     }
 
     /// Sends all requests to one instance while it exists.
@@ -115,21 +115,21 @@ impl Balancer {
     }
 
     pub(super) fn ingresses(&self) -> Vec<Ingress> {
-        self.0.lock().unwrap().all.clone()
+        self.0.lock().unwrap().ingresses.clone()
     }
 
     fn pick(&self, number: u64) -> Option<Ingress> {
-        let ingresses = self.0.lock().unwrap();
-        let preferred = ingresses
-            .all
+        let state = self.0.lock().unwrap();
+        let preferred = state
+            .ingresses
             .iter()
-            .find(|ingress| Some(ingress.host) == ingresses.preferred);
-        let any = || {
-            ingresses
-                .all
-                .get(number as usize % ingresses.all.len().max(1))
+            .find(|ingress| Some(ingress.host) == state.preferred);
+        let any_ingress = || {
+            state
+                .ingresses
+                .get(number as usize % state.ingresses.len().max(1))
         };
-        preferred.or_else(any).cloned()
+        preferred.or_else(any_ingress).cloned()
     }
 }
 
@@ -152,7 +152,7 @@ impl Client {
             profile,
             dice: Mutex::new(dice),
             session: Mutex::new(None),
-            next: AtomicU64::new(1),
+            next_number: AtomicU64::new(1),
             open_calls: AtomicU64::new(0),
         }))
     }
@@ -179,10 +179,10 @@ impl Client {
     fn act(&self, session: Arc<str>) {
         let profile = &self.0.profile;
         let this = self.clone();
-        let of = |weight: u64| weight > 0 && self.roll(1_000) < weight;
-        if of(profile.delete) {
+        let is_rolled = |weight: u64| weight > 0 && self.roll(1_000) < weight;
+        if is_rolled(profile.delete) {
             tokio::spawn(async move { this.delete(&session).await });
-        } else if of(profile.half_body) {
+        } else if is_rolled(profile.half_body) {
             tokio::spawn(async move { this.half_body(&session).await });
         } else {
             let (ms, plan) = match self.roll(20) {
@@ -221,7 +221,7 @@ impl Client {
     }
 
     async fn open(&self) -> Option<Arc<str>> {
-        let number = self.number();
+        let number = self.next_number();
         let message =
             format!(r#"{{"jsonrpc":"2.0","id":{number},"method":"initialize","params":{PARAMS}}}"#);
         let exchange = self.send(self.request(Method::POST, None, message))?;
@@ -278,7 +278,7 @@ impl Client {
     }
 
     async fn try_call(&self, session: &str, ms: Ms, plan: Plan) -> Option<()> {
-        let number = self.number();
+        let number = self.next_number();
         let label = format!("c{}.{number}", self.0.number);
         self.0.watcher.called(&label, session);
         self.0.watcher.note(format!(
@@ -287,16 +287,16 @@ impl Client {
         ));
         let mut exchange = self.begin(session, &label, number, ms).await?;
         let mut event = None;
-        let mut hang_up = match plan {
+        let mut disconnect_after = match plan {
             Plan::StaysConnected => None,
             Plan::Resumes { after, .. } | Plan::Disconnects { after } => Some(after),
         };
         loop {
             let by = exchange.host;
             let since = self.now();
-            self.client(&label, watcher::Client::Attached { by, since });
+            self.set_client(&label, watcher::Client::Attached { by, since });
             let mut stream = Stream::new(exchange);
-            let read = match hang_up.take() {
+            let read = match disconnect_after.take() {
                 None => self.read(&mut stream, number, &label, &mut event).await,
                 Some(after) => select! {
                     biased;
@@ -312,20 +312,20 @@ impl Client {
                     return Some(());
                 }
                 (Read::Disconnected, Plan::Disconnects { .. }) => {
-                    self.client(&label, watcher::Client::NeverResumes { since });
+                    self.set_client(&label, watcher::Client::NeverResumes { since });
                     return None;
                 }
                 (Read::Disconnected, Plan::Resumes { absence, .. }) if event.is_some() => {
-                    self.client(&label, watcher::Client::Disconnected { since });
+                    self.set_client(&label, watcher::Client::Disconnected { since });
                     self.pause(absence).await;
                 }
                 (Read::Ended, _) if event.is_some() => {
-                    self.client(&label, watcher::Client::Disconnected { since });
+                    self.set_client(&label, watcher::Client::Disconnected { since });
                     self.pause(RETRY).await;
                 }
                 _ => {
                     // Without an event the client cannot resume.
-                    self.client(&label, watcher::Client::NeverResumes { since });
+                    self.set_client(&label, watcher::Client::NeverResumes { since });
                     return None;
                 }
             }
@@ -333,7 +333,7 @@ impl Client {
                 since: self.now(),
                 disconnected: since,
             };
-            self.client(&label, resumes);
+            self.set_client(&label, resumes);
             exchange = self.resume(session, &label, event.as_deref()?).await?;
         }
     }
@@ -358,7 +358,7 @@ impl Client {
                 }
                 Some(404) => {
                     self.session_not_found(session, &exchange);
-                    self.client(label, watcher::Client::Done);
+                    self.set_client(label, watcher::Client::Done);
                     return None;
                 }
                 status => {
@@ -366,7 +366,7 @@ impl Client {
                         self.expect_code(status, label, &[502]);
                     }
                     // It is unknown whether the call has begun, and it cannot be resumed.
-                    self.client(label, watcher::Client::NeverResumes { since: 0 });
+                    self.set_client(label, watcher::Client::NeverResumes { since: 0 });
                     return None;
                 }
             }
@@ -389,7 +389,7 @@ impl Client {
                 Some(503) => self.0.watcher.turned_away(label, exchange.host),
                 Some(404) => {
                     self.session_not_found(session, &exchange);
-                    self.client(label, watcher::Client::Done);
+                    self.set_client(label, watcher::Client::Done);
                     return None;
                 }
                 Some(400) => {
@@ -502,8 +502,8 @@ impl Client {
         clippy::disallowed_methods,
         reason = "a client does several things at once"
     )]
-    pub(super) fn make_up(&self, ingress: &Ingress, many: usize) {
-        for _ in 0..many {
+    pub(super) fn request_unknown_sessions(&self, ingress: &Ingress, count: usize) {
+        for _ in 0..count {
             let id = format!("made-up-{:x}", self.roll(u64::MAX));
             let request = self.request(Method::GET, Some(&id), String::new());
             let Some(exchange) = ingress.send(request) else {
@@ -533,24 +533,27 @@ impl Client {
             let (this, session) = (self.clone(), session.clone());
             tokio::spawn(async move {
                 let (limit, host) = (this.now() + PROBE_LIMIT, ingress.host);
-                let mut last = "no head".to_owned();
-                let answers = select! {
+                let mut last_failure = "no head".to_owned();
+                let is_answered = select! {
                     biased;
-                    answers = this.answers(&session, &ingress, &mut last) => answers,
+                    () = this.until_answered(&session, &ingress, &mut last_failure) => true,
                     () = this.pause(limit - this.now()) => false,
                 };
-                if !answers {
+                if !is_answered {
                     let session = watcher::short(&session);
-                    let what = format!("{session} does not answer through {host}: {last}");
-                    this.0.watcher.fail(Check::Recovery, what);
+                    let message =
+                        format!("{session} does not answer through {host}: {last_failure}");
+                    this.0.watcher.fail(Check::Recovery, message);
                 }
             });
         }
     }
 
-    async fn answers(&self, session: &str, ingress: &Ingress, last: &mut String) -> bool {
+    /// Makes calls until one of them has its answer, or an instance answers 404. `last_failure` is the reason why the previous
+    /// call had no answer.
+    async fn until_answered(&self, session: &str, ingress: &Ingress, last_failure: &mut String) {
         loop {
-            let number = self.number();
+            let number = self.next_number();
             let label = format!("c{}.{number}", self.0.number);
             self.0.watcher.called(&label, session);
             self.0
@@ -561,33 +564,33 @@ impl Client {
             );
             let request = self.request(Method::POST, Some(session), message);
             let Some(exchange) = ingress.send(request) else {
-                *last = "connections are refused".into();
+                *last_failure = "connections are refused".into();
                 self.pause(100).await;
                 continue;
             };
             self.0.watcher.requested();
             let since = self.now();
             let head = exchange.head().await;
-            self.waited(since);
+            self.record_wait(since);
             let Ok((status, _)) = head else {
-                *last = "the connection broke".into();
+                *last_failure = "the connection broke".into();
                 self.pause(100).await;
                 continue;
             };
-            *last = status.to_string();
+            *last_failure = status.to_string();
             match status.as_u16() {
                 200 => {
                     let mut stream = Stream::new(exchange);
                     let read = self.read(&mut stream, number, &label, &mut None).await;
                     if let Read::Answer(answer) = read {
                         self.0.watcher.answered(&label, answer);
-                        return true;
+                        return;
                     }
-                    *last = "the stream ended".into();
+                    *last_failure = "the stream ended".into();
                 }
                 404 => {
                     self.session_not_found(session, &exchange);
-                    return true;
+                    return;
                 }
                 503 => self.0.watcher.refused(ingress.host),
                 _ => {}
@@ -621,7 +624,7 @@ impl Client {
     async fn head(
         &self,
         exchange: &Exchange,
-        what: &str,
+        purpose: &str,
         label: Option<&str>,
     ) -> Option<(StatusCode, HeaderMap)> {
         let since = self.now();
@@ -629,21 +632,21 @@ impl Client {
             select! {
                 biased;
                 head = exchange.head() => {
-                    self.waited(since);
+                    self.record_wait(since);
                     return head.ok();
                 }
                 () = self.pause(HEAD_LIMIT) => {}
             }
             let may_wait = label.is_some_and(|label| self.0.watcher.may_wait(label, HEAD_LIMIT));
             if !may_wait && self.0.watcher.was_running_since(exchange.host, since) {
-                let what = format!("{what} waits at {} since {since}", exchange.host);
-                self.0.watcher.fail(Check::HeadTimeout, what);
+                let message = format!("{purpose} waits at {} since {since}", exchange.host);
+                self.0.watcher.fail(Check::HeadTimeout, message);
             }
         }
     }
 
-    /// Called when a response has its head. After more than `WAITED`, the client may have counted as turned away meanwhile.
-    fn waited(&self, since: Ms) {
+    /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away meanwhile.
+    fn record_wait(&self, since: Ms) {
         if self.now() - since > WAITED {
             self.0.watcher.has_waited();
         }
@@ -657,26 +660,26 @@ impl Client {
         }
     }
 
-    fn expect(&self, status: StatusCode, what: &str, expected: &[u16]) {
-        self.expect_code(status.as_u16(), what, expected);
+    fn expect(&self, status: StatusCode, purpose: &str, expected: &[u16]) {
+        self.expect_code(status.as_u16(), purpose, expected);
     }
 
-    fn expect_code(&self, status: u16, what: &str, expected: &[u16]) {
+    fn expect_code(&self, status: u16, purpose: &str, expected: &[u16]) {
         if expected.contains(&status) {
-            self.0.watcher.note(format!("{status} for {what}"));
+            self.0.watcher.note(format!("{status} for {purpose}"));
         } else {
             self.0
                 .watcher
-                .fail(Check::Status, format!("{status} for {what}"));
+                .fail(Check::Status, format!("{status} for {purpose}"));
         }
     }
 
-    fn client(&self, label: &str, client: watcher::Client) {
-        self.0.watcher.client(label, client);
+    fn set_client(&self, label: &str, client: watcher::Client) {
+        self.0.watcher.set_client(label, client);
     }
 
-    fn number(&self) -> u64 {
-        self.0.next.fetch_add(1, Ordering::Relaxed)
+    fn next_number(&self) -> u64 {
+        self.0.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
     fn roll(&self, sides: u64) -> u64 {

@@ -1,8 +1,8 @@
 //! How each instance reaches the directory.
 //!
 //! A request arrives at the directory after a delay, and is executed there in one step. Its reply arrives after another delay. The step is
-//! executed whether or not the instance still waits. The link knows only the name of each request, and therefore does not depend on the
-//! operations of a directory.
+//! executed whether or not the instance still waits. The link receives only the name of each request, and therefore does not depend on
+//! the operations of a directory.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::directory::{
     DirectoryError,
-    faulty::{Gate, Work},
+    faulty::{ErasedRequest, Gate},
 };
 
 /// Requests that a directory without free memory refuses.
@@ -48,8 +48,8 @@ pub(super) struct DirectoryLink {
 
 struct State {
     dice: Dice,
-    of_all: LinkState,
-    of_machine: HashMap<Machine, LinkState>,
+    common: LinkState,
+    by_machine: HashMap<Machine, LinkState>,
     has_no_memory: bool,
     /// Requests that reached the directory while it was stalled.
     queued: Vec<Box<dyn FnOnce() + Send>>,
@@ -67,8 +67,8 @@ impl DirectoryLink {
     pub(super) fn new(post: Post, world: Handle, dice: Dice) -> Self {
         let state = State {
             dice,
-            of_all: LinkState::Up,
-            of_machine: HashMap::new(),
+            common: LinkState::Up,
+            by_machine: HashMap::new(),
             has_no_memory: false,
             queued: Vec::new(),
         };
@@ -91,19 +91,19 @@ impl DirectoryLink {
     pub(super) fn set_all(&self, link_state: LinkState) {
         let queued = {
             let mut state = self.state();
-            state.of_all = link_state;
+            state.common = link_state;
             if link_state == LinkState::Stalled {
                 return;
             }
             std::mem::take(&mut state.queued)
         };
-        for work in queued {
-            self.post.after(WORLD, 1, work);
+        for request in queued {
+            self.post.after(WORLD, 1, request);
         }
     }
 
     pub(super) fn set(&self, machine: Machine, link_state: LinkState) {
-        self.state().of_machine.insert(machine, link_state);
+        self.state().by_machine.insert(machine, link_state);
     }
 
     pub(super) fn set_no_memory(&self, has_no_memory: bool) {
@@ -112,9 +112,9 @@ impl DirectoryLink {
 
     fn link_state(&self, machine: Machine) -> LinkState {
         let state = self.state();
-        match state.of_all {
+        match state.common {
             LinkState::Up => state
-                .of_machine
+                .by_machine
                 .get(&machine)
                 .copied()
                 .unwrap_or(LinkState::Up),
@@ -123,7 +123,7 @@ impl DirectoryLink {
     }
 
     fn is_stalled(&self) -> bool {
-        self.state().of_all == LinkState::Stalled
+        self.state().common == LinkState::Stalled
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -133,29 +133,30 @@ impl DirectoryLink {
     /// Executes a request at the directory, and sends its reply.
     fn execute(
         self,
-        what: &'static str,
-        work: Work,
+        command: &'static str,
+        request: ErasedRequest,
         host: HostId,
         reply_delay: Ms,
-        answer: oneshot::Sender<<Work as Future>::Output>,
+        reply_sender: oneshot::Sender<<ErasedRequest as Future>::Output>,
     ) {
         if self.is_stalled() {
             let directory_link = self.clone();
-            let later = move || directory_link.execute(what, work, host, reply_delay, answer);
-            self.state().queued.push(Box::new(later));
+            let execute_later =
+                move || directory_link.execute(command, request, host, reply_delay, reply_sender);
+            self.state().queued.push(Box::new(execute_later));
             return;
         }
-        let is_refused = self.state().has_no_memory && WRITES.contains(&what);
-        let done = if is_refused {
+        let is_refused = self.state().has_no_memory && WRITES.contains(&command);
+        let reply = if is_refused {
             Err(DirectoryError::failed("out of memory"))
         } else {
             let _inside = self.world.enter();
-            let done = work.now_or_never();
-            done.expect("a directory in memory never waits")
+            let reply = request.now_or_never();
+            reply.expect("a directory in memory never waits")
         };
         self.post.after(host, reply_delay, move || {
             // The instance may have stopped waiting.
-            let _answered = answer.send(done);
+            let _sent = reply_sender.send(reply);
         });
     }
 }
@@ -163,7 +164,7 @@ impl DirectoryLink {
 // === impl InstanceLink ===
 
 impl Gate for InstanceLink {
-    fn pass(&self, what: &'static str, work: Work) -> Work {
+    fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
         let Self {
             directory_link,
             host,
@@ -181,13 +182,13 @@ impl Gate for InstanceLink {
                     (1, 1 + directory_link.state().dice.roll() % 2)
                 }
             };
-            let (answer, answered) = oneshot::channel();
-            let at = directory_link.clone();
+            let (reply_sender, reply_receiver) = oneshot::channel();
+            let link = directory_link.clone();
             directory_link.post.after(WORLD, request_delay, move || {
-                at.execute(what, work, host, reply_delay, answer);
+                link.execute(command, request, host, reply_delay, reply_sender);
             });
             let broken = |_| Err(DirectoryError::failed("the connection broke"));
-            answered.await.unwrap_or_else(broken)
+            reply_receiver.await.unwrap_or_else(broken)
         })
     }
 }

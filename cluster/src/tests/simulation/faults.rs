@@ -135,7 +135,7 @@ pub(super) enum Event {
         path: PathState,
     },
     Cut {
-        one: Machine,
+        first: Machine,
         other: Machine,
         after: usize,
     },
@@ -211,11 +211,11 @@ impl Plan {
             plan.fault(*kind, dice, machines, clients, at);
         }
         plan.end = plan.end.max(to);
-        plan.at(plan.end, Event::Heal);
+        plan.schedule(plan.end, Event::Heal);
         plan
     }
 
-    fn at(&mut self, at: Ms, event: Event) {
+    fn schedule(&mut self, at: Ms, event: Event) {
         self.end = self.end.max(at);
         let number = self.events.len();
         self.events.insert((at, number), event);
@@ -223,33 +223,33 @@ impl Plan {
 
     fn fault(&mut self, kind: Fault, dice: &mut Dice, machines: usize, clients: usize, at: Ms) {
         let mut roll = |sides: u64| dice.roll() % sides.max(1);
-        let one = roll(machines as u64) as usize;
-        let other = (one + 1 + roll(machines as u64 - 1) as usize) % machines;
+        let first = roll(machines as u64) as usize;
+        let other = (first + 1 + roll(machines as u64 - 1) as usize) % machines;
         let seconds = |choices: &[Ms], roll: u64| choices[roll as usize % choices.len()] * 1_000;
         match kind {
             Fault::Kill => {
-                self.at(at, Event::Kill(one));
-                self.at(at + 500 + roll(12_000), Event::Start(one));
+                self.schedule(at, Event::Kill(first));
+                self.schedule(at + 500 + roll(12_000), Event::Start(first));
             }
             Fault::PowerLoss => {
-                self.at(at, Event::PowerLoss(one));
-                self.at(at + 5_000 + roll(20_000), Event::Start(one));
+                self.schedule(at, Event::PowerLoss(first));
+                self.schedule(at + 5_000 + roll(20_000), Event::Start(first));
             }
             Fault::Suspend => {
                 let time = seconds(&[1, 5, 7, 10, 10, 30], roll(6));
-                self.at(at, Event::Suspend(one));
-                self.at(at + time, Event::Resume(one));
+                self.schedule(at, Event::Suspend(first));
+                self.schedule(at + time, Event::Resume(first));
             }
             Fault::SharedAddress => {
-                self.at(at, Event::StartBeside(one));
+                self.schedule(at, Event::StartBeside(first));
                 let detected_after = roll(1_000);
                 let leave = Event::Leave {
-                    machine: one,
+                    machine: first,
                     detected_after,
                 };
-                self.at(at + 500 + roll(8_000), leave);
+                self.schedule(at + 500 + roll(8_000), leave);
             }
-            Fault::Leave => self.leave(one, at, roll(2_000)),
+            Fault::Leave => self.leave(first, at, roll(2_000)),
             Fault::RollingRestart => {
                 let mut at = at;
                 for machine in 0..machines {
@@ -258,26 +258,52 @@ impl Plan {
                 }
             }
             Fault::Refused => self.path(
-                one,
+                first,
                 other,
                 PathState::Refused,
                 true,
                 at,
                 1_000 + roll(15_000),
             ),
-            Fault::Reset => self.path(one, other, PathState::Reset, true, at, 1_000 + roll(15_000)),
-            Fault::Silent => self.path(one, other, PathState::Silent, true, at, 500 + roll(20_000)),
-            Fault::SilentOneWay => {
-                self.path(one, other, PathState::Silent, false, at, 500 + roll(20_000))
-            }
+            Fault::Reset => self.path(
+                first,
+                other,
+                PathState::Reset,
+                true,
+                at,
+                1_000 + roll(15_000),
+            ),
+            Fault::Silent => self.path(
+                first,
+                other,
+                PathState::Silent,
+                true,
+                at,
+                500 + roll(20_000),
+            ),
+            Fault::SilentOneWay => self.path(
+                first,
+                other,
+                PathState::Silent,
+                false,
+                at,
+                500 + roll(20_000),
+            ),
             Fault::SlowPath => {
                 let path = PathState::Slow([50, 200, 700, 2_000][roll(4) as usize]);
-                self.path(one, other, path, true, at, 2_000 + roll(20_000));
+                self.path(first, other, path, true, at, 2_000 + roll(20_000));
             }
             Fault::Cut => {
                 for _ in 0..3 {
                     let after = roll(1_500) as usize;
-                    self.at(at + roll(6_000), Event::Cut { one, other, after });
+                    self.schedule(
+                        at + roll(6_000),
+                        Event::Cut {
+                            first,
+                            other,
+                            after,
+                        },
+                    );
                 }
             }
             Fault::DirectoryOutage => {
@@ -293,98 +319,98 @@ impl Plan {
                 self.directory(link_state, at, 3_000 + roll(20_000));
             }
             Fault::DirectoryOutageForOne => {
-                self.at(at, Event::DirectoryFor(one, LinkState::Refused));
+                self.schedule(at, Event::DirectoryFor(first, LinkState::Refused));
                 let time = seconds(&[1, 5, 20], roll(3));
-                self.at(at + time, Event::DirectoryFor(one, LinkState::Up));
+                self.schedule(at + time, Event::DirectoryFor(first, LinkState::Up));
             }
             Fault::DirectorySlowForOne => {
                 let link_state = LinkState::Slow([300, 450, 2_000][roll(3) as usize]);
-                self.at(at, Event::DirectoryFor(one, link_state));
-                self.at(
+                self.schedule(at, Event::DirectoryFor(first, link_state));
+                self.schedule(
                     at + 3_000 + roll(20_000),
-                    Event::DirectoryFor(one, LinkState::Up),
+                    Event::DirectoryFor(first, LinkState::Up),
                 );
             }
             Fault::DirectoryEmpty => {
                 let outage = roll(3_000);
                 self.directory(LinkState::Refused, at, outage);
-                self.at(at + outage, Event::Empty);
+                self.schedule(at + outage, Event::Empty);
             }
             Fault::DirectorySnapshot => self.snapshot(at, roll(at), roll(3_000)),
             Fault::DirectoryFailover => self.snapshot(at, roll(3_000), roll(2_000)),
             Fault::MoveAndSnapshot => {
                 if roll(2) == 0 {
-                    self.at(at, Event::Kill(one));
-                    self.at(at + 1_000 + roll(3_000), Event::Start(one));
+                    self.schedule(at, Event::Kill(first));
+                    self.schedule(at + 1_000 + roll(3_000), Event::Start(first));
                 } else {
-                    self.leave(one, at, roll(500));
+                    self.leave(first, at, roll(500));
                 }
                 let outage = roll(2_000);
                 self.snapshot(at + 8_000 + roll(10_000), 8_000 + roll(18_000), outage);
             }
             Fault::SuspendAndEmpty => {
-                self.at(at, Event::Suspend(one));
+                self.schedule(at, Event::Suspend(first));
                 let begins = at + roll(1_500);
-                self.at(begins, Event::Empty);
-                self.at(at + 1_000 + roll(12_000), Event::Resume(one));
+                self.schedule(begins, Event::Empty);
+                self.schedule(at + 1_000 + roll(12_000), Event::Resume(first));
             }
             Fault::ManySessionsAndEmpty => {
-                self.at(at, Event::Sessions(one, 5_000));
+                self.schedule(at, Event::Sessions(first, 5_000));
                 let empty = at + 3_000;
                 self.directory(LinkState::Slow(400), empty, 14_000);
-                self.at(empty, Event::Empty);
+                self.schedule(empty, Event::Empty);
             }
             Fault::EvictSession => {
                 for _ in 0..3 {
-                    self.at(
+                    self.schedule(
                         at + roll(5_000),
                         Event::Evict(Kind::Session, roll(u64::MAX)),
                     );
                 }
             }
-            Fault::EvictLease => self.at(at, Event::Evict(Kind::Lease, roll(u64::MAX))),
-            Fault::EvictAnswer => self.at(at, Event::Evict(Kind::Answer, roll(u64::MAX))),
+            Fault::EvictLease => self.schedule(at, Event::Evict(Kind::Lease, roll(u64::MAX))),
+            Fault::EvictAnswer => self.schedule(at, Event::Evict(Kind::Answer, roll(u64::MAX))),
             Fault::NoMemory => {
-                self.at(at, Event::NoMemory(true));
-                self.at(at + 1_000 + roll(15_000), Event::NoMemory(false));
+                self.schedule(at, Event::NoMemory(true));
+                self.schedule(at + 1_000 + roll(15_000), Event::NoMemory(false));
             }
             Fault::Clock => {
                 let skew = [1_000, 60_000, 3_600_000][roll(3) as usize];
                 let skew = if roll(2) == 0 { skew } else { -skew };
-                self.at(at, Event::Clock(one, skew));
-                self.at(at + 1_000 + roll(20_000), Event::Clock(one, 0));
+                self.schedule(at, Event::Clock(first, skew));
+                self.schedule(at + 1_000 + roll(20_000), Event::Clock(first, 0));
             }
-            Fault::CutClients => self.at(at, Event::CutClients(one)),
+            Fault::CutClients => self.schedule(at, Event::CutClients(first)),
             Fault::MadeUpIds => {
                 let count = 200;
-                self.at(
+                self.schedule(
                     at,
                     Event::MadeUp {
-                        machine: one,
+                        machine: first,
                         count,
                     },
                 );
             }
             Fault::CutAndMadeUpIds => {
                 // The restarted instance has no owners in its cache.
-                self.at(at.saturating_sub(4_000), Event::Kill(one));
-                self.at(at.saturating_sub(200), Event::Start(one));
+                self.schedule(at.saturating_sub(4_000), Event::Kill(first));
+                self.schedule(at.saturating_sub(200), Event::Start(first));
                 self.directory(LinkState::Slow(300), at, 9_000);
                 for wave in 0..25 {
                     let at = at + wave * 300;
                     let count = 110;
-                    self.at(
+                    self.schedule(
                         at,
                         Event::MadeUp {
-                            machine: one,
+                            machine: first,
                             count,
                         },
                     );
                 }
-                self.at(at, Event::Prefer(Some(one)));
-                self.at(at + 9_000, Event::Prefer(None));
-                for machine in (0..machines).filter(|machine| *machine != one) {
-                    self.at(at + 300, Event::CutClients(machine));
+                self.schedule(at, Event::Prefer(Some(first)));
+                self.schedule(at + 9_000, Event::Prefer(None));
+                for machine in (0..machines).filter(|machine| *machine != first) {
+                    self.schedule(at + 300, Event::CutClients(machine));
                 }
             }
             Fault::Burst | Fault::BurstAndKill => {
@@ -395,34 +421,34 @@ impl Plan {
                     absence: 4_500,
                     kill: (kind == Fault::BurstAndKill).then_some(4_500),
                 };
-                self.at(at, burst);
+                self.schedule(at, burst);
                 // The instance is started again.
-                self.at(at + 9_000, Event::Start(0));
+                self.schedule(at + 9_000, Event::Start(0));
                 for machine in 1..machines {
-                    self.at(at + 9_000, Event::Start(machine));
+                    self.schedule(at + 9_000, Event::Start(machine));
                 }
             }
             Fault::KillAndHalfBodies => {
-                self.at(at, Event::Kill(one));
-                self.at(at + 10, Event::HalfBodies);
-                self.at(at + 2_000 + roll(8_000), Event::Start(one));
+                self.schedule(at, Event::Kill(first));
+                self.schedule(at + 10, Event::HalfBodies);
+                self.schedule(at + 2_000 + roll(8_000), Event::Start(first));
             }
             Fault::OutageAndKill => {
                 let time = seconds(&[5, 20], roll(2));
                 self.directory(LinkState::Refused, at, time);
                 let killed_at = at + time + 3_000 + roll(4_000);
-                self.at(killed_at, Event::Kill(one));
-                self.at(killed_at + 2_000, Event::Start(one));
+                self.schedule(killed_at, Event::Kill(first));
+                self.schedule(killed_at + 2_000, Event::Start(first));
             }
             Fault::OutageAndLeave => {
                 self.directory(LinkState::Refused, at, 4_000 + roll(4_000));
-                self.leave(one, at + roll(2_000), roll(500));
+                self.leave(first, at + roll(2_000), roll(500));
             }
         }
     }
 
     fn leave(&mut self, machine: Machine, at: Ms, detected_after: Ms) {
-        self.at(
+        self.schedule(
             at,
             Event::Leave {
                 machine,
@@ -432,24 +458,24 @@ impl Plan {
     }
 
     fn directory(&mut self, link_state: LinkState, at: Ms, time: Ms) {
-        self.at(at, Event::Directory(link_state));
-        self.at(at + time, Event::Directory(LinkState::Up));
+        self.schedule(at, Event::Directory(link_state));
+        self.schedule(at + time, Event::Directory(LinkState::Up));
     }
 
     fn path(
         &mut self,
-        one: Machine,
+        first: Machine,
         other: Machine,
         path: PathState,
-        is_both: bool,
+        is_two_way: bool,
         at: Ms,
         time: Ms,
     ) {
-        let pairs = [(one, other), (other, one)];
-        for (from, to) in pairs.into_iter().take(1 + usize::from(is_both)) {
-            self.at(at, Event::Paths { from, to, path });
+        let pairs = [(first, other), (other, first)];
+        for (from, to) in pairs.into_iter().take(1 + usize::from(is_two_way)) {
+            self.schedule(at, Event::Paths { from, to, path });
             let path = PathState::Up;
-            self.at(at + time, Event::Paths { from, to, path });
+            self.schedule(at + time, Event::Paths { from, to, path });
         }
     }
 
@@ -457,8 +483,8 @@ impl Plan {
     fn snapshot(&mut self, at: Ms, age: Ms, outage: Ms) {
         let number = self.snapshots;
         self.snapshots += 1;
-        self.at(at.saturating_sub(age), Event::Snapshot(number));
+        self.schedule(at.saturating_sub(age), Event::Snapshot(number));
         self.directory(LinkState::Refused, at, outage);
-        self.at(at + outage, Event::LoadSnapshot(number));
+        self.schedule(at + outage, Event::LoadSnapshot(number));
     }
 }

@@ -1,4 +1,4 @@
-//! The server of every instance. Its one tool, `work`, takes a time and reports all that happens to it.
+//! The server of every instance. Its only tool, `work`, takes a given time, and reports the start and the end of each call.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ struct Running {
     watcher: Watcher,
     host: HostId,
     label: Arc<str>,
-    is_over: bool,
+    has_ended: bool,
 }
 
 // === impl Server ===
@@ -73,17 +73,17 @@ impl ServerHandler for Server {
             watcher: self.watcher.clone(),
             host: self.host,
             label: label.clone(),
-            is_over: false,
+            has_ended: false,
         };
         select! {
             biased;
             () = sleep(Duration::from_millis(time)) => {}
             () = context.ct.cancelled() => {
-                running.ends(End::Cancelled);
+                running.end(End::Cancelled);
                 return Err(ErrorData::new(ErrorCode(-32_099), "cancelled", None));
             }
         }
-        running.ends(End::Done);
+        running.end(End::Done);
         let text = format!("done:{label}");
         Ok(CallToolResult::success(vec![ContentBlock::text(text)]).into())
     }
@@ -99,16 +99,16 @@ fn session(context: &RequestContext<RoleServer>) -> Option<String> {
 // === impl Running ===
 
 impl Running {
-    fn ends(&mut self, end: End) {
-        self.is_over = true;
+    fn end(&mut self, end: End) {
+        self.has_ended = true;
         self.watcher.ended(self.host, &self.label, end);
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.ends(End::Dropped);
+        if !self.has_ended {
+            self.end(End::Dropped);
         }
     }
 }

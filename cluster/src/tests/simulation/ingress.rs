@@ -29,7 +29,7 @@ use super::time::{HostId, Post, WORLD};
 pub(super) struct IngressRequest {
     request: Request<Body>,
     response: Responder,
-    hung_up: oneshot::Receiver<()>,
+    disconnected: oneshot::Receiver<()>,
 }
 
 /// Sends the requests of clients to an instance.
@@ -41,12 +41,12 @@ pub(super) struct Ingress {
     open: Arc<Mutex<Vec<Weak<Mutex<State>>>>>,
 }
 
-/// A client's request, and what has arrived of the response. Dropping this hangs up.
+/// A client's request, and what has arrived of the response. Dropping this disconnects the client.
 pub(super) struct Exchange {
     pub(super) host: HostId,
     post: Post,
     state: Arc<Mutex<State>>,
-    hang_up: Option<oneshot::Sender<()>>,
+    disconnect: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Default)]
@@ -91,7 +91,7 @@ impl Ingress {
         if self.requests.is_closed() {
             return None;
         }
-        let (hang_up, hung_up) = oneshot::channel();
+        let (disconnect, disconnected) = oneshot::channel();
         let state = Arc::<Mutex<State>>::default();
         {
             let mut open = self.open.lock().unwrap();
@@ -103,21 +103,21 @@ impl Ingress {
             state: state.clone(),
             is_whole: false,
         };
-        let arrived = IngressRequest {
+        let arriving_request = IngressRequest {
             request,
             response,
-            hung_up,
+            disconnected,
         };
         let requests = self.requests.clone();
         self.post.after(self.host, 1, move || {
             // If the instance has ended, the request is dropped, which reports a broken connection.
-            let _sent = requests.send(arrived);
+            let _sent = requests.send(arriving_request);
         });
         Some(Exchange {
             host: self.host,
             post: self.post.clone(),
             state,
-            hang_up: Some(hang_up),
+            disconnect: Some(disconnect),
         })
     }
 
@@ -138,22 +138,22 @@ impl Ingress {
 /// Serves clients while it is polled.
 #[allow(clippy::disallowed_methods, reason = "each connection is a task")]
 pub(super) async fn serve(app: Router, mut arriving: mpsc::UnboundedReceiver<IngressRequest>) {
-    while let Some(arrived) = arriving.recv().await {
-        tokio::spawn(connection(app.clone(), arrived));
+    while let Some(arriving_request) = arriving.recv().await {
+        tokio::spawn(serve_connection(app.clone(), arriving_request));
     }
 }
 
-async fn connection(mut app: Router, arrived: IngressRequest) {
+async fn serve_connection(mut app: Router, arriving_request: IngressRequest) {
     let IngressRequest {
         request,
         mut response,
-        mut hung_up,
-    } = arrived;
+        mut disconnected,
+    } = arriving_request;
     let answered = pin!(app.call(request));
     let answer: Result<Response<Body>, Infallible> = select! {
         biased;
         answer = answered => answer,
-        _hung_up = &mut hung_up => return,
+        _disconnected = &mut disconnected => return,
     };
     let Ok(answer) = answer;
     let (head, body) = answer.into_parts();
@@ -163,7 +163,7 @@ async fn connection(mut app: Router, arrived: IngressRequest) {
         let frame = select! {
             biased;
             frame = body.frame() => frame,
-            _hung_up = &mut hung_up => return,
+            _disconnected = &mut disconnected => return,
         };
         match frame {
             Some(Ok(frame)) => {
@@ -192,9 +192,9 @@ fn change(state: &Mutex<State>, change: impl FnOnce(&mut State)) {
 // === impl Responder ===
 
 impl Responder {
-    fn send(&self, what: impl FnOnce(&mut State) + Send + 'static) {
+    fn send(&self, update: impl FnOnce(&mut State) + Send + 'static) {
         let state = self.state.clone();
-        self.post.after(WORLD, 1, move || change(&state, what));
+        self.post.after(WORLD, 1, move || change(&state, update));
     }
 }
 
@@ -252,7 +252,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let hang_up = self.hang_up.take();
-        self.post.after(self.host, 1, move || drop(hang_up));
+        let disconnect = self.disconnect.take();
+        self.post.after(self.host, 1, move || drop(disconnect));
     }
 }

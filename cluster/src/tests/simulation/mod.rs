@@ -86,11 +86,13 @@ const SECONDS: u64 = 3;
 #[test]
 fn simulation() {
     let setup = Setup {
-        faults: chosen("SIMULATION_FAULTS", &FAULTS.map(|(fault, _)| fault))
+        faults: chosen_items("SIMULATION_FAULTS", &FAULTS.map(|(fault, _)| fault))
             .into_iter()
             .map(|fault| (fault, weight(fault)))
             .collect(),
-        checks: chosen("SIMULATION_CHECKS", &CHECKS).into_iter().collect(),
+        checks: chosen_items("SIMULATION_CHECKS", &CHECKS)
+            .into_iter()
+            .collect(),
     };
     let hook = take_hook();
     set_hook(Box::new(move |info| {
@@ -102,20 +104,20 @@ fn simulation() {
             hook(info);
         }
     }));
-    if let Some(seed) = number("SIMULATION_SEED") {
+    if let Some(seed) = parsed_variable("SIMULATION_SEED") {
         let outcome = on_own_thread(seed, &setup);
         println!("{outcome}");
         assert!(outcome.failures.is_empty(), "seed {seed} failed");
         return;
     }
-    let seconds = number("SIMULATION_SECONDS").unwrap_or(SECONDS);
-    let from = number("SIMULATION_FROM").unwrap_or(0);
+    let seconds = parsed_variable("SIMULATION_SECONDS").unwrap_or(SECONDS);
+    let from = parsed_variable("SIMULATION_FROM").unwrap_or(0);
     let continues = env::var("SIMULATION_ALL").is_ok();
     let begun = now();
     let (mut runs, mut requests) = (0, 0);
     let mut found: BTreeMap<watcher::Check, usize> = BTreeMap::new();
-    let most = number("SIMULATION_SECONDS").map_or(RUNS, |_: u64| u64::MAX);
-    while begun.elapsed().as_secs() < seconds && runs < most {
+    let max_runs = parsed_variable("SIMULATION_SECONDS").map_or(RUNS, |_: u64| u64::MAX);
+    while begun.elapsed().as_secs() < seconds && runs < max_runs {
         let seed = from + runs;
         let outcome = on_own_thread(seed, &setup);
         runs += 1;
@@ -131,7 +133,7 @@ fn simulation() {
             begun.elapsed().as_secs(),
             first.check,
             outcome.faults,
-            first.what
+            first.message
         );
     }
     let minute = runs as f64 * 60.0 / begun.elapsed().as_secs_f64();
@@ -168,20 +170,21 @@ fn weight(fault: Fault) -> u64 {
     weight.map_or(0, |(_, weight)| *weight)
 }
 
-fn number<T: FromStr>(variable: &str) -> Option<T> {
+fn parsed_variable<T: FromStr>(variable: &str) -> Option<T> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Returns the items that a variable names, or all others.
-fn chosen<T: fmt::Debug + Copy>(variable: &str, all: &[T]) -> Vec<T> {
-    let named = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
-    let named = named.as_str();
-    let (is_excluding, named) = match named.strip_prefix('-') {
-        Some(named) => (true, named),
-        None => (false, named),
+/// Returns the items that a variable names. If it begins with `-`, returns all others. An unset variable counts as [`LIMITS`].
+fn chosen_items<T: fmt::Debug + Copy>(variable: &str, items: &[T]) -> Vec<T> {
+    let selection = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
+    let selection = selection.as_str();
+    let (is_excluding, selection) = match selection.strip_prefix('-') {
+        Some(selection) => (true, selection),
+        None => (false, selection),
     };
-    let named: BTreeSet<&str> = named.split(',').map(str::trim).collect();
-    let all = all.iter().copied();
-    all.filter(|it| named.contains(format!("{it:?}").as_str()) != is_excluding)
+    let selection: BTreeSet<&str> = selection.split(',').map(str::trim).collect();
+    let items = items.iter().copied();
+    items
+        .filter(|item| selection.contains(format!("{item:?}").as_str()) != is_excluding)
         .collect()
 }

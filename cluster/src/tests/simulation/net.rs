@@ -61,13 +61,13 @@ struct State {
     paths: HashMap<(Machine, Machine), PathState>,
     /// The queue of each silent path.
     queued: HashMap<(Machine, Machine), Queued>,
-    listeners: HashMap<SocketAddr, Vec<Listening>>,
+    listeners: HashMap<SocketAddr, Vec<ListenerEntry>>,
     /// Machines without power.
-    vanished: Vec<Machine>,
+    without_power: Vec<Machine>,
     connections: Vec<Connection>,
 }
 
-struct Listening {
+struct ListenerEntry {
     host: HostId,
     machine: Machine,
     accepts: mpsc::UnboundedSender<(Socket, SocketAddr)>,
@@ -131,7 +131,7 @@ impl Net {
             paths: HashMap::new(),
             queued: HashMap::new(),
             listeners: HashMap::new(),
-            vanished: Vec::new(),
+            without_power: Vec::new(),
             connections: Vec::new(),
         };
         Self {
@@ -147,7 +147,7 @@ impl Net {
         address: SocketAddr,
     ) -> PeerListener {
         let (accepts, accepted) = mpsc::unbounded_channel();
-        let listening = Listening {
+        let entry = ListenerEntry {
             host,
             machine,
             accepts,
@@ -156,7 +156,7 @@ impl Net {
             .listeners
             .entry(address)
             .or_default()
-            .push(listening);
+            .push(entry);
         PeerListener {
             net: self.clone(),
             host,
@@ -212,8 +212,8 @@ impl Net {
     }
 
     /// Resets all open connections between two machines.
-    pub(super) fn reset(&self, one: Machine, other: Machine) {
-        for connection in self.connections(one, other) {
+    pub(super) fn reset(&self, first: Machine, other: Machine) {
+        for connection in self.connections(first, other) {
             for pipe in connection {
                 pipe.reset();
             }
@@ -221,33 +221,31 @@ impl Net {
     }
 
     /// Cuts all open connections between two machines after `bytes` more bytes.
-    pub(super) fn cut_after(&self, one: Machine, other: Machine, bytes: usize) {
+    pub(super) fn cut_after(&self, first: Machine, other: Machine, bytes: usize) {
         let state = self.state();
         for connection in &state.connections {
-            if connection.machines == (one, other) || connection.machines == (other, one) {
+            if connection.machines == (first, other) || connection.machines == (other, first) {
                 *connection.cut_after.lock().unwrap() = Some(bytes);
             }
         }
     }
 
-    fn connections(&self, one: Machine, other: Machine) -> Vec<[Arc<Pipe>; 2]> {
+    fn connections(&self, first: Machine, other: Machine) -> Vec<[Arc<Pipe>; 2]> {
         let mut state = self.state();
         state
             .connections
             .retain(|connection| Arc::strong_count(&connection.cut_after) > 1);
         let between = state.connections.iter().filter(|connection| {
-            connection.machines == (one, other) || connection.machines == (other, one)
+            connection.machines == (first, other) || connection.machines == (other, first)
         });
         between.map(|connection| connection.pipes.clone()).collect()
     }
 
     /// Sets whether a machine has no power.
     pub(super) fn set_power_loss(&self, machine: Machine, is_without_power: bool) {
-        self.state()
-            .vanished
-            .retain(|vanished| *vanished != machine);
+        self.state().without_power.retain(|other| *other != machine);
         if is_without_power {
-            self.state().vanished.push(machine);
+            self.state().without_power.push(machine);
             let net = self.clone();
             self.post.after(WORLD, SILENCE_TIMEOUT, move || {
                 for other in 0..MACHINES {
@@ -301,22 +299,23 @@ impl Net {
             let mut state = self.state();
             let listeners = state.listeners.get(&address).map_or(0, Vec::len);
             let pick = state.dice.roll() as usize % listeners.max(1);
-            let listening = state.listeners.get(&address).and_then(|all| all.get(pick));
-            let target = listening.map(|it| (it.host, it.machine, it.accepts.clone()));
+            let entries = state.listeners.get(&address);
+            let entry = entries.and_then(|entries| entries.get(pick));
+            let target = entry.map(|entry| (entry.host, entry.machine, entry.accepts.clone()));
             // Machines have one address each.
             let target_machine = target
                 .as_ref()
-                .map_or_else(|| machine_of(address), |it| it.1);
-            let is_without_power =
-                state.vanished.contains(&target_machine) || state.vanished.contains(&machine);
-            let (out, inward) = (
+                .map_or_else(|| machine_of(address), |target| target.1);
+            let is_without_power = state.without_power.contains(&target_machine)
+                || state.without_power.contains(&machine);
+            let (outward, inward) = (
                 state.path(machine, target_machine),
                 state.path(target_machine, machine),
             );
             let path = if is_without_power || inward == PathState::Silent {
                 PathState::Silent
             } else {
-                out
+                outward
             };
             (target, path)
         };
@@ -330,33 +329,33 @@ impl Net {
             PathState::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
             _ => {}
         }
-        let Some((peer, on, accepts)) = target else {
+        let Some((peer, peer_machine, accepts)) = target else {
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
         let pipes = [(); 2].map(|()| Arc::<Pipe>::default());
-        let [one, other] = pipes.clone();
+        let [inward_pipe, outward_pipe] = pipes.clone();
         let cut_after = Arc::<Mutex<Option<usize>>>::default();
         let mine = Socket {
             net: self.clone(),
-            read: one.clone(),
-            write: other.clone(),
+            read: inward_pipe.clone(),
+            write: outward_pipe.clone(),
             cut_after: cut_after.clone(),
             from: (host, machine),
-            to: (peer, on),
+            to: (peer, peer_machine),
         };
         let theirs = Socket {
             net: self.clone(),
-            read: other,
-            write: one,
+            read: outward_pipe,
+            write: inward_pipe,
             cut_after: cut_after.clone(),
-            from: (peer, on),
+            from: (peer, peer_machine),
             to: (host, machine),
         };
         if accepts.is_closed() {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         self.state().connections.push(Connection {
-            machines: (machine, on),
+            machines: (machine, peer_machine),
             pipes,
             cut_after,
         });
@@ -382,7 +381,7 @@ fn machine_of(address: SocketAddr) -> Machine {
 
 impl State {
     fn path(&self, from: Machine, to: Machine) -> PathState {
-        if self.vanished.contains(&from) || self.vanished.contains(&to) {
+        if self.without_power.contains(&from) || self.without_power.contains(&to) {
             return PathState::Silent;
         }
         self.paths
@@ -396,7 +395,7 @@ impl State {
 
 impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dials").finish_non_exhaustive()
+        f.debug_struct("Connector").finish_non_exhaustive()
     }
 }
 
@@ -422,9 +421,9 @@ impl Listener for PeerListener {
 impl Drop for PeerListener {
     fn drop(&mut self) {
         let mut state = self.net.state();
-        if let Some(listening) = state.listeners.get_mut(&self.address) {
-            listening.retain(|it| it.host != self.host);
-            if listening.is_empty() {
+        if let Some(entries) = state.listeners.get_mut(&self.address) {
+            entries.retain(|listener| listener.host != self.host);
+            if entries.is_empty() {
                 state.listeners.remove(&self.address);
             }
         }
@@ -504,14 +503,14 @@ impl AsyncWrite for Socket {
         };
         let mut length = bytes.len();
         let is_cut = {
-            let mut left = self.cut_after.lock().unwrap();
-            match *left {
+            let mut remaining = self.cut_after.lock().unwrap();
+            match *remaining {
                 Some(after) if after < length => {
                     length = after;
                     true
                 }
                 Some(after) => {
-                    *left = Some(after - length);
+                    *remaining = Some(after - length);
                     false
                 }
                 None => false,
@@ -519,13 +518,13 @@ impl AsyncWrite for Socket {
         };
         if !is_reset {
             let (pipe, bytes) = (self.write.clone(), bytes[..length].to_vec());
-            let arrives = move || pipe.change(|pipe| pipe.buffer.extend_from_slice(&bytes));
-            self.net.send(self.from, self.to, &self.write, arrives);
+            let deliver = move || pipe.change(|pipe| pipe.buffer.extend_from_slice(&bytes));
+            self.net.send(self.from, self.to, &self.write, deliver);
         }
         if is_reset || is_cut {
             let pipes = [self.write.clone(), self.read.clone()];
-            let cuts = move || pipes.iter().for_each(|pipe| pipe.reset());
-            self.net.send(self.from, self.to, &self.write, cuts);
+            let reset = move || pipes.iter().for_each(|pipe| pipe.reset());
+            self.net.send(self.from, self.to, &self.write, reset);
         }
         Poll::Ready(Ok(bytes.len()))
     }
@@ -536,8 +535,8 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         let pipe = self.write.clone();
-        let ends = move || pipe.change(|pipe| pipe.has_ended = true);
-        self.net.send(self.from, self.to, &self.write, ends);
+        let end = move || pipe.change(|pipe| pipe.has_ended = true);
+        self.net.send(self.from, self.to, &self.write, end);
         Poll::Ready(Ok(()))
     }
 }
@@ -545,10 +544,10 @@ impl AsyncWrite for Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         let (read, write) = (self.read.clone(), self.write.clone());
-        let closes = move || {
+        let close = move || {
             write.change(|pipe| pipe.has_ended = true);
             read.change(|pipe| pipe.is_closed = true);
         };
-        self.net.send(self.from, self.to, &self.write, closes);
+        self.net.send(self.from, self.to, &self.write, close);
     }
 }

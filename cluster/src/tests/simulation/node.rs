@@ -67,7 +67,7 @@ impl Node {
         };
         let (ingress, arriving) = Ingress::new(id, environment.net.post.clone());
         let cluster = host.run(async {
-            let dials = Connector {
+            let connector = Connector {
                 net: environment.net.clone(),
                 host: id,
                 machine,
@@ -76,7 +76,7 @@ impl Node {
                 .directory
                 .behind(environment.directory_link.of_instance(id, machine));
             let secret = Secret::new("the secret of the simulation").unwrap();
-            let network = Network::Simulated(Box::new(dials));
+            let network = Network::Simulated(Box::new(connector));
             let cluster = join_over(
                 network,
                 me,
@@ -87,8 +87,8 @@ impl Node {
             );
             let app = app(&cluster, id, &environment.watcher);
             let listener = environment.net.listen(id, machine, address);
-            let (member, served) = (cluster.clone(), app.clone());
-            tokio::spawn(async move { member.serve_peers_on(listener, served).await });
+            let (member, peers_app) = (cluster.clone(), app.clone());
+            tokio::spawn(async move { member.serve_peers_on(listener, peers_app).await });
             tokio::spawn(ingress::serve(app, arriving));
             cluster
         });
@@ -103,14 +103,14 @@ impl Node {
     }
 
     /// Adds sessions that no client uses.
-    pub(super) fn add_sessions(&self, many: usize) {
+    pub(super) fn add_sessions(&self, count: usize) {
         let Some(cluster) = &self.cluster else {
             return;
         };
-        let inside = self.host.handle();
-        let _inside = inside.enter();
+        let runtime = self.host.handle();
+        let _entered = runtime.enter();
         let params: Arc<[u8]> = Arc::from(&b"{}"[..]);
-        for number in 0..many {
+        for number in 0..count {
             let id = format!("{number} of {}", self.host.id);
             let sessions = &cluster.router().sessions;
             sessions.on_opened(&id, false);

@@ -30,13 +30,13 @@ use crate::{
     ids::SessionHash,
 };
 
-/// When the first fault may begin: all instances are settled by then.
+/// When the first fault may begin: 9 s. Chosen because all instances are settled by then.
 const FAULTS_FROM: Ms = 9_000;
 
-/// When the last fault may begin.
+/// When the last fault may begin: 30 s.
 const FAULTS_TO: Ms = 30_000;
 
-/// How long after the faults the sessions are probed: a lease.
+/// How long after the faults the sessions are probed: 6 s, the time of a lease.
 const PROBED_AFTER: Ms = 6_000;
 
 /// How long after the faults a run ends. Some runs have the long time, which also covers the report of the last client that was turned
@@ -66,7 +66,7 @@ struct Run {
     post: Post,
     world: Host,
     nodes: Vec<Running>,
-    next: HostId,
+    next_host: HostId,
     balancer: Balancer,
     clients: Vec<Client>,
     plan: Plan,
@@ -82,7 +82,7 @@ struct Running {
     is_suspended: bool,
     /// Set once `leave` has returned.
     has_left: Arc<AtomicBool>,
-    leaves: bool,
+    is_leaving: bool,
 }
 
 /// Runs a seed.
@@ -130,7 +130,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         post,
         world,
         nodes: Vec::new(),
-        next: 1,
+        next_host: 1,
         balancer,
         clients,
         plan,
@@ -164,7 +164,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
     }
     run.until(end + settle_time);
     if watcher.failures().is_empty() {
-        run.settled(end);
+        run.check_settled(end);
     }
     let failures = watcher.failures();
     for mut running in run.nodes.drain(..) {
@@ -191,10 +191,15 @@ impl Run {
 
     fn step(&mut self, end: Ms) {
         let planned = self.plan.events.keys().next().map(|key| key.0);
-        let next = [Some(end), Some(self.now + LAG), self.post.next(), planned];
+        let next = [
+            Some(end),
+            Some(self.now + LAG),
+            self.post.next_due(),
+            planned,
+        ];
         let next = next.into_iter().flatten().min().unwrap_or(end);
         self.now = next.max(self.now + 1);
-        self.post.set(self.now);
+        self.post.set_now(self.now);
         while let Some(entry) = self.plan.events.first_entry()
             && entry.key().0 <= self.now
         {
@@ -202,7 +207,7 @@ impl Run {
             self.apply(event);
         }
         let mut woken = BTreeSet::new();
-        while let Some((host, action)) = self.post.take() {
+        while let Some((host, action)) = self.post.take_due() {
             if woken.insert(host) {
                 self.run_host(host, self.now - 1);
             }
@@ -221,13 +226,13 @@ impl Run {
         for panic in super::panics() {
             self.environment.watcher.fail(Check::Panic, panic);
         }
-        let left = self.nodes.iter();
-        let left = left.filter(|it| it.leaves && it.has_left.load(Ordering::Acquire));
-        let left: Vec<HostId> = left.map(|it| it.node.host.id).collect();
+        let nodes = self.nodes.iter();
+        let left = nodes.filter(|node| node.is_leaving && node.has_left.load(Ordering::Acquire));
+        let left: Vec<HostId> = left.map(|running| running.node.host.id).collect();
         for host in left {
             self.environment.watcher.has_left(host);
             let machine = self.exit(host);
-            self.at(1_000, Event::Start(machine));
+            self.schedule(1_000, Event::Start(machine));
         }
     }
 
@@ -236,20 +241,22 @@ impl Run {
             self.world.run_to(now);
         }
         let nodes = self.nodes.iter_mut();
-        let mut nodes = nodes.filter(|it| it.node.host.id == host && !it.is_suspended);
+        let mut nodes =
+            nodes.filter(|running| running.node.host.id == host && !running.is_suspended);
         if let Some(running) = nodes.next() {
             running.node.host.run_to(now);
         }
     }
 
-    fn at(&mut self, delay: Ms, event: Event) {
+    /// Adds an event `delay` from now.
+    fn schedule(&mut self, delay: Ms, event: Event) {
         let number = self.plan.events.len() + 1_000 + self.now as usize;
         self.plan.events.insert((self.now + delay, number), event);
     }
 
     fn start(&mut self, machine: Machine) {
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_host;
+        self.next_host += 1;
         self.environment.net.set_power_loss(machine, false);
         for other in 0..self.machines {
             self.environment.watcher.path_changed(machine, other, false);
@@ -262,27 +269,32 @@ impl Run {
             node,
             is_suspended: false,
             has_left: Arc::default(),
-            leaves: false,
+            is_leaving: false,
         });
     }
 
     /// Ends a process. Returns its machine.
     fn exit(&mut self, host: HostId) -> Machine {
         self.balancer.remove(host);
-        let at = self.nodes.iter().position(|it| it.node.host.id == host);
-        let mut running = self.nodes.remove(at.unwrap());
+        let mut nodes = self.nodes.iter();
+        let index = nodes.position(|running| running.node.host.id == host);
+        let mut running = self.nodes.remove(index.unwrap());
         self.environment.watcher.died(host);
         running.node.kill();
         running.node.machine
     }
 
-    fn on(&self, machine: Machine) -> Option<HostId> {
-        let mut on = self.nodes.iter().filter(|it| it.node.machine == machine);
-        on.next().map(|it| it.node.host.id)
+    /// Returns the oldest process of a machine.
+    fn host_on(&self, machine: Machine) -> Option<HostId> {
+        let mut nodes = self.nodes.iter();
+        let running = nodes.find(|running| running.node.machine == machine)?;
+        Some(running.node.host.id)
     }
 
     fn running(&mut self, host: HostId) -> Option<&mut Running> {
-        self.nodes.iter_mut().find(|it| it.node.host.id == host)
+        self.nodes
+            .iter_mut()
+            .find(|running| running.node.host.id == host)
     }
 
     fn apply(&mut self, event: Event) {
@@ -293,7 +305,7 @@ impl Run {
         }
         match event {
             Event::Kill(machine) => {
-                if let Some(host) = self.on(machine) {
+                if let Some(host) = self.host_on(machine) {
                     self.exit(host);
                 }
             }
@@ -302,18 +314,18 @@ impl Run {
                 for other in 0..self.machines {
                     watcher.path_changed(machine, other, true);
                 }
-                while let Some(host) = self.on(machine) {
+                while let Some(host) = self.host_on(machine) {
                     self.exit(host);
                 }
             }
             Event::Start(machine) => {
-                if self.on(machine).is_none() {
+                if self.host_on(machine).is_none() {
                     self.start(machine);
                 }
             }
             Event::StartBeside(machine) => self.start(machine),
             Event::Suspend(machine) => {
-                if let Some(host) = self.on(machine)
+                if let Some(host) = self.host_on(machine)
                     && let Some(running) = self.running(host)
                     && !running.is_suspended
                 {
@@ -330,13 +342,17 @@ impl Run {
                 watcher.path_changed(from, to, path != PathState::Up);
                 self.environment.net.set(from, to, path);
             }
-            Event::Cut { one, other, after } => {
-                watcher.path_changed(one, other, true);
-                watcher.path_changed(one, other, false);
+            Event::Cut {
+                first,
+                other,
+                after,
+            } => {
+                watcher.path_changed(first, other, true);
+                watcher.path_changed(first, other, false);
                 if after < 200 {
-                    self.environment.net.reset(one, other);
+                    self.environment.net.reset(first, other);
                 } else {
-                    self.environment.net.cut_after(one, other, after);
+                    self.environment.net.cut_after(first, other, after);
                 }
             }
             Event::Directory(link_state) => {
@@ -362,11 +378,11 @@ impl Run {
                 watcher.directory_lost("all");
             }
             Event::Evict(kind, pick) => {
-                if let Some(what) = self.environment.directory.memory.evict_any(kind, pick) {
+                if let Some(evicted) = self.environment.directory.memory.evict_any(kind, pick) {
                     match kind {
-                        Kind::Session => watcher.note(format!("evicted: {what}")),
-                        Kind::Lease => watcher.directory_lost(&what),
-                        Kind::Answer => watcher.evicted_answer(&what),
+                        Kind::Session => watcher.note(format!("evicted: {evicted}")),
+                        Kind::Lease => watcher.directory_lost(&evicted),
+                        Kind::Answer => watcher.evicted_answer(&evicted),
                     }
                 }
             }
@@ -375,7 +391,7 @@ impl Run {
                 self.environment.directory_link.set_no_memory(has_no_memory);
             }
             Event::CutClients(machine) => {
-                if let Some(host) = self.on(machine)
+                if let Some(host) = self.host_on(machine)
                     && let Some(running) = self.running(host)
                 {
                     running.node.ingress.cut();
@@ -390,23 +406,24 @@ impl Run {
                 }
             }
             Event::Prefer(machine) => {
-                let host = machine.and_then(|machine| self.on(machine));
+                let host = machine.and_then(|machine| self.host_on(machine));
                 self.balancer.prefer(host);
             }
             Event::Sessions(machine, count) => {
-                if let Some(host) = self.on(machine)
+                if let Some(host) = self.host_on(machine)
                     && let Some(running) = self.running(host)
                 {
                     running.node.add_sessions(count);
                 }
             }
             Event::MadeUp { machine, count } => {
-                if let Some(host) = self.on(machine)
+                if let Some(host) = self.host_on(machine)
                     && let Some(running) = self.running(host)
                 {
                     let ingress = running.node.ingress.clone();
                     let client = self.clients[0].clone();
-                    self.world.run(async { client.make_up(&ingress, count) });
+                    self.world
+                        .run(async { client.request_unknown_sessions(&ingress, count) });
                 }
             }
             Event::Burst {
@@ -423,7 +440,7 @@ impl Run {
                     && let Some(running) = self.running(owner)
                 {
                     let machine = running.node.machine;
-                    self.at(after, Event::Kill(machine));
+                    self.schedule(after, Event::Kill(machine));
                 }
             }
             Event::HalfBodies => {
@@ -455,18 +472,18 @@ impl Run {
     fn leave(&mut self, machine: Machine, detected_after: Ms) {
         let watcher = self.environment.watcher.clone();
         let (post, balancer) = (self.post.clone(), self.balancer.clone());
-        let Some(host) = self.on(machine) else {
+        let Some(host) = self.host_on(machine) else {
             return;
         };
-        let Some(running) = self.running(host).filter(|it| !it.leaves) else {
+        let Some(running) = self.running(host).filter(|running| !running.is_leaving) else {
             return;
         };
         let Some(cluster) = running.node.cluster.clone() else {
             return;
         };
-        running.leaves = true;
+        running.is_leaving = true;
         let has_left = running.has_left.clone();
-        watcher.leaves(host);
+        watcher.leaving(host);
         running.node.host.handle().spawn(async move {
             cluster.leave(Duration::from_millis(LEAVE_LIMIT)).await;
             has_left.store(true, Ordering::Release);
@@ -486,20 +503,24 @@ impl Run {
             for other in 0..self.machines {
                 self.environment.net.set(machine, other, PathState::Up);
             }
-            if self.on(machine).is_none() {
+            if self.host_on(machine).is_none() {
                 self.start(machine);
             }
         }
     }
 
-    fn settled(&mut self, faults_over: Ms) {
+    fn check_settled(&mut self, faults_over: Ms) {
         let watcher = &self.environment.watcher;
         let limit = GRACE + 10_000;
-        watcher.settled(faults_over, limit);
+        watcher.check_settled(faults_over, limit);
         let memory = &self.environment.directory.memory;
         let world = self.world.handle();
         let _world = world.enter();
-        let living: Vec<_> = self.nodes.iter().map(|it| it.node.incarnation).collect();
+        let living: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|running| running.node.incarnation)
+            .collect();
         for lease in memory.living() {
             if !living.contains(&lease) {
                 watcher.fail(
@@ -510,8 +531,8 @@ impl Run {
         }
         for session in watcher.deleted_sessions() {
             if memory.has_owner(SessionHash::of(&session)) {
-                let what = format!("{session} was deleted, but has an owner in the directory");
-                watcher.fail(Check::Directory, what);
+                let message = format!("{session} was deleted, but has an owner in the directory");
+                watcher.fail(Check::Directory, message);
             }
         }
     }
@@ -534,7 +555,11 @@ impl fmt::Display for Outcome {
         }
         writeln!(f, "seed {}: {:?}", self.seed, self.faults)?;
         for failure in &self.failures {
-            writeln!(f, "{:>7} {:?}: {}", failure.at, failure.check, failure.what)?;
+            writeln!(
+                f,
+                "{:>7} {:?}: {}",
+                failure.at, failure.check, failure.message
+            )?;
         }
         Ok(())
     }

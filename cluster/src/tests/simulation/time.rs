@@ -1,4 +1,4 @@
-//! Simulated time: one runtime for each process, all of which follow one clock.
+//! Simulated time. Each process has its own runtime, and all runtimes follow one clock.
 //!
 //! 1. Every instance has its own current-thread runtime with a paused clock, and all clients share one. Only [`Host::run_to`] polls a
 //!    runtime. A suspended process is therefore a runtime that is not polled. A killed one is a runtime that is dropped with its tasks.
@@ -57,7 +57,7 @@ pub(super) struct Post(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     now: Ms,
-    next: u64,
+    next_number: u64,
     due: BinaryHeap<Reverse<Item>>,
 }
 
@@ -98,8 +98,8 @@ impl Post {
 
     pub(super) fn at(&self, host: HostId, at: Ms, action: Action) {
         let mut state = self.state();
-        state.next += 1;
-        let number = state.next;
+        state.next_number += 1;
+        let number = state.next_number;
         state.due.push(Reverse(Item {
             at,
             number,
@@ -110,22 +110,22 @@ impl Post {
 
     /// Waits in a task of `host`.
     pub(super) async fn pause(&self, host: HostId, delay: Ms) {
-        let (over, is_over) = oneshot::channel::<()>();
-        self.after(host, delay, move || drop(over));
-        let _over = is_over.await;
+        let (end, ended) = oneshot::channel::<()>();
+        self.after(host, delay, move || drop(end));
+        let _ended = ended.await;
     }
 
     /// Returns when the next closure is due.
-    pub(super) fn next(&self) -> Option<Ms> {
+    pub(super) fn next_due(&self) -> Option<Ms> {
         self.state().due.peek().map(|item| item.0.at)
     }
 
-    pub(super) fn set(&self, now: Ms) {
+    pub(super) fn set_now(&self, now: Ms) {
         self.state().now = now;
     }
 
     /// Takes one closure that is due.
-    pub(super) fn take(&self) -> Option<(HostId, Action)> {
+    pub(super) fn take_due(&self) -> Option<(HostId, Action)> {
         let mut state = self.state();
         if state.due.peek()?.0.at > state.now {
             return None;
@@ -164,12 +164,12 @@ impl Ord for Item {
 impl Host {
     pub(super) fn new(id: HostId, now: Ms) -> Self {
         let idle = Arc::new(Mutex::new(None::<Waker>));
-        let parks = idle.clone();
+        let waker_of_idle = idle.clone();
         let runtime = Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .on_thread_park(move || {
-                let waker = parks.lock().unwrap().take();
+                let waker = waker_of_idle.lock().unwrap().take();
                 if let Some(waker) = waker {
                     waker.wake();
                 }

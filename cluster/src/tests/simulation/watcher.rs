@@ -1,4 +1,4 @@
-//! The watcher records every event of a run, and checks each event against the promises of the cluster.
+//! The watcher records every event of a run, and checks the event against the cluster's promises.
 //!
 //! | check | violated by |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
 //! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
 //! | [`Check::Answer`] (d) | a call that ended in time, whose client gets an error in place of the answer, or no reply |
-//! | [`Check::SentAnswer`] (d) | the same for a call whose client hung up while its answer was on the connection |
+//! | [`Check::SentAnswer`] (d) | the same for a call whose client disconnected while its answer was on the connection |
 //! | [`Check::Recovery`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
@@ -55,10 +55,10 @@ const MAX_LAPSE_DELAY: Ms = 8_000;
 const TURNED_AWAY: Ms = 50_000;
 
 /// Maximum time until a disconnect is detected: 200 ms.
-const HANG_UP: Ms = 200;
+const DISCONNECT_DETECTION: Ms = 200;
 
 /// Maximum duration of a write to a consistent directory: 1 s.
-const WRITTEN: Ms = 1_000;
+const WRITE_TIME: Ms = 1_000;
 
 /// A promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,7 +145,7 @@ pub(super) enum Unreachable {
 pub(super) struct Failure {
     pub(super) check: Check,
     pub(super) at: Ms,
-    pub(super) what: String,
+    pub(super) message: String,
 }
 
 /// The rejections of a client, by a call.
@@ -189,7 +189,7 @@ struct Process {
     /// When the process was suspended, and until when.
     stops: Vec<(Ms, Option<Ms>)>,
     /// When the process began to leave.
-    leaves: Option<Ms>,
+    leaving_since: Option<Ms>,
     /// `leave` returned before its limit.
     has_left_early: bool,
 }
@@ -247,14 +247,14 @@ impl Watcher {
         }
     }
 
-    pub(super) fn note(&self, what: impl Into<String>) {
+    pub(super) fn note(&self, message: impl Into<String>) {
         let now = self.post.now();
-        self.log().history.push((now, what.into()));
+        self.log().history.push((now, message.into()));
     }
 
-    pub(super) fn fail(&self, check: Check, what: impl Into<String>) {
+    pub(super) fn fail(&self, check: Check, message: impl Into<String>) {
         let at = self.post.now();
-        self.log().fail(check, at, what.into());
+        self.log().fail(check, at, message.into());
     }
 
     pub(super) fn failures(&self) -> Vec<Failure> {
@@ -277,7 +277,7 @@ impl Watcher {
             incarnation,
             state: State::Alive,
             stops: Vec::new(),
-            leaves: None,
+            leaving_since: None,
             has_left_early: false,
         };
         self.note(format!("instance {host} starts on machine {machine}"));
@@ -315,11 +315,12 @@ impl Watcher {
         }
     }
 
-    pub(super) fn leaves(&self, host: HostId) {
+    /// Records that an instance begins to shut down.
+    pub(super) fn leaving(&self, host: HostId) {
         let now = self.post.now();
         self.note(format!("instance {host} shuts down"));
         if let Some(process) = self.log().processes.get_mut(&host) {
-            process.leaves = Some(now);
+            process.leaving_since = Some(now);
         }
     }
 
@@ -328,37 +329,37 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("instance {host} has shut down"));
         if let Some(process) = self.log().processes.get_mut(&host) {
-            let limit = process.leaves.map(|at| at + LEAVE_LIMIT);
+            let limit = process.leaving_since.map(|at| at + LEAVE_LIMIT);
             process.has_left_early = limit.is_some_and(|limit| now < limit);
         }
     }
 
     /// Records that the directory is unreachable for a machine or for all machines, or reachable again.
-    pub(super) fn cut(&self, machine: Option<Machine>, lack: Unreachable, is_cut: bool) {
+    pub(super) fn cut(&self, machine: Option<Machine>, reason: Unreachable, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
         log.may_lapse(now);
         if is_cut {
-            log.cuts.push((machine, now, None, lack));
+            log.cuts.push((machine, now, None, reason));
         } else {
             let cut = log.cuts.iter_mut().rev();
-            let mut cut = cut.filter(|cut| (cut.0, cut.3) == (machine, lack) && cut.2.is_none());
+            let mut cut = cut.filter(|cut| (cut.0, cut.3) == (machine, reason) && cut.2.is_none());
             if let Some(cut) = cut.next() {
                 cut.2 = Some(now);
             }
         }
     }
 
-    pub(super) fn directory_lost(&self, what: &str) {
+    pub(super) fn directory_lost(&self, data: &str) {
         let now = self.post.now();
-        self.note(format!("the directory lost {what}"));
+        self.note(format!("the directory lost {data}"));
         self.log().losses.push(now);
     }
 
     /// Records that the directory lost an answer, which no instance detects.
-    pub(super) fn evicted_answer(&self, what: &str) {
+    pub(super) fn evicted_answer(&self, answer: &str) {
         let now = self.post.now();
-        self.note(format!("the directory lost {what}"));
+        self.note(format!("the directory lost {answer}"));
         self.log().evicted = Some(now);
     }
 
@@ -391,21 +392,22 @@ impl Watcher {
         self.note(format!("{label} begins on {host}"));
         let mut log = self.log();
         if let Some(session) = session
-            && let Some(why) = log.is_not_owner(host, session, now)
+            && let Some(why) = log.why_not_owner(host, session, now)
         {
-            let what = format!("{label} begins on {host}, {why}");
-            log.fail(Check::Owner, now, what);
+            let message = format!("{label} begins on {host}, {why}");
+            log.fail(Check::Owner, now, message);
         }
         let Some(call) = log.calls.get_mut(label) else {
             return;
         };
         if call.answer == Some(Answer::NotBegun) {
-            let what =
-                format!("{label} begins on {host}, and its client received that it does not");
-            log.fail(Check::StartedTwice, now, what);
+            let message = format!(
+                "{label} begins on {host}, although its client received the error that it does not"
+            );
+            log.fail(Check::StartedTwice, now, message);
         } else if let Some((before, _)) = call.begun.replace((host, now)) {
-            let what = format!("{label} begins on {host}, and has begun on {before}");
-            log.fail(Check::StartedTwice, now, what);
+            let message = format!("{label} begins on {host}, and has begun on {before}");
+            log.fail(Check::StartedTwice, now, message);
         }
     }
 
@@ -414,10 +416,10 @@ impl Watcher {
         self.note(format!("{label} is {end:?} on {host}"));
         let mut log = self.log();
         if end == End::Cancelled
-            && let Some((check, why)) = log.is_not_orphan(host, label, now)
+            && let Some((check, why)) = log.why_not_orphan(host, label, now)
         {
-            let what = format!("{label} is cancelled on {host}, {why}");
-            log.fail(check, now, what);
+            let message = format!("{label} is cancelled on {host}, {why}");
+            log.fail(check, now, message);
         }
         if let Some(call) = log.calls.get_mut(label)
             && call.ended.is_none()
@@ -492,7 +494,7 @@ impl Watcher {
         self.log().calls.insert(label.into(), call);
     }
 
-    pub(super) fn client(&self, label: &str, client: Client) {
+    pub(super) fn set_client(&self, label: &str, client: Client) {
         self.note(format!("the client of {label}: {client:?}"));
         if let Some(call) = self.log().calls.get_mut(label) {
             call.client = client;
@@ -526,15 +528,15 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("the client of {label} has {answer:?}"));
         let mut log = self.log();
-        if let Some(why) = log.is_not_true(label, &answer) {
-            let what = format!("the client of {label} has {answer:?}, {why}");
+        if let Some(why) = log.why_wrong(label, &answer) {
+            let message = format!("the client of {label} has {answer:?}, {why}");
             let was_sent = log.calls.get(label).is_some_and(|call| call.was_sent);
             let check = if was_sent {
                 Check::SentAnswer
             } else {
                 Check::Answer
             };
-            log.fail(check, now, what);
+            log.fail(check, now, message);
         }
         if let Some(call) = log.calls.get_mut(label) {
             call.client = Client::Done;
@@ -547,9 +549,9 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("404 for {} by {by}", short(session)));
         let mut log = self.log();
-        if let Some((check, why)) = log.is_known(session, now) {
-            let what = format!("404 for {} by {by}, {why}", short(session));
-            log.fail(check, now, what);
+        if let Some((check, why)) = log.why_known(session, now) {
+            let message = format!("404 for {} by {by}, {why}", short(session));
+            log.fail(check, now, message);
         }
         if let Some(session) = log.sessions.get_mut(session) {
             session.is_lost = true;
@@ -594,8 +596,8 @@ impl Watcher {
         })
     }
 
-    /// Checks what must hold once a run has settled. `faults_over` is when the faults ended.
-    pub(super) fn settled(&self, faults_over: Ms, limit: Ms) {
+    /// Checks what must hold once a run has settled. `faults_end` is when the faults ended.
+    pub(super) fn check_settled(&self, faults_end: Ms, limit: Ms) {
         let now = self.post.now();
         let mut log = self.log();
         let mut found = Vec::new();
@@ -605,26 +607,26 @@ impl Watcher {
             if let (Client::NeverResumes { since }, Some((host, _)), None) =
                 (call.client, call.begun, call.ended)
                 && log.is_alive(host)
-                && now.saturating_sub(since.max(faults_over)) > limit
+                && now.saturating_sub(since.max(faults_end)) > limit
                 && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
             {
-                let what =
+                let message =
                     format!("{label} still runs on {host}, its client disconnected at {since}");
-                found.push((Check::Orphan, what));
+                found.push((Check::Orphan, message));
             }
             if let (
                 Client::Resuming { since, .. } | Client::Attached { since, .. },
                 Some((End::Done, at)),
             ) = (call.client, call.ended)
                 && !has_ended
-                && now.saturating_sub(since.max(at).max(faults_over)) > limit
+                && now.saturating_sub(since.max(at).max(faults_end)) > limit
             {
-                let what = format!("the client of {label} does not get the answer of {at}");
-                found.push((Check::Answer, what));
+                let message = format!("the client of {label} does not get the answer of {at}");
+                found.push((Check::Answer, message));
             }
         }
-        for (check, what) in found {
-            log.fail(check, now, what);
+        for (check, message) in found {
+            log.fail(check, now, message);
         }
     }
 
@@ -634,14 +636,15 @@ impl Watcher {
         let last = log.losses.iter().max().copied().unwrap_or(0);
         // The instance that confirmed the deletion is one of those that have served the session. It must have lived until the directory
         // had the deletion, and have had its lease.
-        let is_known = |host: HostId, at| match log.processes.get(&host)?.state {
+        let is_stored = |host: HostId, at| match log.processes.get(&host)?.state {
             // It died before the client sent the DELETE.
             State::Dead { at: died } if died + DELETE_TIME < at => Some(true),
-            State::Dead { at: died } => Some(log.was_consistent(host, at, died) >= WRITTEN),
+            State::Dead { at: died } => Some(log.was_consistent(host, at, died) >= WRITE_TIME),
             State::Alive | State::Suspended => Some(!log.may_have_lost(host, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, hosts, at)| {
-            *at > last + 2 * WRITTEN && hosts.iter().all(|host| is_known(*host, *at) == Some(true))
+            *at > last + 2 * WRITE_TIME
+                && hosts.iter().all(|host| is_stored(*host, *at) == Some(true))
         });
         deleted.map(|(session, ..)| session.clone()).collect()
     }
@@ -654,16 +657,16 @@ impl Watcher {
 // === impl Log ===
 
 impl Log {
-    fn fail(&mut self, check: Check, at: Ms, what: String) {
-        self.history.push((at, format!("!!! {check:?}: {what}")));
+    fn fail(&mut self, check: Check, at: Ms, message: String) {
+        self.history.push((at, format!("!!! {check:?}: {message}")));
         if self.checks.contains(&check) {
-            self.failures.push(Failure { check, at, what });
+            self.failures.push(Failure { check, at, message });
         }
     }
 
     fn is_alive(&self, host: HostId) -> bool {
         let process = self.processes.get(&host);
-        process.is_some_and(|it| it.state == State::Alive)
+        process.is_some_and(|process| process.state == State::Alive)
     }
 
     fn machine(&self, host: HostId) -> Option<Machine> {
@@ -679,15 +682,15 @@ impl Log {
         let machine = Some(process.machine);
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
-        let mut all: Vec<(Ms, Ms)> = stops
+        let mut absences: Vec<(Ms, Ms)> = stops
             .chain(cuts.map(|(_, since, until, _)| (*since, *until)))
             .map(|(since, until)| (since, until.unwrap_or(now)))
             .filter(|(_, until)| *until >= from)
             .collect();
-        all.sort_unstable();
+        absences.sort_unstable();
         let mut longest = 0;
         let mut last: Option<(Ms, Ms)> = None;
-        for (since, until) in all {
+        for (since, until) in absences {
             // Two absences that are at most a second apart count as one.
             last = match last {
                 Some((first, end)) if since <= end + 1_000 => Some((first, end.max(until))),
@@ -706,8 +709,8 @@ impl Log {
     }
 
     /// Returns `true` if another instance served a session last, or owns it in the directory.
-    fn is_anothers(&self, session: &str, host: HostId) -> bool {
-        let served = self.last_served(session).map(|it| it.0);
+    fn has_other_owner(&self, session: &str, host: HostId) -> bool {
+        let served = self.last_served(session).map(|served| served.0);
         let owners = [served, self.recorded_owner(session)];
         owners.into_iter().flatten().any(|owner| owner != host)
     }
@@ -739,11 +742,12 @@ impl Log {
             let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
             stops.any(|(from, until)| {
-                *from <= since + HANG_UP && until.is_none_or(|until| until + HANG_UP > now)
+                *from <= since + DISCONNECT_DETECTION
+                    && until.is_none_or(|until| until + DISCONNECT_DETECTION > now)
             })
         };
         let is_late = |by| was_suspended(by) || self.is_disturbed(by, host, now);
-        since + HANG_UP > now || was_suspended(host) || call.by.is_some_and(is_late)
+        since + DISCONNECT_DETECTION > now || was_suspended(host) || call.by.is_some_and(is_late)
     }
 
     fn last_served(&self, session: &str) -> Option<(HostId, Ms)> {
@@ -751,7 +755,7 @@ impl Log {
     }
 
     /// Returns why an instance does not own a session. Returns `None` if it may own the session.
-    fn is_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
+    fn why_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
         if owner == host || !self.is_alive(owner) {
             return None;
@@ -779,16 +783,16 @@ impl Log {
     }
 
     /// Returns why a call must not be cancelled. Returns `None` if it may be.
-    fn is_not_orphan(&self, host: HostId, label: &str, now: Ms) -> Option<(Check, String)> {
+    fn why_not_orphan(&self, host: HostId, label: &str, now: Ms) -> Option<(Check, String)> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
         let process = self.processes.get(&host)?;
-        let is_expected = session.is_deleted || session.is_lost || process.leaves.is_some();
+        let is_expected = session.is_deleted || session.is_lost || process.leaving_since.is_some();
         if is_expected || !matches!(process.state, State::Alive) {
             return None;
         }
         let begun = call.begun.map_or(now, |(_, at)| at);
-        if self.is_anothers(&call.session, host) && self.may_have_lost(host, begun, now) {
+        if self.has_other_owner(&call.session, host) && self.may_have_lost(host, begun, now) {
             return None;
         }
         match call.client {
@@ -836,7 +840,7 @@ impl Log {
     }
 
     /// Returns why an answer is wrong. Returns `None` if it is not.
-    fn is_not_true(&self, label: &str, answer: &Answer) -> Option<String> {
+    fn why_wrong(&self, label: &str, answer: &Answer) -> Option<String> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
         if session.is_deleted || session.is_lost {
@@ -854,7 +858,7 @@ impl Log {
                 let (host, _) = call.begun?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let served = self.last_served(&call.session);
-                let is_here = served.is_none_or(|it| it.0 == host);
+                let is_here = served.is_none_or(|served| served.0 == host);
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
                     State::Alive | State::Suspended if is_here => {
@@ -867,15 +871,15 @@ impl Log {
                 let has_left_early = self.processes.get(&host)?.has_left_early
                     && self.losses.iter().all(|loss| *loss < at);
                 let had_time =
-                    died >= at + WRITTEN && self.was_consistent(host, at, died) >= WRITTEN;
+                    died >= at + WRITE_TIME && self.was_consistent(host, at, died) >= WRITE_TIME;
                 let is_written = !is_evicted && (has_left_early || had_time);
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Lost, None) => {
                 let (host, begun) = call.begun?;
                 let now = self.history.last().map_or(0, |line| line.0);
-                let is_lost =
-                    self.is_anothers(&call.session, host) && self.may_have_lost(host, begun, now);
+                let is_lost = self.has_other_owner(&call.session, host)
+                    && self.may_have_lost(host, begun, now);
                 (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
             (Answer::Lost, Some(_)) => None,
@@ -885,8 +889,8 @@ impl Log {
     /// Returns `true` if the limit of a `leave` may have cancelled a call at the time of its end.
     fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
         let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
-        let leaves = process.and_then(|process| process.leaves);
-        leaves.is_some_and(|at| ended >= at + LEAVE_LIMIT)
+        let leaving_since = process.and_then(|process| process.leaving_since);
+        leaving_since.is_some_and(|at| ended >= at + LEAVE_LIMIT)
     }
 
     /// Records that the lease of an instance may lapse, because it died or stalled, or does not reach the directory.
@@ -913,7 +917,7 @@ impl Log {
     }
 
     /// Returns why a session must be known. Returns `None` if a 404 is permitted.
-    fn is_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
+    fn why_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
         let known = self.sessions.get(session)?;
         if known.is_deleted {
             return None;
@@ -921,7 +925,7 @@ impl Log {
         let (owner, since) = *known.served.last()?;
         let process = self.processes.get(&owner)?;
         match process.state {
-            State::Alive if process.leaves.is_none() => {
+            State::Alive if process.leaving_since.is_none() => {
                 let is_lost =
                     self.longest_absence(owner, now.saturating_sub(PROOF_AFTER_OUTAGE), now);
                 (is_lost < LEASE_AT_RISK).then(|| {

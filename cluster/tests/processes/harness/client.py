@@ -100,8 +100,8 @@ class Session:
         headers = {"accept": "application/json, text/event-stream", "content-type": "application/json", **dict(more)}
         return headers if self.id is None else {**headers, "mcp-session-id": self.id}
 
-    def number(self):
-        """The id of the next request. Every third id is a string."""
+    def next_id(self):
+        """Returns the id of the next request. Every third id is a string."""
         self._next += 1
         return f"n {self._next}" if self._next % 3 == 0 else self._next
 
@@ -123,7 +123,7 @@ class Call:
         Call.count += 1
         self.session = session
         self.tag = f"{scenario}/{story}/{Call.count}"
-        self.id = session.number()
+        self.id = session.next_id()
         self._size, self._events = size, events
         self._params = {
             "name": tool, "_meta": {"progressToken": f"progress of {self.tag}"},
@@ -142,7 +142,7 @@ class Call:
     async def ask(self, endpoint, until_started=True, until=None):
         """Calls the tool. With `until_started`, returns when the client has all events except the answer.
 
-        The second half of its first request is sent when `until` is set."""
+        The second half of the first request is sent when `until` is set."""
         self._note_asked(endpoint)
         for _ in range(int(TIMEOUT / RETRY_DELAY)):
             try:
@@ -210,15 +210,15 @@ class Call:
         """Waits for the answer or an error. If the stream ends before, the client resumes."""
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or not (await self._reads(left) or await self._resume_again(endpoint, left)):
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0 or not (await self._wait_on_stream(remaining) or await self._resume_again(endpoint, remaining)):
                 self._note("gave up")
                 break
         self.close()
         return self
 
-    async def _reads(self, limit):
-        """Returns whether the stream delivered the answer, or still may."""
+    async def _wait_on_stream(self, limit):
+        """Waits for the answer on the current stream. Returns whether the stream delivered the answer, or still may."""
         if self._pump is None or self._pump.done():
             return False
         over = asyncio.ensure_future(self._over.wait())

@@ -53,7 +53,7 @@ class Facts:
 
 
 def read(folder):
-    """All facts, sorted by time."""
+    """Returns all facts, sorted by time."""
     facts = []
     for path in folder.glob("*.jsonl"):
         with open(path) as file:

@@ -47,7 +47,7 @@ class Network:
         subprocess.run([*inside, *command.split()], check=True, capture_output=True, timeout=10)
 
 
-def works():
+def has_namespaces():
     """Returns whether this machine allows namespaces."""
     trial = "ip link add a-b type veth peer name b-a && ip link set a-b up && tc qdisc replace dev a-b root pfifo limit 0"
     try:

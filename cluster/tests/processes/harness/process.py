@@ -17,7 +17,7 @@ class Process:
         self.name = name
         self.facts = facts
         self.work = work
-        # A command that starts it elsewhere, for example in its own network.
+        # A command that starts the process elsewhere, for example in its own network.
         self._inside = list(inside)
         self._process = None
         self._lines = None
@@ -36,11 +36,11 @@ class Process:
         return self._process.pid
 
     @property
-    def runs(self):
+    def is_running(self):
         return self._process is not None and self._process.returncode is None
 
     async def kill(self):
-        if self.runs:
+        if self.is_running:
             self.facts.note("killed", process=self.name)
             self._process.kill()
         await self.ended()
@@ -50,7 +50,7 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self, limit=TIMEOUT):
-        """Waits for its end. Kills it after `limit`."""
+        """Waits until the process has ended. Kills the process after `limit`."""
         if self._process is None:
             return
         try:
@@ -60,12 +60,12 @@ class Process:
             self._process.kill()
             await self._process.wait()
         if self._lines:
-            # The lines that it wrote before its end.
+            # Waits for the lines that the process wrote before its end.
             await self._lines
             self._lines = None
 
     def write(self, line):
-        if self.runs:
+        if self.is_running:
             self._process.stdin.write(line.encode() + b"\n")
 
     async def _read(self, stdout, take):
@@ -97,13 +97,13 @@ class Node(Process):
         await self.ready()
 
     async def leave(self):
-        if self.runs:
+        if self.is_running:
             self.signal(signal.SIGTERM)
         await self.ended()
 
     @property
     def peers_at(self):
-        """The address of its listener for peers."""
+        """The address of the instance's listener for peers."""
         host, _, port = self.peers.rpartition(":")
         return host, int(port)
 
@@ -140,7 +140,7 @@ class Redis(Process):
 
     async def ask(self, line, limit=5.0):
         """Returns the response to a command of one line, or `None` if there is none."""
-        async def asked():
+        async def query():
             reader, writer = await asyncio.open_connection(self.host, self.port)
             try:
                 writer.write(line.encode() + b"\r\n")
@@ -148,7 +148,7 @@ class Redis(Process):
             finally:
                 writer.close()
         try:
-            return await asyncio.wait_for(asked(), limit)
+            return await asyncio.wait_for(query(), limit)
         except (OSError, asyncio.TimeoutError):
             return None
 

@@ -12,7 +12,7 @@ LOST_CALL = -32603
 AT_ONCE = 1.0
 LEASE = 6.0
 HEARTBEAT_INTERVAL = 2.0
-# Maximum pause of a request body that is relayed or restores its session, plus the time to notice it.
+# Maximum pause of a request body that is relayed or restores its session, plus the time to detect it.
 BODY_IDLE = 30.0
 BODY_IDLE_DETECTION = 3.0
 
@@ -36,16 +36,16 @@ class Outages:
     """The times without the directory."""
 
     def __init__(self, facts):
-        self._all = []
+        self._intervals = []
         for fact in facts:
             if fact.get("what") == "redis" and fact["event"] == "outage":
-                self._all.append([fact["at"], float("inf")])
-            elif fact.get("what") == "redis" and fact["event"] == "recovered" and self._all:
-                self._all[-1][1] = fact["at"]
+                self._intervals.append([fact["at"], float("inf")])
+            elif fact.get("what") == "redis" and fact["event"] == "recovered" and self._intervals:
+                self._intervals[-1][1] = fact["at"]
 
     def at(self, since, until):
         """Returns the outages within an interval."""
-        return [(begin, end) for begin, end in self._all if begin <= until and end >= since]
+        return [(begin, end) for begin, end in self._intervals if begin <= until and end >= since]
 
 
 class Call:
@@ -53,26 +53,26 @@ class Call:
 
     def __init__(self, facts):
         self.facts = facts
-        asked = self.one("asked")
+        asked = self.first_fact("asked")
         self.scenario, self.story, self.events = asked["scenario"], asked["story"], asked["events"]
         # Only the SDK has its session and request ids.
-        known = asked if asked["session"] else self.one("started") or asked
+        known = asked if asked["session"] else self.first_fact("started") or asked
         self.tag, self.session, self.id = asked["tag"], known["session"], known["id"]
         self.cuts, self.sdk = asked.get("cuts", 0), asked.get("sdk")
 
-    def all(self, event):
+    def facts_of(self, event):
         return [fact for fact in self.facts if fact["event"] == event]
 
-    def one(self, event):
-        return next(iter(self.all(event)), None)
+    def first_fact(self, event):
+        return next(iter(self.facts_of(event)), None)
 
     def at(self, event):
-        found = self.one(event)
+        found = self.first_fact(event)
         return found and found["at"]
 
     @property
     def ended(self):
-        return self.one("ended")
+        return self.first_fact("ended")
 
     @property
     def cancelled_at(self):
@@ -80,7 +80,7 @@ class Call:
 
     @property
     def left_at(self):
-        cuts = self.all("cut")
+        cuts = self.facts_of("cut")
         return cuts[-1]["at"] if cuts else None
 
 
@@ -100,11 +100,11 @@ class Judge:
         self.reasons = {(fact["session"], fact["id"].strip('"')): fact["outcome"] for fact in facts if fact["event"] == "outcome"}
 
     def judge(self, call):
-        if len(call.all("started")) > 1:
+        if len(call.facts_of("started")) > 1:
             self._fault("ran twice", call)
-        for _ in call.all("crossed"):
+        for _ in call.facts_of("crossed"):
             self._fault("crossed", call)
-        if any(fact["status"] in (404, 400, 403, 421) for fact in call.all("refused")):
+        if any(fact["status"] in (404, 400, 403, 421) for fact in call.facts_of("refused")):
             self._fault("living session not found", call)
         getattr(self, f"_{call.story.replace('-', '_')}")(call)
 
@@ -120,7 +120,7 @@ class Judge:
             # The machine is too busy for a result.
             return self._fault("disconnected for longer than the grace", call)
         self._resumes(call)
-        resumed = len(call.all("resumed"))
+        resumed = len(call.facts_of("resumed"))
         if resumed < call.cuts:
             self._fault(f"not resumed: {resumed} times of {call.cuts}", call)
         deleted, closed = call.at("deleted"), self._closed.get(call.session)
@@ -133,15 +133,15 @@ class Judge:
     def _stay(self, call):
         """The client stayed connected."""
         self._resumes(call)
-        if call.one("cut off"):
+        if call.first_fact("cut off"):
             self._fault("attached call cut off", call)
-        if call.ended and call.one("answered"):
+        if call.ended and call.first_fact("answered"):
             late = call.at("answered") - call.ended["at"]
             self._late("answer", late, AT_ONCE, call)
 
     def _abandoned(self, call):
         """The client disconnected for good."""
-        if not call.one("started") or call.left_at is None:
+        if not call.first_fact("started") or call.left_at is None:
             return self._fault("never began", call)
         due = call.left_at + self.limits.grace
         limit, what = due + self.limits.orphan, "orphan"
@@ -164,30 +164,30 @@ class Judge:
 
     def _lost(self, call):
         """The owner was killed."""
-        failed = call.one("failed")
-        if call.one("answered") or not failed or failed["code"] != LOST_CALL:
+        failed = call.first_fact("failed")
+        if call.first_fact("answered") or not failed or failed["code"] != LOST_CALL:
             return self._fault("no error of a lost call", call)
         self._late("error", failed["at"] - call.at("resuming"), self.limits.error, call)
 
     def _given_up(self, call):
         """The owner was stopped, and another instance has claimed the session."""
-        if call.one("answered") or not call.one("failed"):
+        if call.first_fact("answered") or not call.first_fact("failed"):
             return self._fault("no error of a lost call", call)
 
     def _either(self, call):
         """The owner was stopped, and another instance may have claimed the session."""
-        return self._answered(call) if call.one("answered") else self._given_up(call)
+        return self._answered(call) if call.first_fact("answered") else self._given_up(call)
 
     def _ended_by_client(self, call):
         """The client cancelled the call, or deleted its session, at another instance."""
-        sent = call.one("sent")
+        sent = call.first_fact("sent")
         if not call.cancelled_at or not sent:
             return self._fault("missed cancel", call)
         self._late(sent["what"], call.cancelled_at - sent["at"], self.limits.effect, call)
 
     def _question(self, call):
         """The client answered the tool's request at another instance."""
-        received, sent = call.one("received"), call.one("sent")
+        received, sent = call.first_fact("received"), call.first_fact("sent")
         if not received or not sent or received["word"] != f"word of {call.tag}":
             return self._fault("answer not received", call)
         self._late(sent["what"], received["at"] - sent["at"], self.limits.effect, call)
@@ -195,25 +195,25 @@ class Judge:
 
     def _half(self, call):
         """The client sent half of the call, and stayed connected until that was answered, or until it was cut off."""
-        if call.one("started"):
+        if call.first_fact("started"):
             self._fault("began with half a body", call)
-        if call.one("refused") and not call.one("cut"):
+        if call.first_fact("refused") and not call.first_fact("cut"):
             idle = call.at("refused") - call.at("asked")
             self._late("half a body", idle, BODY_IDLE + BODY_IDLE_DETECTION, call)
-        elif not call.one("cut"):
+        elif not call.first_fact("cut"):
             self._fault("half a body without an end", call)
 
     def _was_slow(self, call):
         """Returns whether the client had not tried to resume before its grace ended."""
         if not call.cancelled_at:
             return False
-        cut = max((fact["at"] for fact in call.all("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
-        tries = [*call.all("resuming"), *call.all("resumed")]
+        cut = max((fact["at"] for fact in call.facts_of("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
+        tries = [*call.facts_of("resuming"), *call.facts_of("resumed")]
         tried = any(cut < fact["at"] < call.cancelled_at for fact in tries)
         return not tried and call.cancelled_at - cut > self.limits.grace - EARLY
 
     def _answered(self, call):
-        answered = call.one("answered")
+        answered = call.first_fact("answered")
         if not answered:
             return self._fault("lost answer", call)
         if not answered["right"]:
@@ -338,7 +338,7 @@ def _print(plans, calls, worst, facts):
                 seconds.sort()
                 print(f"    {what}: {len(seconds)} times, median {1000 * seconds[len(seconds) // 2]:.0f} ms, worst {1000 * seconds[-1]:.0f} ms")
         refused = Counter(
-            fact["status"] for call in calls if call.scenario == scenario for fact in call.all("refused")
+            fact["status"] for call in calls if call.scenario == scenario for fact in call.facts_of("refused")
         )
         if refused:
             print(f"    refused: {', '.join(f'{number} times {status}' for status, number in sorted(refused.items()))}")

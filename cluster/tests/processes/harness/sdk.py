@@ -14,7 +14,7 @@ from .world import GRACE
 SDKS = ["ts1", "ts2", "py1"]
 # Time in seconds after which a client abandons its call.
 TIMEOUT = 10.0
-# Maximum time until its last event.
+# Maximum time in seconds until the last event of a call.
 EVENT_TIMEOUT = 10.0
 
 
@@ -105,19 +105,19 @@ class SdkCall(Call):
             self._note("failed", code=None, text=event["error"])
 
     def _on_fact(self, fact):
-        """A fact of an instance."""
+        """Forwards a fact of an instance as an event of the call."""
         ends = {"completed": "finished", "cancelled": "cancelled", "dropped": "cancelled"}
         self.on_event({**fact, "event": ends.get(fact.get("how"), fact["event"])})
 
     def _exchange_of(self, how):
-        is_own = {
+        is_of_end = {
             "cancel": lambda exchange: exchange.rpc == "notifications/cancelled",
             "delete": lambda exchange: exchange.method == "DELETE",
         }[how]
-        return next((exchange for exchange in self.proxy.exchanges if is_own(exchange) and exchange.status), None)
+        return next((exchange for exchange in self.proxy.exchanges if is_of_end(exchange) and exchange.status), None)
 
     def _record_exchanges(self):
-        """Records the exchanges of its proxy, once."""
+        """Records the exchanges of the call's proxy, once."""
         if self._is_recorded:
             return
         self._is_recorded = True
@@ -133,5 +133,5 @@ class SdkCall(Call):
 
 
 def program(world, client, calls, name):
-    """The process of these calls' client."""
+    """Returns the process of the client of these calls."""
     return ClientProgram(client, calls, world.work / f"{name}.log", {})

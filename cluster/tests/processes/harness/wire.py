@@ -52,7 +52,7 @@ class Response:
         return self
 
     async def events(self):
-        """(id, data) of each event."""
+        """Yields the id and the data of each event."""
         event_id, data, rest = None, [], b""
         async for piece in self._pieces():
             *lines, rest = (rest + piece).split(b"\n")

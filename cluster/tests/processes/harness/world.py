@@ -75,7 +75,7 @@ class World:
         return next(node for node in self.nodes if node.name == name)
 
     def turn(self, number):
-        """The instances, starting with a different one for each number."""
+        """Returns the instances, starting with a different one for each number."""
         start = number % len(self.nodes)
         return self.nodes[start:] + self.nodes[:start]
 
@@ -99,8 +99,8 @@ class World:
         """Returns when these calls have ended, or after `limit`."""
         await asyncio.gather(*(self.facts.until("ended", call.tag, limit) for call in calls))
 
-    async def released(self, call, limit=20.0):
-        """Releases the call, and returns when it has answered."""
+    async def release_until_ended(self, call, limit=20.0):
+        """Releases the call, and returns when it has ended."""
         await self.release(call, limit)
         await self.facts.until("ended", call.tag, limit)
 
@@ -137,8 +137,8 @@ def options_of(url, fault):
     return options + (["--fault", fault] if fault else [])
 
 
-async def answers(endpoint, method, headers, body=b""):
-    """The status and the text of an answer, whatever it is. 0 for none."""
+async def fetch(endpoint, method, headers, body=b""):
+    """Returns the status, the headers and the text of a response. The status is 0 if there is none."""
     try:
         response = await (await Response.open(endpoint, method, headers, body)).head()
         return response.status, response.headers, await response.text()

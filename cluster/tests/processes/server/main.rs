@@ -72,8 +72,8 @@ async fn serve() -> Result<(), Failure> {
     let public = public.tap_io(|stream| {
         let _best_effort = stream.set_nodelay(true);
     });
-    let own = options.peers.to_string();
-    let advertised = options.advertise.as_ref().unwrap_or(&own);
+    let peers_address = options.peers.to_string();
+    let advertised = options.advertise.as_ref().unwrap_or(&peers_address);
     let member = Cluster::redis(&options.redis).advertise(advertised);
     let mut member = member.client_backoff(options.backoff);
     if let Some(secret) = &options.secret {
@@ -85,20 +85,20 @@ async fn serve() -> Result<(), Failure> {
     let app = app(&cluster, layer, tools.clone(), &options);
 
     // A thread, because a blocked read of stdin would delay the end of a runtime.
-    std::thread::spawn(move || releases(&tools));
+    std::thread::spawn(move || read_releases(&tools));
     let mut terminated = signal(SignalKind::terminate())?;
     record(
         "ready",
         json!({ "public": public.local_addr()?.to_string() }),
     );
-    let (begin, begun) = oneshot::channel::<()>();
+    let (begin_shutdown, shutdown_begun) = oneshot::channel::<()>();
     let served = axum::serve(public, app.clone()).with_graceful_shutdown(async {
-        begun.await.ok();
+        shutdown_begun.await.ok();
     });
     let ending = async {
         terminated.recv().await;
         record("ending", json!({}));
-        begin.send(()).ok();
+        begin_shutdown.send(()).ok();
         let cancelled = cluster.leave(options.drain).await;
         record("left", json!({ "cancelled": cancelled }));
     };
@@ -177,7 +177,7 @@ fn app(
 }
 
 /// Releases the calls whose tags are read from stdin.
-fn releases(tools: &Tools) {
+fn read_releases(tools: &Tools) {
     for tag in stdin().lines().map_while(Result::ok) {
         tools.release(&tag);
     }

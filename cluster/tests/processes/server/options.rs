@@ -8,7 +8,7 @@ pub(crate) struct Options {
     pub(crate) name: String,
     pub(crate) public: SocketAddr,
     pub(crate) peers: SocketAddr,
-    /// The address of that listener for the other instances. `None` for its own address.
+    /// The address at which the other instances reach `peers`. `None` for `peers` itself.
     pub(crate) advertise: Option<String>,
     pub(crate) redis: String,
     pub(crate) grace: Duration,
@@ -23,12 +23,14 @@ pub(crate) struct Options {
 // === impl Options ===
 
 impl Options {
-    pub(crate) fn read(mut words: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    pub(crate) fn read(
+        mut arguments: impl Iterator<Item = String>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let unset = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut options = Self {
             name: String::new(),
-            public: nowhere,
-            peers: nowhere,
+            public: unset,
+            peers: unset,
             advertise: None,
             redis: String::new(),
             grace: Duration::from_secs(2),
@@ -37,8 +39,8 @@ impl Options {
             backoff: Duration::from_secs(40),
             fault: None,
         };
-        while let Some(option) = words.next() {
-            let value = words.next().ok_or("an option without a value")?;
+        while let Some(option) = arguments.next() {
+            let value = arguments.next().ok_or("an option without a value")?;
             match &*option {
                 "--name" => options.name = value,
                 "--public" => options.public = value.parse()?,

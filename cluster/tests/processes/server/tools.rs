@@ -31,7 +31,7 @@ const DEFAULT_SECONDS: f64 = 120.0;
 #[derive(Clone)]
 pub(crate) struct Tools {
     name: Arc<str>,
-    held: Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>,
+    waiting: Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>,
 }
 
 /// A handler at work. Reports on drop that it was dropped before its end.
@@ -46,14 +46,14 @@ impl Tools {
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.into(),
-            held: Arc::default(),
+            waiting: Arc::default(),
         }
     }
 
     /// Lets the call with this tag answer.
     pub(crate) fn release(&self, tag: &str) {
-        let held = self.held().remove(tag);
-        let was_waiting = held.is_some_and(|held| held.send(()).is_ok());
+        let sender = self.waiting().remove(tag);
+        let was_waiting = sender.is_some_and(|sender| sender.send(()).is_ok());
         record(
             "released",
             json!({ "tag": tag, "was_waiting": was_waiting }),
@@ -68,7 +68,7 @@ impl Tools {
         let number = |name: &str| arguments.get(name).and_then(Value::as_f64);
         let tag = text(arguments, "tag");
         let (release, released) = oneshot::channel();
-        self.held().insert(tag.clone(), release);
+        self.waiting().insert(tag.clone(), release);
         let working = Working::begin(tag.clone(), context);
         if let Some(token) = context.meta.get_progress_token() {
             for event in 1..=number("events").unwrap_or_default() as u32 {
@@ -82,14 +82,14 @@ impl Tools {
         tokio::select! {
             biased;
             () = context.ct.cancelled() => {
-                self.held().remove(&tag);
+                self.waiting().remove(&tag);
                 working.end("cancelled");
                 return Err(ErrorData::new(ErrorCode(-32_099), format!("cancelled: {tag}"), None));
             }
             _ = released => {}
             () = sleep(time) => {}
         }
-        self.held().remove(&tag);
+        self.waiting().remove(&tag);
         working.end("completed");
         let bytes = number("bytes").unwrap_or_default() as usize;
         Ok(text_result(format!("{tag:.<bytes$}")))
@@ -121,8 +121,8 @@ impl Tools {
         Ok(text_result(reply))
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<String, oneshot::Sender<()>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, HashMap<String, oneshot::Sender<()>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,10 +13,10 @@ impl Ring {
     /// Returns `false` if the reader still has to take earlier events. `lost` is the error for a reader that misses the
     /// event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
-        let reader = self.reader.as_mut().filter(|_| !self.ended);
+        let reader = self.reader.as_mut().filter(|_| !self.has_ended);
         let Some(reader) = reader else {
             self.bypass = Bypass::Aborted;
-            if !self.ended {
+            if !self.has_ended {
                 self.skip();
             }
             return true;
@@ -33,8 +33,8 @@ impl Ring {
 
     /// Adds a piece of the bypassing event. The reader must have taken the previous piece.
     pub(in crate::event_store) fn set_bypass_piece(&mut self, piece: Bytes) {
-        if let Bypass::Piece(place) = &mut self.bypass {
-            *place = Some(piece);
+        if let Bypass::Piece(current) = &mut self.bypass {
+            *current = Some(piece);
         }
     }
 
@@ -68,12 +68,12 @@ impl Ring {
 
     /// Adds the error for a reader that missed a bypassing event, unless the ring has an answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {
-        let is_here = |seq| {
+        let is_in_ring = |seq| {
             self.events
                 .binary_search_by_key(&seq, |entry| entry.seq)
                 .is_ok()
         };
-        if !self.ended || self.answer.is_some_and(is_here) {
+        if !self.has_ended || self.answer.is_some_and(is_in_ring) {
             return;
         }
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);

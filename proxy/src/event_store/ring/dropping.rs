@@ -6,7 +6,8 @@ use crate::event_store::event::Weight;
 // === impl Ring ===
 
 impl Ring {
-    pub(super) fn has_place(&self) -> bool {
+    /// Returns `true` if both limits of the ring allow another event.
+    pub(super) fn is_below_limits(&self) -> bool {
         self.events.len() < self.limits.events && self.cost < self.limits.bytes
     }
 

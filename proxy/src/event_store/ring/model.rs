@@ -23,11 +23,11 @@ enum Op {
     },
     Attach(Start),
     Take(usize),
-    /// A detached reader reads.
-    TakeAsBefore,
+    /// A reader that has been detached takes an event.
+    TakeDetached,
     Detach,
     /// An event bypasses the ring in this number of pieces.
-    Pass {
+    Bypass {
         pieces: usize,
         weight: Weight,
     },
@@ -54,7 +54,7 @@ struct Item {
     text: String,
     weight: Weight,
     cost: usize,
-    is_here: bool,
+    is_retained: bool,
 }
 
 #[derive(Debug)]
@@ -66,45 +66,45 @@ struct ReaderModel {
 // === impl Model ===
 
 impl Model {
-    fn here(&self) -> impl Iterator<Item = &Item> {
-        self.events.iter().filter(|item| item.is_here)
+    fn retained(&self) -> impl Iterator<Item = &Item> {
+        self.events.iter().filter(|item| item.is_retained)
     }
 
     fn cost(&self) -> usize {
-        self.here().map(|item| item.cost).sum()
+        self.retained().map(|item| item.cost).sum()
     }
 
     fn has_room(&self, cost: usize) -> bool {
-        self.here().count() < LIMITS.events
+        self.retained().count() < LIMITS.events
             && self.cost() < LIMITS.bytes
             && self.cost() + self.others + cost <= BUDGET
     }
 
     /// Returns `true` if the event is kept or dropped, and `false` if it is refused.
     fn push(&mut self, text: String, weight: Weight, cost: usize) -> bool {
-        let droppable = weight == Weight::Droppable;
+        let is_droppable = weight == Weight::Droppable;
         while !self.has_room(cost) {
             let at = self.reader.as_ref().map_or(0, |reader| reader.at);
-            let oldest = |is_it: &dyn Fn(&Item) -> bool| {
+            let oldest = |matches: &dyn Fn(&Item) -> bool| {
                 let mut events = self.events.iter();
-                events.position(|item| item.is_here && is_it(item))
+                events.position(|item| item.is_retained && matches(item))
             };
-            let is_taken = |oldest: &usize| *oldest < at && !droppable;
+            let is_taken = |oldest: &usize| *oldest < at && !is_droppable;
             let notification = oldest(&|item| item.weight == Weight::Kept).filter(is_taken);
             let taken = notification.or(oldest(&|_| true).filter(is_taken));
-            let gone = oldest(&|item| item.weight == Weight::Droppable);
-            match gone.or(taken) {
-                Some(gone) => self.events[gone].is_here = false,
-                None if droppable => break,
+            let oldest_droppable = oldest(&|item| item.weight == Weight::Droppable);
+            match oldest_droppable.or(taken) {
+                Some(dropped) => self.events[dropped].is_retained = false,
+                None if is_droppable => break,
                 None => return false,
             }
         }
-        let is_here = self.has_room(cost);
-        self.add(text, weight, cost, is_here);
+        let is_retained = self.has_room(cost);
+        self.add(text, weight, cost, is_retained);
         true
     }
 
-    fn add(&mut self, text: String, weight: Weight, cost: usize, is_here: bool) {
+    fn add(&mut self, text: String, weight: Weight, cost: usize, is_retained: bool) {
         if weight == Weight::Answer {
             self.answer = Some(self.events.len());
         }
@@ -112,7 +112,7 @@ impl Model {
             text,
             weight,
             cost,
-            is_here,
+            is_retained,
         });
     }
 
@@ -125,18 +125,20 @@ impl Model {
 
     fn take_next(&mut self) -> Option<String> {
         let reader = self.reader.as_ref()?;
-        let missed = self.bypassed.is_some_and(|passed| reader.from <= passed);
-        let is_here = self
+        let missed = self
+            .bypassed
+            .is_some_and(|bypassed| reader.from <= bypassed);
+        let is_retained = self
             .answer
-            .is_some_and(|answer| self.events[answer].is_here);
-        if self.ended && missed && !is_here {
+            .is_some_and(|answer| self.events[answer].is_retained);
+        if self.ended && missed && !is_retained {
             self.bypassed = None;
             self.add("lost".into(), Weight::Answer, 0, true);
         }
         let reader = self.reader.as_mut()?;
         let missing = self.events[reader.at..]
             .iter()
-            .take_while(|item| !item.is_here)
+            .take_while(|item| !item.is_retained)
             .count();
         reader.at += missing;
         if missing > 0 {
@@ -181,9 +183,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => prop_oneof![Just(Start::Beginning), (0..12_u64).prop_map(Start::After), Just(Start::Unread)]
             .prop_map(Op::Attach),
         6 => (1..6_usize).prop_map(Op::Take),
-        1 => Just(Op::TakeAsBefore),
+        1 => Just(Op::TakeDetached),
         1 => Just(Op::Detach),
-        1 => (1..3_usize, weight).prop_map(|(pieces, weight)| Op::Pass { pieces, weight }),
+        1 => (1..3_usize, weight).prop_map(|(pieces, weight)| Op::Bypass { pieces, weight }),
         1 => Just(Op::End),
         1 => (0..OTHERS.len()).prop_map(Op::Others),
     ];
@@ -201,7 +203,7 @@ fn run(ops: Vec<Op>) {
     );
     let mut model = Model::default();
     let mut id = None;
-    let mut former = None;
+    let mut detached = None;
     for (count, op) in ops.into_iter().enumerate() {
         match op {
             Op::Push { weight, size } => {
@@ -214,17 +216,17 @@ fn run(ops: Vec<Op>) {
                 } else if model.push(text, weight, cost) {
                     assert!(matches!(pushed, Pushed::Done), "{pushed:?}");
                 } else {
-                    let is_short =
-                        model.here().count() < LIMITS.events && model.cost() < LIMITS.bytes;
-                    assert_eq!(matches!(pushed, Pushed::Exhausted(..)), is_short);
+                    let is_below_limits =
+                        model.retained().count() < LIMITS.events && model.cost() < LIMITS.bytes;
+                    assert_eq!(matches!(pushed, Pushed::Exhausted(..)), is_below_limits);
                     assert_eq!(
                         matches!(pushed, Pushed::Wait(_)),
-                        !is_short && model.reader.is_some()
+                        !is_below_limits && model.reader.is_some()
                     );
                 }
             }
             Op::Attach(from) => {
-                former = id.or(former);
+                detached = id.or(detached);
                 let attached = ring.attach(from);
                 let at = match from {
                     Start::Beginning => 0,
@@ -259,10 +261,10 @@ fn run(ops: Vec<Op>) {
                     }
                 }
             }
-            Op::TakeAsBefore => {
-                if let Some(former) = former.filter(|former| Some(*former) != id) {
-                    assert_eq!(ring.take(former), Taken::End);
-                    ring.detach(former);
+            Op::TakeDetached => {
+                if let Some(detached) = detached.filter(|detached| Some(*detached) != id) {
+                    assert_eq!(ring.take(detached), Taken::End);
+                    ring.detach(detached);
                 }
             }
             Op::Detach => {
@@ -271,14 +273,14 @@ fn run(ops: Vec<Op>) {
                     model.reader = None;
                 }
             }
-            Op::Pass { pieces, weight } => {
+            Op::Bypass { pieces, weight } => {
                 let is_behind = model
                     .reader
                     .as_ref()
-                    .is_some_and(|it| it.at != model.events.len());
-                let goes = model.reader.is_some() && !model.ended;
-                assert_eq!(ring.begin_bypass(lost), !(goes && is_behind));
-                if goes && !is_behind {
+                    .is_some_and(|reader| reader.at != model.events.len());
+                let has_reader = model.reader.is_some() && !model.ended;
+                assert_eq!(ring.begin_bypass(lost), !(has_reader && is_behind));
+                if has_reader && !is_behind {
                     let seq = model.events.len();
                     for piece in 0..pieces {
                         ring.set_bypass_piece(format!("{piece}").into());
@@ -298,7 +300,7 @@ fn run(ops: Vec<Op>) {
                         at: seq + 1,
                     });
                     model.unread = seq + 1;
-                } else if !goes {
+                } else if !has_reader {
                     assert_eq!(ring.end_bypass(weight), Bypassed::NoReader);
                     if !model.ended {
                         model.add(String::new(), Weight::Kept, 0, false);

@@ -27,9 +27,9 @@ impl Stream {
     pub(in crate::event_store) fn has_credentials_of<B>(&self, request: &Request<B>) -> bool {
         let state = self.state();
         let known = state.credentials.clone();
-        let credentials_refused = state.credentials_refused;
+        let has_refused_credentials = state.has_refused_credentials;
         drop(state);
-        !credentials_refused && known.is_some_and(|known| *known == Credentials::of(request))
+        !has_refused_credentials && known.is_some_and(|known| *known == Credentials::of(request))
     }
 
     /// Records credentials that the server has accepted.
@@ -38,7 +38,7 @@ impl Stream {
         {
             let mut state = self.state();
             state.credentials = Some(credentials);
-            state.credentials_refused = false;
+            state.has_refused_credentials = false;
         }
         self.0.credentials_renewed.notify_waiters();
     }
@@ -51,7 +51,7 @@ impl Stream {
     /// # Cancel safety
     ///
     /// Nothing is lost when this is dropped.
-    pub(in crate::event_store) async fn credentials_renewed(
+    pub(in crate::event_store) async fn await_credentials(
         &self,
         refused: Option<&Arc<Credentials>>,
     ) -> bool {
@@ -71,7 +71,7 @@ impl Stream {
                 if !state.ring.has_events() {
                     return false;
                 }
-                state.credentials_refused = true;
+                state.has_refused_credentials = true;
                 state.ring.detach_reader();
                 state.reader.take()
             };

@@ -80,8 +80,8 @@ impl Stream {
     ///
     /// An attached client gets the remaining events, and an error in place of a missing answer.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
-        let is_read = self.state().ring.has_reader();
-        if !is_read {
+        let has_reader = self.state().ring.has_reader();
+        if !has_reader {
             return self.close(ended_streams);
         }
         let call = self.0.call.as_ref();
@@ -148,11 +148,11 @@ impl Stream {
 impl StreamIndex<Stream> {
     /// Removes a stream. Returns `false` if there is no such stream.
     pub(in crate::event_store) fn evict(&self, number: u64) -> bool {
-        let taken = self.remove(number);
-        if let Some(stream) = &taken {
+        let removed = self.remove(number);
+        if let Some(stream) = &removed {
             stream.close(self.ended_streams().as_deref());
         }
-        taken.is_some()
+        removed.is_some()
     }
 
     /// Evicts the oldest stream that frees this budget. Returns `false` if there is none.
@@ -166,7 +166,9 @@ impl StreamIndex<Stream> {
                 }
                 evictable.is_some()
             }
-            Exhausted::All => ended_streams.is_some_and(|ended_streams| ended_streams.evict_for()),
+            Exhausted::All => {
+                ended_streams.is_some_and(|ended_streams| ended_streams.evict_oldest())
+            }
         }
     }
 
@@ -182,7 +184,8 @@ impl StreamIndex<Stream> {
 // === impl EndedStreams ===
 
 impl EndedStreams<Stream> {
-    fn evict_for(&self) -> bool {
+    /// Evicts the oldest stream of any session. Returns `false` if there is none to evict.
+    fn evict_oldest(&self) -> bool {
         while let Some((index, number)) = self.take_evictable() {
             if index.upgrade().is_some_and(|index| index.evict(number)) {
                 return true;

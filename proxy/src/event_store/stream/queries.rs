@@ -18,6 +18,8 @@ impl Stream {
     }
 
     /// Returns when the last client stopped reading it. Returns `None` if a client reads it.
+    ///
+    /// The inner value is `None` if it has had no client.
     pub(in crate::event_store) fn unread_since(&self) -> Option<Option<Instant>> {
         let state = self.state();
         (!state.ring.has_reader()).then_some(state.detached_at)
@@ -56,10 +58,10 @@ impl Stream {
             return false;
         }
         let state = self.state();
-        let has_time = state.until.is_none_or(|until| {
+        let may_still_resume = state.until.is_none_or(|until| {
             Instant::now() + self.0.retention < until + state.ring.retry() + RESUME_MARGIN
         });
         let is_awaited = !state.is_cancelled && state.ring.has_unread_answer();
-        state.ring.is_in_progress() || (is_awaited && has_time)
+        state.ring.is_in_progress() || (is_awaited && may_still_resume)
     }
 }

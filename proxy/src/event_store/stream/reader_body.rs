@@ -89,9 +89,9 @@ impl http_body::Body for ReaderBody {
                 Poll::Pending
             }
             Taken::End => {
-                let is_over = state.ring.is_over_for(self.id);
-                let first = is_over && !std::mem::replace(&mut state.is_evictable, true);
-                let until = state.until.filter(|_| first);
+                let is_fully_read = state.ring.is_fully_read_by(self.id);
+                let is_first = is_fully_read && !std::mem::replace(&mut state.is_evictable, true);
+                let until = state.until.filter(|_| is_first);
                 drop(state);
                 if let Some(until) = until {
                     self.stream.mark_evictable(until);

@@ -42,10 +42,10 @@ pub struct Routes<S> {
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
     /// The client has sent an id that is a string.
-    had_text: bool,
+    has_sent_text: bool,
     /// The client has sent an id that is a number.
-    had_number: bool,
-    ended: bool,
+    has_sent_number: bool,
+    has_ended: bool,
 }
 
 /// Where a message from the server is sent.
@@ -120,9 +120,9 @@ impl<S: Clone> Routes<S> {
             unanswered: HashMap::new(),
             tokens: HashMap::new(),
             kill_after,
-            had_text: false,
-            had_number: false,
-            ended: false,
+            has_sent_text: false,
+            has_sent_number: false,
+            has_ended: false,
         }
     }
 
@@ -137,24 +137,24 @@ impl<S: Clone> Routes<S> {
         stream: impl FnOnce() -> Result<S, E>,
     ) -> Result<S, E> {
         let key = id.loose();
-        if self.ended {
+        if self.has_ended {
             return Err(Refused::Ended.into());
         }
         if self.unanswered.contains_key(&key) {
             return Err(Refused::IdInUse.into());
         }
-        let open = self.open.len();
+        let open_calls = self.open.len();
         let Entry::Vacant(vacant) = self.open.entry(key.clone()) else {
             return Err(Refused::IdInUse.into());
         };
-        if open >= MAX_OPEN {
+        if open_calls >= MAX_OPEN {
             return Err(Refused::TooMany.into());
         }
         let stream = stream()?;
         if id.is_text() {
-            self.had_text = true
+            self.has_sent_text = true
         } else {
-            self.had_number = true
+            self.has_sent_number = true
         }
         if let Some(token) = &token {
             let owner = self.tokens.entry(token.clone());
@@ -185,7 +185,7 @@ impl<S: Clone> Routes<S> {
                 .map_or(Route::Dropped, |id| self.on_answered(&id));
         }
         if message.method.as_deref() == Some("notifications/progress") {
-            return self.progress(message);
+            return self.route_progress(message);
         }
         let mut open = self.open.values();
         match (open.next(), open.next()) {
@@ -194,7 +194,7 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    fn progress(&self, message: &Message<'_>) -> Route<S> {
+    fn route_progress(&self, message: &Message<'_>) -> Route<S> {
         let token = message.params().progress_token.and_then(IdKey::of);
         let owner = token.and_then(|token| self.tokens.get(&token));
         let Some(key) = owner.and_then(|owner| owner.only.as_ref()) else {
@@ -207,18 +207,19 @@ impl<S: Clone> Routes<S> {
 
     /// Ends the call with this id, and returns where its answer is sent.
     pub fn on_answered(&mut self, id: &IdKey) -> Route<S> {
-        let has_own_kind = if id.is_text() {
-            self.had_text
+        let has_sent_type = if id.is_text() {
+            self.has_sent_text
         } else {
-            self.had_number
+            self.has_sent_number
         };
-        match id.counterpart().filter(|_| !has_own_kind) {
-            Some(counterpart) => self.on_answered_by(&counterpart),
-            None => self.on_answered_by(id),
+        match id.counterpart().filter(|_| !has_sent_type) {
+            Some(counterpart) => self.end_call(&counterpart),
+            None => self.end_call(id),
         }
     }
 
-    fn on_answered_by(&mut self, id: &IdKey) -> Route<S> {
+    /// Ends the call that has exactly this id.
+    fn end_call(&mut self, id: &IdKey) -> Route<S> {
         let key = id.loose();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
@@ -316,7 +317,7 @@ impl<S: Clone> Routes<S> {
 
     /// Ends all calls, and returns their streams. No call can begin afterwards.
     pub fn end(&mut self) -> Vec<S> {
-        self.ended = true;
+        self.has_ended = true;
         self.tokens.clear();
         let unanswered = self
             .unanswered
@@ -337,6 +338,7 @@ impl<S: Clone> Routes<S> {
         self.open.is_empty()
     }
 
+    /// Forgets the oldest unanswered call. Returns its stream, if that is still open.
     fn evict_oldest(&mut self) -> Option<S> {
         let oldest = self
             .unanswered

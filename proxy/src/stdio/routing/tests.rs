@@ -44,10 +44,10 @@ fn progress(routes: &mut Routes<Stream>, token: &str) -> Route<Stream> {
     )
 }
 
-const ASKS: &str = r#"{"id":1,"method":"elicitation/create"}"#;
+const SERVER_REQUEST: &str = r#"{"id":1,"method":"elicitation/create"}"#;
 
 #[test]
-fn an_id_means_its_value_and_nothing_else() {
+fn ids_are_compared_by_value() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", None, 0).unwrap();
     begin(&mut routes, "\"1\"", None, 1).unwrap();
@@ -115,18 +115,18 @@ fn progress_is_routed_by_its_token_unless_two_calls_share_it() {
 #[test]
 fn a_message_that_names_no_call_is_routed_to_the_only_open_one() {
     let mut routes = Routes::new(None);
-    assert_eq!(route(&mut routes, ASKS), Route::Standalone);
+    assert_eq!(route(&mut routes, SERVER_REQUEST), Route::Standalone);
     begin(&mut routes, "1", None, 0).unwrap();
-    assert_eq!(route(&mut routes, ASKS), Route::Call(0));
+    assert_eq!(route(&mut routes, SERVER_REQUEST), Route::Call(0));
     assert_eq!(
         progress(&mut routes, "5"),
         Route::Standalone,
         "progress of a call that has ended"
     );
     begin(&mut routes, "2", None, 1).unwrap();
-    assert_eq!(route(&mut routes, ASKS), Route::Standalone);
+    assert_eq!(route(&mut routes, SERVER_REQUEST), Route::Standalone);
     routes.on_cancelled(&id("1"), Instant::now());
-    assert_eq!(route(&mut routes, ASKS), Route::Call(1));
+    assert_eq!(route(&mut routes, SERVER_REQUEST), Route::Call(1));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_cancelled_call_receives_only_its_answer() {
     begin(&mut routes, "1", Some("7"), 0).unwrap();
     routes.on_cancelled(&id("1"), Instant::now());
     assert_eq!(progress(&mut routes, "7"), Route::Dropped);
-    assert_eq!(route(&mut routes, ASKS), Route::Standalone);
+    assert_eq!(route(&mut routes, SERVER_REQUEST), Route::Standalone);
     assert!(routes.is_idle());
 }
 
@@ -169,7 +169,7 @@ fn a_cancelled_call_is_overdue_once() {
 }
 
 #[test]
-fn an_id_is_answered_by_its_text_where_the_client_has_no_ids_of_that_kind() {
+fn an_answer_may_have_the_other_type_if_the_client_has_sent_no_id_of_that_type() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "7", None, 0).unwrap();
     begin(&mut routes, "8", None, 1).unwrap();
@@ -239,7 +239,7 @@ fn the_number_of_open_calls_is_bounded() {
 }
 
 #[test]
-fn after_the_end_nothing_begins() {
+fn no_call_begins_after_the_end() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", Some("1"), 0).unwrap();
     assert_eq!(routes.end(), [0]);
@@ -288,14 +288,14 @@ struct Model {
 }
 
 /// Returns `true` if two ids have the same value.
-fn same(one: &str, other: &str) -> bool {
+fn have_same_value(one: &str, other: &str) -> bool {
     one.trim_end_matches(".0") == other.trim_end_matches(".0")
 }
 
 /// Returns `true` if a server may take two ids for the same.
-fn alike(one: &str, other: &str) -> bool {
+fn may_be_confused(one: &str, other: &str) -> bool {
     let is_large = |id: &str| id.starts_with("900719925474099");
-    same(one, other) || (is_large(one) && is_large(other))
+    have_same_value(one, other) || (is_large(one) && is_large(other))
 }
 
 impl Model {
@@ -303,7 +303,7 @@ impl Model {
         let taken = self
             .calls
             .iter()
-            .any(|(other, _, state)| alike(other, id) && *state != State::Ended);
+            .any(|(other, _, state)| may_be_confused(other, id) && *state != State::Ended);
         if !taken {
             self.calls.push((id, token, State::Open));
             self.update_ambiguous_tokens();
@@ -324,8 +324,8 @@ impl Model {
         };
         let id = if had_kind { id } else { &other_kind };
         let found = self.calls.iter_mut().enumerate();
-        let mut found =
-            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::Ended);
+        let mut found = found
+            .filter(|(_, (other, _, state))| have_same_value(other, id) && *state != State::Ended);
         let Some((stream, (.., state))) = found.next() else {
             return Route::Dropped;
         };
@@ -344,8 +344,9 @@ impl Model {
             return Route::Standalone;
         }
         let mut owners = self.calls.iter().enumerate();
-        let owner =
-            owners.find(|(_, (_, its, state))| *its == Some(token) && *state != State::Ended);
+        let owner = owners.find(|(_, (_, call_token, state))| {
+            *call_token == Some(token) && *state != State::Ended
+        });
         match owner {
             None => Route::Standalone,
             Some((stream, (.., State::Open))) => Route::Call(stream),
@@ -365,7 +366,7 @@ impl Model {
 
     fn cancel(&mut self, id: &str, now: Instant) {
         for (other, _, state) in &mut self.calls {
-            if same(other, id) && *state == State::Open {
+            if have_same_value(other, id) && *state == State::Open {
                 *state = State::Unanswered(now, true);
             }
         }
@@ -386,10 +387,9 @@ impl Model {
 
     fn update_ambiguous_tokens(&mut self) {
         for token in TOKENS {
-            let owners = self
-                .calls
-                .iter()
-                .filter(|(_, its, state)| *its == Some(token) && *state != State::Ended);
+            let owners = self.calls.iter().filter(|(_, call_token, state)| {
+                *call_token == Some(token) && *state != State::Ended
+            });
             match owners.count() {
                 0 => drop(self.ambiguous_tokens.remove(token)),
                 1 => {}
@@ -438,7 +438,7 @@ proptest! {
                 }
                 Step::Answer(call) => prop_assert_eq!(answer(&mut routes, call), model.answer(call)),
                 Step::Progress(token) => prop_assert_eq!(progress(&mut routes, token), model.progress(token)),
-                Step::Ask => prop_assert_eq!(route(&mut routes, ASKS), model.ask()),
+                Step::Ask => prop_assert_eq!(route(&mut routes, SERVER_REQUEST), model.ask()),
                 Step::Cancel(call) => {
                     routes.on_cancelled(&id(call), now);
                     model.cancel(call, now);

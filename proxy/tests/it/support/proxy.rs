@@ -23,21 +23,21 @@ impl Running {
     /// Starts a server, and a proxy in front of it with these options.
     pub(crate) async fn start(options: &[&str]) -> (Upstream, Self) {
         let upstream = Upstream::start().await;
-        let proxy = Self::before(&upstream, options).await;
+        let proxy = Self::in_front_of(&upstream, options).await;
         (upstream, proxy)
     }
 
     /// Starts a proxy in front of `/mcp` of a server, with these options.
-    pub(crate) async fn before(upstream: &Upstream, options: &[&str]) -> Self {
-        Self::before_url(&format!("http://{}/mcp", upstream.addr), options).await
+    pub(crate) async fn in_front_of(upstream: &Upstream, options: &[&str]) -> Self {
+        Self::in_front_of_url(&format!("http://{}/mcp", upstream.addr), options).await
     }
 
-    pub(crate) async fn before_url(upstream: &str, options: &[&str]) -> Self {
+    pub(crate) async fn in_front_of_url(upstream: &str, options: &[&str]) -> Self {
         Self::with_args(&[&["--upstream", upstream], options].concat()).await
     }
 
     /// Starts a proxy in front of the scripted server, with these options.
-    pub(crate) async fn before_command(options: &[&str]) -> Self {
+    pub(crate) async fn in_front_of_command(options: &[&str]) -> Self {
         let command = [
             "--",
             env!("CARGO_BIN_EXE_mcp-cancel-proxy"),
@@ -47,9 +47,9 @@ impl Running {
     }
 
     async fn with_args(args: &[&str]) -> Self {
-        let own = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
-        let args = own.iter().chain(args).map(|arg| arg.into());
-        let config = Config::read(args).expect("the options are right");
+        let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
+        let args = program_args.iter().chain(args).map(|arg| arg.into());
+        let config = Config::read(args).expect("valid options");
         let proxy = Proxy::bind(config).await.expect("it starts");
         let (stop, stopped) = oneshot::channel();
         Self {

@@ -21,8 +21,8 @@ use test_support::{
 pub(crate) struct Upstream {
     pub(crate) addr: SocketAddr,
     received: Mutex<mpsc::UnboundedReceiver<ReceivedRequest>>,
-    give: mpsc::UnboundedSender<ReceivedRequest>,
-    accepts: JoinHandle<()>,
+    to_test: mpsc::UnboundedSender<ReceivedRequest>,
+    accepting: JoinHandle<()>,
 }
 
 /// A request and its connection. Its drop closes the connection.
@@ -40,27 +40,27 @@ impl Upstream {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("an address");
-        let (give, received) = mpsc::unbounded_channel();
+        let (to_test, received) = mpsc::unbounded_channel();
         Self {
             addr,
             received: received.into(),
-            accepts: accept(listener, give.clone()),
-            give,
+            accepting: accept(listener, to_test.clone()),
+            to_test,
         }
     }
 
     /// Refuses new connections. Open ones stay.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn refuse(&mut self) {
-        self.accepts.abort();
-        let _aborted = (&mut self.accepts).await;
+        self.accepting.abort();
+        let _aborted = (&mut self.accepting).await;
     }
 
     /// Accepts connections again.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn accept_again(&mut self) {
         let listener = TcpListener::bind(self.addr).await.expect("its port");
-        self.accepts = accept(listener, self.give.clone());
+        self.accepting = accept(listener, self.to_test.clone());
     }
 
     /// Returns the next request.
@@ -76,14 +76,17 @@ impl Upstream {
     }
 }
 
-fn accept(listener: TcpListener, give: mpsc::UnboundedSender<ReceivedRequest>) -> JoinHandle<()> {
+fn accept(
+    listener: TcpListener,
+    to_test: mpsc::UnboundedSender<ReceivedRequest>,
+) -> JoinHandle<()> {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let give = give.clone();
+            let to_test = to_test.clone();
             tokio::spawn(async move {
                 if let Some(received) = ReceivedRequest::read(stream).await {
                     // Fails if the test has dropped the server.
-                    let _sent = give.send(received);
+                    let _sent = to_test.send(received);
                 }
             });
         }
@@ -169,7 +172,7 @@ impl ReceivedRequest {
         self.write("0\r\n\r\n").await;
     }
 
-    /// Sends more than all buffers on the way can hold, and the answer. So the proxy must read to the end.
+    /// Sends more than all buffers on the way can hold, and then the answer. So the proxy must read to the end.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn answer_at_length(mut self) {
         for _ in 0..64 {

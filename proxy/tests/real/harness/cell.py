@@ -55,7 +55,7 @@ class Cell:
             return self._world.find_event(self.name, "started") and call and (call[0].event_ids or not needs_id)
 
         if not await self._world.until(lambda: ready() or self._world.find_event(self.name, "outcome"), TIMEOUT) or not ready():
-            self._note("broken", what="the call never began, or its client has nothing to come back with")
+            self._note("broken", what="the call never began, or its client has nothing to resume from")
         await self.sleep(0.2)
         self._world.begun(self)
 
@@ -92,7 +92,7 @@ class World:
     def __init__(self, facts, tail):
         self.facts = facts
         self._tail = tail
-        self._told = {}
+        self._events = {}
         self._waiting = set()
         self._to_begin = set()
         self._all_begun = asyncio.Event()
@@ -112,7 +112,7 @@ class World:
         await asyncio.sleep(1.0 + self.PACE * self._turn)
 
     def find_event(self, cell, event):
-        return event in self._told.get(cell, ())
+        return event in self._events.get(cell, ())
 
     async def until(self, condition, seconds):
         """Waits for the condition. Returns `False` if it is not met in time."""
@@ -132,13 +132,13 @@ class World:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def look(self):
+    async def read_facts(self):
         """Reads new facts until it is cancelled."""
         while True:
             news = False
             for fact in self._tail.new():
                 if "cell" in fact:
-                    self._told.setdefault(fact["cell"], set()).add(fact["event"])
+                    self._events.setdefault(fact["cell"], set()).add(fact["event"])
                     news = True
             if news:
                 self.changed()

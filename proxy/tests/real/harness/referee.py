@@ -62,8 +62,8 @@ class Verdict:
         if self.plan["scenario"] != "gone":
             return "answer" if self.answered else "cancelled" if "cancelled" in self.at else "lost"
         if self.late is None:
-            return "runs on"
-        return f"{'told: ' if self.plan['sync'] else ''}{self.due:.0f} s {1000 * self.late:+.0f} ms"
+            return "keeps running"
+        return f"{'notified: ' if self.plan['sync'] else ''}{self.due:.0f} s {1000 * self.late:+.0f} ms"
 
     @property
     def notified_at(self):
@@ -79,11 +79,11 @@ class Verdict:
             return self.broken
         if self.plan["scenario"] != "gone":
             if "cancelled" in self.at:
-                return "cancelled, although its client comes back"
+                return "cancelled, although its client resumed"
             if not self.answered:
                 return f"no answer: {self.outcome.get('error') or self.outcome.get('text', 'nothing')[:200]}"
             if "back" not in self.at or self.at["outcome"] < self.at["back"]:
-                return "the answer came before its client was back"
+                return "the answer arrived before its client had resumed"
         elif self.late is None:
             return "never cancelled"
         elif self.late < -0.02:
@@ -96,7 +96,7 @@ class Verdict:
         """Returns the fault of a cell without the proxy: a server that loses answers must be seen to lose them."""
         if self.plan["upstream"].endswith("-session") and self.plan["resumable"] and self.plan["scenario"] in ("gone", "late"):
             if self.answered or "cancelled" in self.at:
-                return "without the proxy it must run on or get lost: this table tells nothing"
+                return "without the proxy the call must keep running or lose its answer: this control shows nothing"
         return None
 
 
@@ -110,7 +110,7 @@ def judge(folder, tolerance):
         elif fact.get("cell") in verdicts:
             verdicts[fact["cell"]].take(fact)
         elif fact["event"] == "left":
-            faults += [f"process {pid} of {of} is left" for pid, of in fact["pids"]]
+            faults += [f"process {pid} of {owner} is left" for pid, owner in fact["pids"]]
         elif fact["event"] == "ended" and not fact["clean"]:
             faults.append(f"{fact['serving']}: the proxy did not end by itself")
     for name, verdict in sorted(verdicts.items()):
@@ -142,12 +142,12 @@ def table(verdicts):
 
 
 def summary(verdicts):
-    for what, of in (("nothing to resume", False), ("after the grace", True)):
-        late = sorted(1000 * it.late for it in verdicts if it.late is not None and (it.due > 0) == of)
+    for what, has_grace in (("nothing to resume", False), ("after the grace", True)):
+        late = sorted(1000 * verdict.late for verdict in verdicts if verdict.late is not None and (verdict.due > 0) == has_grace)
         if late:
             middle = late[len(late) // 2]
-            yield f"told, {what}: {len(late)} calls, median {middle:.0f} ms, worst {late[-1]:.0f} ms"
+            yield f"notified, {what}: {len(late)} calls, median {middle:.0f} ms, worst {late[-1]:.0f} ms"
     for scenario in ("resume", "late", "after-grace"):
-        cells = [it for it in verdicts if it.plan["scenario"] == scenario]
+        cells = [verdict for verdict in verdicts if verdict.plan["scenario"] == scenario]
         if cells:
-            yield f"{scenario}: {sum(it.answered for it in cells)} of {len(cells)} answers"
+            yield f"{scenario}: {sum(verdict.answered for verdict in cells)} of {len(cells)} answers"

@@ -72,7 +72,7 @@ class Serving:
         if self._proxy:
             ended = ended and self._proxy.returncode == 0
         if self._server and self._server.runs:
-            # Calls that run on without a client would delay it.
+            # Calls that keep running without a client would delay it.
             self._server.kill()
             await self._server.end()
         return ended

@@ -40,8 +40,8 @@ class Store(EventStore):
 
     async def replay_events_after(self, last_event_id, send_callback):
         stream = self.events[int(last_event_id)][0]
-        for number, (of, message) in enumerate(list(self.events)):
-            if number > int(last_event_id) and of == stream and message is not None:
+        for number, (owner, message) in enumerate(list(self.events)):
+            if number > int(last_event_id) and owner == stream and message is not None:
                 await send_callback(EventMessage(message, str(number)))
         return stream
 
@@ -61,7 +61,7 @@ async def work(cell: str, bytes: int) -> str:
     return cell.ljust(bytes, ".")
 
 
-def work_on(cell: str, bytes: int) -> str:
+def work_synchronously(cell: str, bytes: int) -> str:
     note("started", cell=cell)
     time.sleep(seconds(cell))
     note("finished", cell=cell)
@@ -97,7 +97,7 @@ def main():
         from mcp.server.mcpserver import MCPServer
 
         server = MCPServer("real")
-    server.add_tool(work_on if MORE == ["sync"] else work, name="work")
+    server.add_tool(work_synchronously if MORE == ["sync"] else work, name="work")
     if MODE == "stdio":
         server.run("stdio")
     else:

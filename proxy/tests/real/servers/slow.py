@@ -1,10 +1,10 @@
-"""A server without an SDK for many concurrent calls. It works as long as a call requests, obeys cancels, and records
-everything.
+"""A server without an SDK for many concurrent calls. It works for the time that a call requests, obeys cancels, and
+records everything.
 
     python slow.py FACTS stdio|session
 
-Over HTTP it has sessions and no event ids. Like the SDKs it runs on after a disconnect, and its later messages are
-lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The first line is the
+Over HTTP it has sessions and no event ids. Like the SDKs, it keeps working after a disconnect, and its later messages
+are lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The first line is the
 port.
 """
 

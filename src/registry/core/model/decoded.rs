@@ -8,11 +8,11 @@ struct Choices<'a>(&'a [u8]);
 /// Maximum number of operations, because the comparison after each grows with them.
 const MAX_OPS: usize = 200;
 
-/// Runs the operations that the bytes encode. Panics if core and model differ.
+/// Runs the operations that the bytes encode. Panics if the session state and its model differ.
 pub(crate) fn check_against_model(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let first = choices.byte();
-    let room = if first.is_multiple_of(3) {
+    let capacity = if first.is_multiple_of(3) {
         TIGHT
     } else {
         ROOMY
@@ -23,7 +23,7 @@ pub(crate) fn check_against_model(bytes: &[u8]) {
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
     }
-    agrees_with_model(room, &ops);
+    agrees_with_model(capacity, &ops);
 }
 
 // === impl Choices ===
@@ -88,21 +88,21 @@ impl Choices<'_> {
         }
     }
 
-    fn name(&mut self, floods_left: &mut u32) -> Name {
+    fn name(&mut self, floods_left: &mut u32) -> EventIds {
         match self.byte() {
-            0..128 => Name::Own,
-            128..216 => Name::Shared(self.stream()),
+            0..128 => EventIds::Own,
+            128..216 => EventIds::Shared(self.stream()),
             216..240 => {
                 let stream = self.one_of(3).into();
-                Name::Events(stream, self.one_of(6).into(), 1 + u32::from(self.one_of(3)))
+                EventIds::Events(stream, self.one_of(6).into(), 1 + u32::from(self.one_of(3)))
             }
-            240..252 => Name::Many(990 + self.below(310) as u32, 1 + self.below(8) as u32),
+            240..252 => EventIds::Many(990 + self.below(310) as u32, 1 + self.below(8) as u32),
             252.. if *floods_left > 0 => {
                 *floods_left -= 1;
                 let first = 1_000 + self.below(10) as u32;
-                Name::Many(first, 250 + self.below(16) as u32)
+                EventIds::Many(first, 250 + self.below(16) as u32)
             }
-            252.. => Name::Own,
+            252.. => EventIds::Own,
         }
     }
 
@@ -131,11 +131,11 @@ impl Choices<'_> {
         }
     }
 
-    fn answering(&mut self) -> Answering {
+    fn decision(&mut self) -> Decision {
         if self.coin() {
-            Answering::Cancel
+            Decision::Cancel
         } else {
-            Answering::Postpone {
+            Decision::Postpone {
                 wait_ms: 1 + self.ms(30_000),
             }
         }
@@ -163,7 +163,7 @@ impl Choices<'_> {
             0..4 => Op::Start {
                 name: self.name_of_call(),
                 accepted: self.one_of(4) > 0,
-                may_last_ms: self.maybe(|choices| choices.ms(60_000)),
+                deadline_ms: self.maybe(|choices| choices.ms(60_000)),
             },
             4 => Op::Accept(self.pick()),
             5 => Op::Rekey(self.pick(), self.name_of_call()),
@@ -183,10 +183,13 @@ impl Choices<'_> {
                 stalled: self.maybe(|choices| (choices.below(26) as u32, choices.ms(4_000))),
             },
             14 => Op::BeginResume(self.pick()),
-            15 => Op::EndResume(self.pick()),
+            15 => match self.one_of(4) {
+                0 => Op::RenewGrace(self.pick()),
+                _ => Op::EndResume(self.pick()),
+            },
             16 => match self.one_of(7) {
-                4 | 5 => Op::Ask(self.pick()),
-                6 => Op::Answer(self.byte().into(), self.answering()),
+                4 | 5 => Op::RequestConfirmation(self.pick()),
+                6 => Op::Confirm(self.byte().into(), self.decision()),
                 0 => Op::FinishDue(self.pick(), self.retaining()),
                 1 => Op::FinishDetached(self.pick(), self.retaining()),
                 2 => Op::AddBackgroundReader(self.pick()),

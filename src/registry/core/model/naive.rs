@@ -9,18 +9,18 @@ use super::{
         DetachOutcome, DetachedState, Expired, RetainedOutcome, UNOBSERVED_TTL,
         call_timers::MAX_EMPTY_RESUMES,
     },
-    Answering, unobserved,
+    Decision, unobserved,
 };
 use crate::call::{CallId, Detachment, RequestId};
 
-// The constants of the rules. They are repeated here, so that a wrong constant of the core is found.
+// Constants of the rules. They are repeated here, so that a wrong constant of the registry is found.
 const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
-const LATE: Duration = Duration::from_secs(1);
+const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 const MAX_RECHECKS: usize = 10;
-const MIN_POSTPONE: Duration = Duration::from_secs(5);
+const MIN_STALL_EXTENSION: Duration = Duration::from_secs(5);
 const MAX_EVENT_IDS: usize = 256;
 const MAX_DELIVERED: usize = 64;
 
@@ -72,7 +72,7 @@ pub(super) struct Call {
     pub(super) id: CallId,
     scope: usize,
     request: RequestId,
-    accepted: bool,
+    is_accepted: bool,
     /// Number of accepted resumes.
     resumes: usize,
     /// The open streams. The stream of the POST is 0, and each resume has the next number.
@@ -101,7 +101,7 @@ pub(super) struct Call {
     empty_resumes: u32,
     last_deadline: Option<Instant>,
     /// The deadline of the call, attached or not.
-    pub(super) may_last_to: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     event_ids: Vec<Stream>,
 }
 
@@ -148,13 +148,13 @@ impl Model {
         &mut self,
         id: CallId,
         (scope, request): (usize, RequestId),
-        may_last_to: Option<Instant>,
+        deadline: Option<Instant>,
     ) {
         self.calls.push(Call {
             id,
             scope,
             request,
-            accepted: false,
+            is_accepted: false,
             resumes: 0,
             streams: vec![0],
             state: None,
@@ -172,7 +172,7 @@ impl Model {
             is_confirmed: false,
             empty_resumes: 0,
             last_deadline: None,
-            may_last_to,
+            deadline,
             event_ids: Vec::new(),
         });
     }
@@ -181,11 +181,11 @@ impl Model {
     pub(super) fn accept(&mut self, id: CallId) -> Option<CallId> {
         let call = self.get_mut(id)?;
         let (scope, request) = (call.scope, call.request.clone());
-        call.accepted = true;
+        call.is_accepted = true;
         let older = self
             .calls
             .iter()
-            .find(|call| call.id != id && call.accepted && call.is(scope, &request))?;
+            .find(|call| call.id != id && call.is_accepted && call.is(scope, &request))?;
         let older = older.id;
         self.remove(older);
         Some(older)
@@ -199,7 +199,7 @@ impl Model {
     ) -> Option<CallId> {
         let call = self.get_mut(id)?;
         (call.scope, call.request) = (scope, request);
-        call.accepted = false;
+        call.is_accepted = false;
         call.event_ids.clear();
         self.accept(id)
     }
@@ -293,6 +293,21 @@ impl Model {
         true
     }
 
+    /// Rule 6.
+    pub(super) fn renew_grace(&mut self, id: CallId, now: Instant) {
+        let Some(call) = self.get_mut(id) else {
+            return;
+        };
+        let window = call.resume_window;
+        if call.empty_resumes < MAX_EMPTY_RESUMES
+            && let Some(DetachedState::GraceUntil { deadline, .. }) = &mut call.state
+        {
+            *deadline = (now + window).max(*deadline);
+            call.last_deadline = Some(*deadline);
+            call.empty_resumes += 1;
+        }
+    }
+
     pub(super) fn end_resume(&mut self, id: CallId, now: Instant) {
         let Some(call) = self.get_mut(id).filter(|call| call.pending_resumes > 0) else {
             return;
@@ -357,12 +372,12 @@ impl Model {
         Some(call.expiry_count)
     }
 
-    /// Rule 6: an answer counts only for the expiry of its request.
-    pub(super) fn answer(
+    /// Rule 6: a confirmation counts only for the expiry that requested it.
+    pub(super) fn confirm(
         &mut self,
         id: CallId,
         due: usize,
-        answer: Answering,
+        decision: Decision,
         now: Instant,
     ) -> bool {
         if self.due(id) != Some(due) {
@@ -372,12 +387,12 @@ impl Model {
             return false;
         };
         call.is_expired = false;
-        match answer {
-            Answering::Cancel => {
+        match decision {
+            Decision::Cancel => {
                 call.is_confirmed = true;
                 call.rechecks.push(now + RECHECK_DELAY);
             }
-            Answering::Postpone { wait_ms } => {
+            Decision::Postpone { wait_ms } => {
                 let until = now + Duration::from_millis(wait_ms);
                 call.is_confirmed = false;
                 call.was_postponed = false;
@@ -402,8 +417,8 @@ impl Model {
     /// Rules 2 and 11. Returns whether a cancel may be injected.
     pub(super) fn finish(&mut self, id: CallId, completed: Option<Completed>) -> Option<bool> {
         let call = self.remove(id)?;
-        let is_for_it = |other: &Call| other.is(call.scope, &call.request);
-        let may_cancel_server = call.accepted || !self.calls.iter().any(is_for_it);
+        let has_same_key = |other: &Call| other.is(call.scope, &call.request);
+        let may_cancel_server = call.is_accepted || !self.calls.iter().any(has_same_key);
         if let Some(mut completed) = completed.filter(|_| !call.event_ids.is_empty()) {
             if call.state.is_some() {
                 completed.until = completed.until.max(completed.at + call.resume_window);
@@ -413,7 +428,7 @@ impl Model {
             }
             let event_ids = call.known_event_ids().collect();
             let answered = matches!(completed.end, RetainedOutcome::Answered(_));
-            self.keep(RetainedAnswer {
+            self.retain_answer(RetainedAnswer {
                 id,
                 scope: call.scope,
                 event_ids,
@@ -427,7 +442,7 @@ impl Model {
     /// Rule 11. An answer that cannot fit is not retained. Otherwise delivered answers are evicted first, then
     /// undelivered ones, each oldest first. No undelivered answer is evicted for a delivered one. Only the latest
     /// delivered answers are retained.
-    fn keep(&mut self, new: RetainedAnswer) {
+    fn retain_answer(&mut self, new: RetainedAnswer) {
         let is_kept = if new.undelivered { 0 } else { self.units(true) };
         if new.completed.units + is_kept > self.capacity {
             if new.undelivered {
@@ -474,8 +489,8 @@ impl Model {
     /// Rule 12: the accepted calls, whose event ids are removed together with the retained calls.
     pub(super) fn begin_close(&mut self, scope: usize) -> Vec<CallId> {
         self.retained.retain(|retained| retained.scope != scope);
-        let its = self.calls.iter_mut().filter(|call| call.scope == scope);
-        let accepted = its.filter(|call| call.accepted);
+        let of_scope = self.calls.iter_mut().filter(|call| call.scope == scope);
+        let accepted = of_scope.filter(|call| call.is_accepted);
         let taken = accepted.map(|call| {
             call.event_ids.clear();
             call.id
@@ -493,7 +508,7 @@ impl Model {
         });
         let mut expired_calls = Vec::new();
         self.calls.retain_mut(|call| {
-            if call.may_last_to.is_some_and(|at| at <= now) {
+            if call.deadline.is_some_and(|at| at <= now) {
                 expired_calls.push((call.id, Expired::Deadline));
                 return true;
             }
@@ -535,7 +550,7 @@ impl Model {
     }
 
     pub(super) fn find(&self, scope: usize, request: &RequestId) -> Option<CallId> {
-        let mut accepted = self.calls.iter().filter(|call| call.accepted);
+        let mut accepted = self.calls.iter().filter(|call| call.is_accepted);
         let found = accepted.find(|call| call.is(scope, request));
         found.map(|call| call.id)
     }
@@ -545,17 +560,17 @@ impl Model {
     }
 
     pub(super) fn detached(&self, scope: usize) -> Vec<CallId> {
-        let its = self.calls.iter().filter(|call| call.scope == scope);
-        let detached = its.filter(|call| call.state.is_some());
+        let of_scope = self.calls.iter().filter(|call| call.scope == scope);
+        let detached = of_scope.filter(|call| call.state.is_some());
         detached.map(|call| call.id).collect()
     }
 
     /// Rule 8. Returns what an event id matches.
     pub(super) fn match_event(&self, scope: usize, stream: Stream) -> Match {
-        let ids_of = |is_one: &dyn Fn(&Call) -> bool| {
-            let its = self.calls.iter().filter(|call| call.scope == scope);
-            let mut ids: Vec<_> = its
-                .filter(|call| is_one(call))
+        let ids_of = |is_match: &dyn Fn(&Call) -> bool| {
+            let of_scope = self.calls.iter().filter(|call| call.scope == scope);
+            let mut ids: Vec<_> = of_scope
+                .filter(|call| is_match(call))
                 .map(|call| call.id)
                 .collect();
             ids.sort_unstable();
@@ -568,10 +583,10 @@ impl Model {
             _ => return Match::Ambiguous(in_flight),
         }
         let mut latest = self.retained.iter().rev();
-        let is_its = |retained: &&RetainedAnswer| {
+        let has_event = |retained: &&RetainedAnswer| {
             retained.scope == scope && retained.event_ids.contains(&stream)
         };
-        if let Some(retained) = latest.find(is_its) {
+        if let Some(retained) = latest.find(has_event) {
             return Match::Ended(retained.completed.end.clone());
         }
         let overflowed = ids_of(&|call| call.event_ids.len() > MAX_EVENT_IDS + 1);
@@ -600,12 +615,12 @@ impl Call {
 
     /// Returns `true` if a pending resume keeps the call from being cancelled.
     pub(super) fn has_pending_resume_at(&self, now: Instant) -> bool {
-        let held = self.pending_resumes > 0;
+        let has_pending_resume = self.pending_resumes > 0;
         match self.state {
             Some(DetachedState::GraceUntil { deadline, .. }) => {
-                held && now < deadline + MAX_RESUME_WAIT
+                has_pending_resume && now < deadline + MAX_RESUME_WAIT
             }
-            _ => held,
+            _ => has_pending_resume,
         }
     }
 
@@ -618,16 +633,16 @@ impl Call {
                 let recheck = self.rechecks.last().copied();
                 others.chain(recheck).chain([deadline]).max()
             }
-            DetachedState::ForgetAt { until, .. } => Some(until).max(self.may_last_to),
+            DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => self
                 .unobserved_until
-                .map(|at| at.max(self.may_last_to.unwrap_or(at))),
+                .map(|at| at.max(self.deadline.unwrap_or(at))),
         }
     }
 
     fn scheduled(&self) -> Option<Instant> {
         let due = self.due().filter(|_| !self.is_expired);
-        due.into_iter().chain(self.may_last_to).min()
+        due.into_iter().chain(self.deadline).min()
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -642,10 +657,10 @@ impl Call {
         let Some(DetachedState::GraceUntil { deadline, retry }) = &mut self.state else {
             return false;
         };
-        if now > due + LATE && !self.was_postponed {
+        if now > due + STALL_THRESHOLD && !self.was_postponed {
             self.was_postponed = true;
             self.is_confirmed = false;
-            *deadline = now + (2 * *retry).max(MIN_POSTPONE);
+            *deadline = now + (2 * *retry).max(MIN_STALL_EXTENSION);
             self.last_deadline = Some(*deadline);
             return true;
         }

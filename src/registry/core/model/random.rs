@@ -25,18 +25,18 @@ fn stream() -> impl Strategy<Value = Stream> {
     ]
 }
 
-fn name() -> impl Strategy<Value = Name> {
+fn name() -> impl Strategy<Value = EventIds> {
     prop_oneof![
-        2 => Just(Name::Own),
-        1 => stream().prop_map(Name::Shared),
+        2 => Just(EventIds::Own),
+        1 => stream().prop_map(EventIds::Shared),
     ]
 }
 
-/// Not used together with a flood, because whether a stream counts up depends on the other ids.
+/// Event ids of a server other than rmcp.
 fn events() -> impl Strategy<Value = Op> {
     let events = (0..3_u64, 0..6_u32, 1..4_u32);
     (pick(), events).prop_map(|(call, (stream, first, count))| {
-        Op::RecordEventId(call, Name::Events(stream, first, count))
+        Op::RecordEventId(call, EventIds::Events(stream, first, count))
     })
 }
 
@@ -62,10 +62,10 @@ fn retaining() -> impl Strategy<Value = Retaining> {
     })
 }
 
-fn answering() -> impl Strategy<Value = Answering> {
+fn decision() -> impl Strategy<Value = Decision> {
     prop_oneof![
-        Just(Answering::Cancel),
-        (1..30_000_u64).prop_map(|wait_ms| Answering::Postpone { wait_ms }),
+        Just(Decision::Cancel),
+        (1..30_000_u64).prop_map(|wait_ms| Decision::Postpone { wait_ms }),
     ]
 }
 
@@ -82,12 +82,12 @@ fn pass() -> impl Strategy<Value = Pass> {
 }
 
 fn start() -> impl Strategy<Value = Op> {
-    let may_last_ms = option::weighted(0.2, 0..60_000_u64);
-    ((SCOPES, REQUESTS), prop::bool::weighted(0.8), may_last_ms).prop_map(
-        |(name, accepted, may_last_ms)| Op::Start {
+    let deadline_ms = option::weighted(0.2, 0..60_000_u64);
+    ((SCOPES, REQUESTS), prop::bool::weighted(0.8), deadline_ms).prop_map(
+        |(name, accepted, deadline_ms)| Op::Start {
             name,
             accepted,
-            may_last_ms,
+            deadline_ms,
         },
     )
 }
@@ -116,25 +116,26 @@ fn op() -> impl Strategy<Value = Op> {
             }),
         7 => pick().prop_map(Op::BeginResume),
         6 => pick().prop_map(Op::EndResume),
+        3 => pick().prop_map(Op::RenewGrace),
         2 => pick().prop_map(Op::SetMaybeResumed),
         2 => pick().prop_map(Op::AddBackgroundReader),
         3 => pick().prop_map(Op::RemoveBackgroundReader),
-        3 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDue(call, how)),
-        4 => pick().prop_map(Op::Ask),
-        4 => (0..64_usize, answering()).prop_map(|(question, answer)| Op::Answer(question, answer)),
-        2 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
+        3 => (pick(), retaining()).prop_map(|(call, completed)| Op::FinishDue(call, completed)),
+        4 => pick().prop_map(Op::RequestConfirmation),
+        4 => (0..64_usize, decision()).prop_map(|(index, decision)| Op::Confirm(index, decision)),
+        2 => (pick(), retaining()).prop_map(|(call, completed)| Op::FinishDetached(call, completed)),
         8 => (pick(), option::weighted(0.7, retaining()))
             .prop_map(|(call, completed)| Op::Finish(call, completed)),
         2 => (SCOPES, option::weighted(0.7, retaining()))
             .prop_map(|(scope, end)| Op::BeginClose { scope, end }),
         12 => pass().prop_map(Op::Pass),
-        1 => (1..12_u32, 19..22_u64).prop_map(|(checks, and_ms)| Op::Late { checks, and_ms }),
+        1 => (1..12_u32, 19..22_u64).prop_map(|(checks, and_ms)| Op::ExpireLate { checks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
     ]
 }
 
-fn whole() -> impl Strategy<Value = Op> {
-    (any::<bool>(), retaining()).prop_map(|(is_detached, completed)| Op::Whole {
+fn run_to_end() -> impl Strategy<Value = Op> {
+    (any::<bool>(), retaining()).prop_map(|(is_detached, completed)| Op::RunToEnd {
         is_detached,
         completed,
     })
@@ -143,13 +144,13 @@ fn whole() -> impl Strategy<Value = Op> {
 /// A call with about as many event ids as a call can store.
 fn many_events() -> impl Strategy<Value = Op> {
     (pick(), 1_000..1_010_u32, 250..266_u32)
-        .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
+        .prop_map(|(call, first, count)| Op::RecordEventId(call, EventIds::Many(first, count)))
 }
 
 /// A few further event ids.
 fn few_events() -> impl Strategy<Value = Op> {
     (pick(), 990..1_300_u32, 1..8_u32)
-        .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
+        .prop_map(|(call, first, count)| Op::RecordEventId(call, EventIds::Many(first, count)))
 }
 
 fn config(cases: u32) -> ProptestConfig {
@@ -166,7 +167,7 @@ proptest! {
     #![proptest_config(config(2_000))]
 
     #[test]
-    fn the_core_behaves_like_its_model(ops in vec(op_or_events(), 1..100)) {
+    fn a_session_state_behaves_like_its_model(ops in vec(op_or_events(), 1..100)) {
         agrees_with_model(ROOMY, &ops);
     }
 }
@@ -175,8 +176,8 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn the_core_behaves_like_its_model_with_little_memory(
-        ops in vec(prop_oneof![2 => op_or_events(), 1 => whole()], 1..100),
+    fn a_session_state_behaves_like_its_model_with_little_memory(
+        ops in vec(prop_oneof![2 => op_or_events(), 1 => run_to_end()], 1..100),
     ) {
         agrees_with_model(TIGHT, &ops);
     }
@@ -186,7 +187,7 @@ proptest! {
     #![proptest_config(config(24))]
 
     #[test]
-    fn the_core_behaves_like_its_model_with_more_event_ids_than_it_stores(
+    fn a_session_state_behaves_like_its_model_with_more_event_ids_than_it_stores(
         before in vec(op(), 0..8),
         start in start(),
         many_events in many_events(),

@@ -215,7 +215,7 @@ async fn a_late_resume_of_an_answered_call_passes_untouched() {
     foreign.send_event_to_newest(answer);
     let frame = late.frame().await.expect("a frame").expect("it is whole");
     assert_eq!(frame.into_data().expect("data"), answer);
-    foreign.ends_last();
+    foreign.end_newest();
     assert!(late.frame().await.is_none());
     assert_eq!(foreign.cancels(), 0);
     let resumed = |event: &Happened| matches!(event, Happened::Other(_));

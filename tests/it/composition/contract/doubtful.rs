@@ -23,7 +23,7 @@ const TEXT: (header::HeaderName, &str) = (header::CONTENT_TYPE, "text/plain");
 
 /// A POST whose call the layer cannot read.
 struct Post {
-    fields: Vec<(header::HeaderName, &'static str)>,
+    headers: Vec<(header::HeaderName, &'static str)>,
     body: Script,
     reading: Reading,
 }
@@ -31,15 +31,15 @@ struct Post {
 impl Post {
     fn new(body: impl Into<Bytes>) -> Self {
         Self {
-            fields: vec![JSON],
+            headers: vec![JSON],
             body: Script::whole(body),
             reading: ToEnd,
         }
     }
 
-    fn fields(self, fields: &[(header::HeaderName, &'static str)]) -> Self {
-        let fields = fields.to_vec();
-        Self { fields, ..self }
+    fn headers(self, headers: &[(header::HeaderName, &'static str)]) -> Self {
+        let headers = headers.to_vec();
+        Self { headers, ..self }
     }
 
     fn read_as(self, reading: Reading) -> Self {
@@ -48,7 +48,7 @@ impl Post {
 
     fn request(&self) -> Request<Scripted> {
         let mut request = Request::post("/plain");
-        for (name, value) in &self.fields {
+        for (name, value) in &self.headers {
             request = request.header(name, *value);
         }
         request.body(self.body.body()).expect("a request")
@@ -116,8 +116,8 @@ fn a_disconnect_from_a_body_that_may_be_json_rpc_fires_no_token() {
             "too large",
             Post::new(format!("{CALL}{}", " ".repeat(4 * 1024 * 1024))),
         ),
-        ("compressed", Post::new("?").fields(&[JSON, gzip])),
-        ("two media types", Post::new(CALL).fields(&[TEXT, JSON])),
+        ("compressed", Post::new("?").headers(&[JSON, gzip])),
+        ("two media types", Post::new(CALL).headers(&[TEXT, JSON])),
         ("cut short", Post::new(&CALL[..40])),
         ("with more after it", Post::new(format!("{CALL}}}"))),
         (
@@ -138,14 +138,14 @@ fn a_disconnect_from_a_body_that_may_be_json_rpc_fires_no_token() {
     }
     let mut silent = Post::new(CALL);
     silent.body = silent.body.end(End::Silent);
-    assert_eq!(silent.fires(), [false; 2], "its end unsaid");
+    assert_eq!(silent.fires(), [false; 2], "its end not announced");
 }
 
 #[test]
 fn a_disconnect_from_a_body_that_is_no_json_rpc_fires_the_token() {
     for (what, post) in [
-        ("a text", Post::new(CALL).fields(&[TEXT])),
-        ("no media type", Post::new(CALL).fields(&[])),
+        ("a text", Post::new(CALL).headers(&[TEXT])),
+        ("no media type", Post::new(CALL).headers(&[])),
         ("nothing", Post::new("")),
         ("no JSON", Post::new("name=value")),
         ("another JSON value", Post::new(r#""hello""#)),

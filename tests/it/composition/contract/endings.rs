@@ -268,15 +268,15 @@ fn silent_server(
     let service = layer.layer(service_fn(move |request: Request<TeeBody<Full<Bytes>>>| {
         let token = token.clone();
         async move {
-            let link = request.extensions().get::<CallToken>().cloned();
+            let call_token = request.extensions().get::<CallToken>().cloned();
             let Ok(body) = request.into_body().collect().await;
             if body.to_bytes() == CALL {
-                *token.lock().unwrap_or_else(PoisonError::into_inner) = link;
+                *token.lock().unwrap_or_else(PoisonError::into_inner) = call_token;
                 pending::<()>().await;
             }
-            let mut taken = Response::new(Full::<Bytes>::default());
-            *taken.status_mut() = StatusCode::ACCEPTED;
-            Ok::<_, Infallible>(taken)
+            let mut accepted = Response::new(Full::<Bytes>::default());
+            *accepted.status_mut() = StatusCode::ACCEPTED;
+            Ok::<_, Infallible>(accepted)
         }
     }));
     move |request| Box::pin(service.clone().oneshot(request))
@@ -427,12 +427,12 @@ async fn a_delete_in_one_nest_ends_no_call_of_another() {
             let is_post = request.method() == Method::POST;
             let _whole = request.into_body().collect().await;
             let events = Body::new(Script::stalled().body());
-            let taken = || (StatusCode::ACCEPTED, Body::empty()).into_response();
+            let accepted = || (StatusCode::ACCEPTED, Body::empty()).into_response();
             use axum::response::IntoResponse as _;
             if is_post {
                 event_stream(events)
             } else {
-                taken()
+                accepted()
             }
         });
         Router::new().route("/mcp", answer).layer(layer.clone())

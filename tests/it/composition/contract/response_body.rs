@@ -31,7 +31,7 @@ const RESPONSE_DROPPED: TokenReason = Some(ResponseDropped);
 struct Row {
     what: &'static str,
     script: Script,
-    /// The fates if the body is read to its end, for one frame, or not at all.
+    /// The reasons if the body is read to its end, for one frame, or not at all.
     reasons: [TokenReason; 3],
 }
 
@@ -166,7 +166,7 @@ fn a_body_that_is_polled_on_after_its_end_or_its_error_changes_nothing() {
     }
 }
 
-/// Returns the fate of an exchange whose body is dropped unpolled, as by hyper for a body that is not sent.
+/// Returns the reason of an exchange whose body is dropped unpolled, as by hyper for a body that is not sent.
 fn token_reason(method: Method, status: StatusCode) -> TokenReason {
     let (layer, _log) = immediate();
     let (response, token) = respond(&layer, bodyless(method), move |_| {

@@ -45,7 +45,7 @@ const LONG: Duration = Duration::from_secs(3_600);
 
 macro_rules! stacks {
     ($($name:ident: $build:expr;)+) => {
-        mod a_hung_up_call_is_cancelled_and_others_pass {
+        mod a_disconnected_call_is_cancelled_and_others_pass {
             use super::*;
 
             $(
@@ -118,7 +118,7 @@ stacks! {
 /// Without a session manager, the layer cannot know whether unreadable events contain the answer.
 macro_rules! stacks_with_compression_inside {
     ($($name:ident: $build:expr;)+) => {
-        mod a_hang_up_on_compressed_events_is_clear_to_a_session_manager_only {
+        mod a_disconnect_from_compressed_events_cancels_only_with_a_session_manager {
             use super::*;
 
             $(

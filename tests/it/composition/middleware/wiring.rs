@@ -24,7 +24,7 @@ use crate::{
 
 macro_rules! wirings {
     ($($name:ident: |$rmcp:ident, $cancel:ident| $app:expr;)+) => {
-        mod a_hung_up_call_is_cancelled_and_others_pass {
+        mod a_disconnected_call_is_cancelled_and_others_pass {
             use super::*;
 
             $(

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{DISCONNECTED, Plan, Server, Setup, What},
+    setup::{DISCONNECTED, EventKind, Plan, Server, Setup},
     support::*,
 };
 
@@ -37,7 +37,7 @@ async fn the_token_of_a_stored_call_of_2026_07_28_fires() {
     assert!(setup.witness.ended("a").await.is_cancelled());
     assert_eq!(
         setup.events.of(&mcp, 1),
-        [What::Started, What::Ended(DISCONNECTED)]
+        [EventKind::Started, EventKind::Ended(DISCONNECTED)]
     );
 }
 
@@ -84,7 +84,7 @@ async fn a_stored_call_of_an_older_revision_keeps_running() {
     assert!(!setup.tokens.of("a").is_cancelled());
     assert_eq!(
         setup.events.of(&mcp, 1),
-        [What::Started, What::Ended(Outcome::Unknown)]
+        [EventKind::Started, EventKind::Ended(Outcome::Unknown)]
     );
 }
 
@@ -153,8 +153,8 @@ async fn the_token_of_a_handler_fires_although_the_server_refused_the_cancel() {
     setup.start_call(&mcp, 1, "hold", "a").await.fin();
 
     assert!(setup.witness.ended("a").await.is_cancelled());
-    let refused = What::CancelFailed(Some(StatusCode::FORBIDDEN));
-    setup.events.count(&mcp, 1, 1, |what| what == refused).await;
+    let refused = EventKind::CancelFailed(Some(StatusCode::FORBIDDEN));
+    setup.events.count(&mcp, 1, 1, |kind| kind == refused).await;
     setup.assert_completes("other", &mut other).await;
 }
 
@@ -168,8 +168,8 @@ async fn bare_rmcp_fires_no_token_if_the_server_refused_the_cancel() {
 
     setup.start_call(&mcp, 1, "hold", "a").await.fin();
 
-    let refused = What::CancelFailed(Some(StatusCode::FORBIDDEN));
-    setup.events.count(&mcp, 1, 1, |what| what == refused).await;
+    let refused = EventKind::CancelFailed(Some(StatusCode::FORBIDDEN));
+    setup.events.count(&mcp, 1, 1, |kind| kind == refused).await;
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("a"));
 }

@@ -32,7 +32,7 @@ mod processes {
     }
 
     async fn a_child_process_that_a_handler_awaits_is_killed(mode: TransportMode) {
-        super::child::is_gone(mode).await;
+        super::child::assert_killed(mode).await;
     }
 }
 
@@ -44,11 +44,11 @@ async fn a_handler_that_awaits_its_token_ends(mode: TransportMode) {
     }));
     let bench = bench.await;
 
-    let hung_up = hang_up(&bench).await;
+    let disconnected_at = disconnect(&bench).await;
 
     let end = bench.setup.witness.ended("a").await;
     assert!(end.is_completed());
-    print_time(mode, "awaits its token", hung_up, end.at());
+    print_time(mode, "awaits its token", disconnected_at, end.at());
 }
 
 async fn a_handler_that_ignores_its_token_is_dropped(mode: TransportMode) {
@@ -58,11 +58,11 @@ async fn a_handler_that_ignores_its_token_is_dropped(mode: TransportMode) {
     }));
     let bench = bench.await;
 
-    let hung_up = hang_up(&bench).await;
+    let disconnected_at = disconnect(&bench).await;
 
     let end = bench.setup.witness.ended("a").await;
     assert!(end.is_dropped());
-    print_time(mode, "ignores its token", hung_up, end.at());
+    print_time(mode, "ignores its token", disconnected_at, end.at());
 }
 
 /// The handler only awaits the answer. rmcp cancels the request that the handler dropped.
@@ -81,13 +81,13 @@ async fn what_a_handler_has_called_on_another_server_ends(mode: TransportMode) {
     let call = bench.start_call(1, "a").await;
     behind.witness.started("a").await;
 
-    let hung_up = Instant::now();
+    let disconnected_at = Instant::now();
     call.fin();
 
     let end = behind.witness.ended("a").await;
     assert!(end.is_cancelled());
     assert!(bench.setup.witness.ended("a").await.is_dropped());
-    print_time(mode, "awaits another server", hung_up, end.at());
+    print_time(mode, "awaits another server", disconnected_at, end.at());
 }
 
 #[cfg(unix)]
@@ -107,7 +107,7 @@ mod child {
     use crate::{setup::Scripted, support::within};
 
     /// The process holds the only other end of a pipe. The pipe closes when the process ends, reaped or not.
-    pub(super) async fn is_gone(mode: TransportMode) {
+    pub(super) async fn assert_killed(mode: TransportMode) {
         let (reader, writer) = io::pipe().expect("a pipe");
         let mut reader = Receiver::from_owned_fd(OwnedFd::from(reader)).expect("a pipe");
         let writer = Arc::new(std::sync::Mutex::new(Some(writer)));
@@ -115,7 +115,7 @@ mod child {
             let writer = writer.lock().expect("no panics here").take();
             async move {
                 begin(&context).await;
-                sleep_for_ever(writer.expect("it runs once")).await;
+                sleep_forever(writer.expect("it runs once")).await;
                 Ok("unread".to_owned())
             }
         }));
@@ -124,17 +124,17 @@ mod child {
         let begun = within("the process to begin", reader.read_u8()).await;
         assert_eq!(begun.expect("it writes a byte"), b'.');
 
-        let hung_up = Instant::now();
+        let disconnected_at = Instant::now();
         call.fin();
 
         let mut rest = Vec::new();
         let ended = within("the process to end", reader.read_to_end(&mut rest)).await;
         assert_eq!(ended.expect("the end of the pipe"), 0);
-        print_time(mode, "awaits a process", hung_up, Instant::now());
+        print_time(mode, "awaits a process", disconnected_at, Instant::now());
         assert!(bench.setup.witness.ended("a").await.is_dropped());
     }
 
-    async fn sleep_for_ever(output: PipeWriter) {
+    async fn sleep_forever(output: PipeWriter) {
         let mut process = {
             let mut command = Command::new("sh");
             command.args(["-c", "printf . ; exec sleep 600"]);
@@ -151,17 +151,17 @@ mod child {
 }
 
 /// Disconnects the client of call `a`, whose handler is running. Returns the time of the disconnect.
-async fn hang_up(bench: &Bench) -> Instant {
+async fn disconnect(bench: &Bench) -> Instant {
     let call = bench.start_call(1, "a").await;
     assert!(bench.setup.witness.is_running("a"));
-    let hung_up = Instant::now();
+    let disconnected_at = Instant::now();
     call.fin();
-    hung_up
+    disconnected_at
 }
 
-fn print_time(mode: TransportMode, work: &str, hung_up: Instant, stopped: Instant) {
-    let took = stopped - hung_up;
-    eprintln!("{mode:?}: a handler that {work} had stopped {took:.1?} after the hang-up");
+fn print_time(mode: TransportMode, work: &str, disconnected_at: Instant, stopped: Instant) {
+    let took = stopped - disconnected_at;
+    eprintln!("{mode:?}: a handler that {work} had stopped {took:.1?} after the disconnect");
 }
 
 async fn client_of(server: &Setup) -> Arc<RunningService<RoleClient, ()>> {

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Number of disconnects, and how many of them happen at the same time.
-const HANG_UPS: usize = 100;
+const DISCONNECTS: usize = 100;
 const AT_ONCE: usize = 10;
 
 type Client = Arc<RunningService<RoleClient, ()>>;
@@ -33,7 +33,7 @@ async fn a_hundred_disconnects_stop_a_hundred_chains() {
     let sessionless = Mcp::sessionless(front.served.addr, PATH);
     let clients = [front.mcp().await, sessionless];
     let mut slowest = Duration::ZERO;
-    for round in 0..HANG_UPS / AT_ONCE {
+    for round in 0..DISCONNECTS / AT_ONCE {
         let calls = (0..AT_ONCE).map(async |number| {
             let label = format!("{round}-{number}");
             let id = (round * AT_ONCE + number) as i64;
@@ -42,24 +42,26 @@ async fn a_hundred_disconnects_stop_a_hundred_chains() {
             for server in servers {
                 server.witness.started(&label).await;
             }
-            let hung_up = Instant::now();
+            let disconnected_at = Instant::now();
             call.fin();
-            let mut last = hung_up;
+            let mut last = disconnected_at;
             for server in servers {
                 last = last.max(server.witness.ended(&label).await.at());
             }
-            last - hung_up
+            last - disconnected_at
         });
         let took = join_all(calls).await.into_iter().max();
         slowest = slowest.max(took.unwrap_or_default());
     }
-    eprintln!("{HANG_UPS} hang-ups, {AT_ONCE} at once: all had stopped {slowest:.1?} after theirs");
+    eprintln!(
+        "{DISCONNECTS} disconnects, {AT_ONCE} at once: all had stopped {slowest:.1?} after theirs"
+    );
     for server in servers {
         assert_eq!(server.witness.running(), 0);
         // Each handler ran exactly once.
         assert_eq!(
             server.witness.completed() + server.witness.dropped(),
-            HANG_UPS
+            DISCONNECTS
         );
     }
 }

@@ -9,8 +9,8 @@ use crate::{
     support::{server::report, *},
 };
 
-/// How long a cancelled handler may run on here: long enough to end by itself.
-const WINDOW: Duration = Duration::from_millis(100);
+/// How long a cancelled handler may run on here. This is long enough to end by itself.
+const ABORT_GRACE: Duration = Duration::from_millis(100);
 
 /// The header by which a handler knows that its events are stored.
 const STORED: &str = "x-stored";
@@ -26,7 +26,7 @@ pub(super) enum TransportMode {
     NewestStored,
 }
 
-/// Makes every test that takes a [`TransportMode`] one `#[tokio::test]` for each way.
+/// Makes every test that takes a [`TransportMode`] one `#[tokio::test]` for each mode.
 macro_rules! for_modes {
     ($($test:ident,)+) => {
         for_modes!(@ session = Session, $($test,)+);
@@ -49,7 +49,7 @@ macro_rules! for_modes {
 
 pub(super) use for_modes;
 
-/// A server, and a client that uses it in this way.
+/// A server, and a client that uses it in one mode.
 pub(super) struct Bench {
     pub(super) mode: TransportMode,
     pub(super) setup: Setup,
@@ -69,7 +69,7 @@ impl TransportMode {
             Self::NewestStored => plan.stored(),
             _ => plan,
         };
-        let setup = plan.abort_after(WINDOW).start_scripted(handler).await;
+        let setup = plan.abort_after(ABORT_GRACE).start_scripted(handler).await;
         let mcp = match self {
             Self::Newest => Mcp::sessionless(setup.served.addr, PATH),
             Self::NewestStored => Mcp::sessionless(setup.served.addr, PATH).header(STORED, "yes"),

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::{
     setup::{
-        DISCONNECTED, EXCHANGE, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, What,
-        for_servers, stalled,
+        DISCONNECTED, EXCHANGE, EventKind, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock,
+        TICK, for_servers, stalled,
     },
     support::*,
 };
@@ -238,7 +238,7 @@ fn flood(mcp: &Mcp) -> crate::support::Request {
 /// Advances the clock until call 1 was detached this many times.
 async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
     let detached = async {
-        let is_detached = |what: &&What| matches!(what, What::Detached(_));
+        let is_detached = |kind: &&EventKind| matches!(kind, EventKind::Detached(_));
         while setup.events.of(mcp, 1).iter().filter(is_detached).count() < times {
             // Sockets fill in real time.
             for _ in 0..100 {
@@ -264,13 +264,16 @@ impl Causes {
         let cause = match event {
             Event::Detached { cause, grace, .. } => Detached(*cause, *grace),
             Event::Resumed { detachment, .. } => {
-                Resumed(detachment.map(|it| (it.cause(), it.lasted())))
+                Resumed(detachment.map(|detachment| (detachment.cause(), detachment.lasted())))
             }
             Event::Ended {
                 outcome,
                 detachment,
                 ..
-            } => Ended(*outcome, detachment.map(|it| (it.cause(), it.lasted()))),
+            } => Ended(
+                *outcome,
+                detachment.map(|detachment| (detachment.cause(), detachment.lasted())),
+            ),
             _ => return,
         };
         self.0

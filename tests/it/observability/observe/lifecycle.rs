@@ -64,13 +64,16 @@ async fn the_lifecycle_of_a_call_whose_client_resumes_is_logged(server: Server) 
     setup.assert_completes("a", &mut resumed).await;
     setup.events.ended(&mcp, 1).await;
 
-    let [_, _, back, completed] = &*lifecycle(&lines) else {
+    let [_, _, resumed, completed] = &*lifecycle(&lines) else {
         panic!("{lines:?}");
     };
-    assert!(back.starts_with("DEBUG … client resumed call=…"), "{back}");
     assert!(
-        back.ends_with(r#" cause="disconnected" detached=1ms"#),
-        "{back}"
+        resumed.starts_with("DEBUG … client resumed call=…"),
+        "{resumed}"
+    );
+    assert!(
+        resumed.ends_with(r#" cause="disconnected" detached=1ms"#),
+        "{resumed}"
     );
     assert!(completed.starts_with("TRACE … call completed call=…"));
     assert!(completed.ends_with(" lasted=1ms"), "{completed}");
@@ -117,7 +120,7 @@ async fn a_cancel_is_never_an_error(server: Server) {
 
 /// Returns the lines of call 1, without the parts that vary between runs.
 fn lifecycle(lines: &Lines) -> Vec<String> {
-    let of_call = lines.that(|line| line.contains(r#" jsonrpc.request.id="1" "#));
+    let of_call = lines.matching(|line| line.contains(r#" jsonrpc.request.id="1" "#));
     of_call.iter().map(|line| masked(line)).collect()
 }
 

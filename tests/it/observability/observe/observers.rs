@@ -7,7 +7,7 @@ use std::sync::{
 
 use mcp_cancel_on_disconnect::{Event, Observer};
 
-use crate::setup::{Plan, Server, What};
+use crate::setup::{EventKind, Plan, Server};
 
 /// Counts the events that it receives.
 #[derive(Clone, Debug, Default)]
@@ -53,5 +53,5 @@ async fn observers_that_all_panic_affect_no_call() {
     assert!(setup.witness.ended("a").await.is_cancelled());
     setup.events.ended(&mcp, 1).await;
     assert_eq!(setup.events.of(&mcp, 1).len(), 2);
-    assert!(matches!(setup.events.of(&mcp, 1)[1], What::Ended(_)));
+    assert!(matches!(setup.events.of(&mcp, 1)[1], EventKind::Ended(_)));
 }

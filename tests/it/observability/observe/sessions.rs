@@ -27,7 +27,7 @@ async fn logged(plan: Plan) -> [(Vec<String>, String); 2] {
     assert!(!lines.text().contains(SECRET), "{lines:?}");
     [(&one, "one"), (&other, "other")].map(|(mcp, label)| {
         let id = format!(r#"jsonrpc.request.id="{label}""#);
-        let lines = lines.that(|line| line.contains(&id));
+        let lines = lines.matching(|line| line.contains(&id));
         assert_eq!(lines.len(), 3, "{lines:?}");
         (lines, mcp.session_id().expect("a session").to_owned())
     })
@@ -117,9 +117,9 @@ async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
     setup.witness.ended("a").await;
     setup.assert_usable(&mcp).await;
 
-    let dropped = lines.that(|line| line.contains("handler did not stop by itself"));
+    let dropped = lines.matching(|line| line.contains("handler did not stop by itself"));
     assert_eq!(dropped.len(), 1, "{dropped:?}");
-    let cancelled = lines.that(|line| line.contains("call cancelled"));
+    let cancelled = lines.matching(|line| line.contains("call cancelled"));
     assert_eq!(shown(&dropped), shown(&cancelled));
 }
 

@@ -95,11 +95,11 @@ async fn a_cancel_that_fails_belongs_to_the_request() {
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();
-    let failed = |what| matches!(what, crate::setup::What::CancelFailed(_));
+    let failed = |kind| matches!(kind, crate::setup::EventKind::CancelFailed(_));
     setup.events.count(&mcp, 1, 1, failed).await;
 
     assert_one_span(&lines, 4);
-    let warned = lines.that(|line| line.starts_with(" WARN") && line.contains("call="));
+    let warned = lines.matching(|line| line.starts_with(" WARN") && line.contains("call="));
     let [warned] = &*warned else {
         panic!("{lines:?}");
     };
@@ -128,7 +128,7 @@ fn traced(plan: Plan) -> Plan {
 
 /// Asserts that all lines of call 1 are in the same span, and returns that span.
 fn assert_one_span(lines: &Lines, count: usize) -> String {
-    let of_call = lines.that(|line| line.contains(r#"jsonrpc.request.id="1""#));
+    let of_call = lines.matching(|line| line.contains(r#"jsonrpc.request.id="1""#));
     assert_eq!(of_call.len(), count, "{of_call:#?}");
     let spans = of_call.iter().map(|line| {
         let at = line.find("request{number=").expect("a span");
@@ -140,7 +140,7 @@ fn assert_one_span(lines: &Lines, count: usize) -> String {
 }
 
 fn is_closed(lines: &Lines, span: &str) -> bool {
-    let closed = lines.that(|line| line.contains(span) && line.contains("close"));
+    let closed = lines.matching(|line| line.contains(span) && line.contains("close"));
     !closed.is_empty()
 }
 

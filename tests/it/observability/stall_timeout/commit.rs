@@ -66,7 +66,7 @@ fn status(status: u16, content_type: &str, body: &str) -> Response<Body> {
 #[tokio::test(start_paused = true)]
 async fn a_silent_call_is_answered_with_a_stream_and_probed() {
     let (layer, _log) = committing();
-    let (mut body, _asked) = committed(&layer, call()).await;
+    let (mut body, _request) = committed(&layer, call()).await;
     let begun = Instant::now();
     assert_eq!(frame(&mut body).await.as_deref(), Some(PROBE));
     assert_eq!(begun.elapsed().as_secs(), 15);
@@ -75,7 +75,7 @@ async fn a_silent_call_is_answered_with_a_stream_and_probed() {
 #[tokio::test(start_paused = true)]
 async fn its_probes_have_the_usual_interval() {
     let layer = committing().0.keep_alive(3 * SECOND);
-    let (mut body, _asked) = committed(&layer, call()).await;
+    let (mut body, _request) = committed(&layer, call()).await;
     let begun = Instant::now();
     assert_eq!(frame(&mut body).await.as_deref(), Some(PROBE));
     assert_eq!(begun.elapsed().as_secs(), 3);
@@ -369,7 +369,7 @@ async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream(
         drop(upload);
         server.next_request().await
     };
-    let (response, _asked) = tokio::join!(client.send(request), uploaded);
+    let (response, _uploaded) = tokio::join!(client.send(request), uploaded);
     assert_eq!(
         response.headers()[header::CONTENT_TYPE],
         "text/event-stream"

@@ -12,10 +12,10 @@ use tokio::{
 
 use crate::support::limit::LIMIT;
 
-/// Delay after which the layer checks a deadline again that it noticed late, plus tokio's rounding.
+/// Delay after which the layer rechecks a deadline that ran late, plus tokio's rounding.
 const RECHECK_DELAY: Duration = Duration::from_millis(101);
 
-/// Maximum lateness of such a second check.
+/// Maximum lateness at which a recheck counts as on time.
 const STEP: Duration = Duration::from_millis(20);
 
 /// Stops the clock of the current runtime until it is dropped.
@@ -32,8 +32,9 @@ impl StoppedClock {
         Self(tokio::spawn(stay_busy()))
     }
 
-    /// Advances the clock in small steps, so that every deadline is noticed in time. A deadline that is noticed late is
-    /// deferred, and a test that jumps past one could not see that it was wrong.
+    /// Advances the clock in small steps, so that every deadline runs on time.
+    ///
+    /// A deadline that runs late is postponed. So a test that jumps past a wrong deadline could not detect it.
     pub(crate) async fn advance(&self, duration: Duration) {
         let mut left = duration;
         while !left.is_zero() {
@@ -44,13 +45,14 @@ impl StoppedClock {
         }
     }
 
-    /// Advances the clock in one step. Deadlines in between are noticed late.
+    /// Advances the clock in one step. Deadlines in between run late.
     pub(crate) async fn jump(&self, duration: Duration) {
         tokio::time::advance(duration).await;
     }
 
-    /// Advances the clock so that deadlines pass, and in time for the second check of those that were noticed late by
-    /// less than a second.
+    /// Advances the clock past deadlines, and then to their recheck.
+    ///
+    /// A deadline that runs late by less than a second is rechecked.
     pub(crate) async fn advance_past(&self, duration: Duration) {
         advance_past(duration).await;
     }
@@ -73,7 +75,7 @@ pub(crate) fn paused_runtime() -> Runtime {
 pub(crate) async fn advance_past(duration: Duration) {
     for step in [duration, RECHECK_DELAY] {
         tokio::time::advance(step).await;
-        // Otherwise the check would run after the next step, and late.
+        // Without these polls the check would run after the next step, and late.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }

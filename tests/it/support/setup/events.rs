@@ -18,7 +18,7 @@ pub(crate) struct Events(Arc<watch::Sender<Vec<Seen>>>);
 
 /// The kind of an event, without its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum EventKind {
     Started,
     Detached(Option<Duration>),
     Resumed,
@@ -31,7 +31,7 @@ pub(crate) enum What {
 
 #[derive(Clone, Debug)]
 struct Seen {
-    what: What,
+    kind: EventKind,
     at: Instant,
     call: Option<Call>,
 }
@@ -55,7 +55,7 @@ impl Events {
         let log = self.0.clone();
         move |event| {
             let seen = Seen::new(event);
-            if seen.what != What::Detached(Some(Duration::ZERO)) {
+            if seen.kind != EventKind::Detached(Some(Duration::ZERO)) {
                 log.send_modify(|log| log.push(seen));
             }
         }
@@ -63,7 +63,8 @@ impl Events {
 
     /// Waits until the layer knows a client's call.
     pub(crate) async fn started(&self, mcp: &Mcp, id: impl Into<Value>) {
-        self.count(mcp, id, 1, |what| what == What::Started).await;
+        self.count(mcp, id, 1, |kind| kind == EventKind::Started)
+            .await;
     }
 
     /// Waits for the end of a client's call.
@@ -72,10 +73,10 @@ impl Events {
         outcome
     }
 
-    /// The same. Also returns when the call ended.
+    /// Like [`Self::ended`]. Also returns when the call ended.
     pub(crate) async fn end(&self, mcp: &Mcp, id: impl Into<Value>) -> (Outcome, Instant) {
-        self.of_call(mcp, id.into(), "the end", |what| match what {
-            What::Ended(outcome) => Some(outcome),
+        self.of_call(mcp, id.into(), "the end", |kind| match kind {
+            EventKind::Ended(outcome) => Some(outcome),
             _ => None,
         })
         .await
@@ -87,20 +88,20 @@ impl Events {
         mcp: &Mcp,
         id: impl Into<Value>,
     ) -> (Option<Duration>, Instant) {
-        self.of_call(mcp, id.into(), "the detach", |what| match what {
-            What::Detached(grace) => Some(grace),
+        self.of_call(mcp, id.into(), "the detach", |kind| match kind {
+            EventKind::Detached(grace) => Some(grace),
             _ => None,
         })
         .await
     }
 
-    /// Waits until `count` events of this kind were reported of a call. Returns when the last of them was reported.
+    /// Waits until `count` events of a call that `is_counted` accepts were reported. Returns when the last of them was reported.
     pub(crate) async fn count(
         &self,
         mcp: &Mcp,
         id: impl Into<Value>,
         count: usize,
-        kind: impl Fn(What) -> bool,
+        is_counted: impl Fn(EventKind) -> bool,
     ) -> Instant {
         let call = Call::of(mcp, id.into());
         let mut changes = self.0.subscribe();
@@ -110,7 +111,7 @@ impl Events {
                     let log = changes.borrow_and_update();
                     let mut seen = log.iter().filter(|seen| {
                         let of_call = seen.call.as_ref() == Some(&call);
-                        of_call && kind(seen.what)
+                        of_call && is_counted(seen.kind)
                     });
                     seen.nth(count - 1).map(|seen| seen.at)
                 };
@@ -125,14 +126,14 @@ impl Events {
 
     /// Waits until calls with this id have ended this many times.
     pub(crate) async fn ended_times(&self, mcp: &Mcp, id: impl Into<Value>, times: usize) {
-        let kind = |what| matches!(what, What::Ended(_));
-        self.count(mcp, id, times, kind).await;
+        let is_counted = |kind| matches!(kind, EventKind::Ended(_));
+        self.count(mcp, id, times, is_counted).await;
     }
 
     /// Waits until a call was resumed this many times.
     pub(crate) async fn resumed(&self, mcp: &Mcp, id: impl Into<Value>, times: usize) -> Instant {
-        let kind = |what| what == What::Resumed;
-        self.count(mcp, id, times, kind).await
+        let is_counted = |kind| kind == EventKind::Resumed;
+        self.count(mcp, id, times, is_counted).await
     }
 
     /// Waits until a call was detached this many times.
@@ -142,29 +143,29 @@ impl Events {
         id: impl Into<Value>,
         times: usize,
     ) -> Instant {
-        let kind = |what| matches!(what, What::Detached(_));
-        self.count(mcp, id, times, kind).await
+        let is_counted = |kind| matches!(kind, EventKind::Detached(_));
+        self.count(mcp, id, times, is_counted).await
     }
 
     /// Returns all events so far of the calls with this id in this session (or in none).
-    pub(crate) fn of(&self, mcp: &Mcp, id: impl Into<Value>) -> Vec<What> {
+    pub(crate) fn of(&self, mcp: &Mcp, id: impl Into<Value>) -> Vec<EventKind> {
         let call = Call::of(mcp, id.into());
         let log = self.0.borrow();
         let seen = log.iter().filter(|seen| seen.call.as_ref() == Some(&call));
-        seen.map(|seen| seen.what).collect()
+        seen.map(|seen| seen.kind).collect()
     }
 
     /// Returns all events so far.
-    pub(crate) fn all(&self) -> Vec<What> {
-        self.0.borrow().iter().map(|seen| seen.what).collect()
+    pub(crate) fn all(&self) -> Vec<EventKind> {
+        self.0.borrow().iter().map(|seen| seen.kind).collect()
     }
 
     async fn of_call<T>(
         &self,
         mcp: &Mcp,
         id: Value,
-        what: &str,
-        pick: impl Fn(What) -> Option<T>,
+        awaited: &str,
+        pick: impl Fn(EventKind) -> Option<T>,
     ) -> (T, Instant) {
         let call = Call::of(mcp, id);
         let mut changes = self.0.subscribe();
@@ -172,7 +173,7 @@ impl Events {
             loop {
                 let found = changes.borrow_and_update().iter().find_map(|seen| {
                     let of_call = seen.call.as_ref() == Some(&call);
-                    let picked = of_call.then(|| pick(seen.what)).flatten()?;
+                    let picked = of_call.then(|| pick(seen.kind)).flatten()?;
                     Some((picked, seen.at))
                 });
                 match found {
@@ -181,7 +182,7 @@ impl Events {
                 }
             }
         };
-        within(FailedWait(self, what, &call), found).await
+        within(FailedWait(self, awaited, &call), found).await
     }
 }
 
@@ -189,21 +190,21 @@ impl Events {
 
 impl Seen {
     fn new(event: &Event<'_>) -> Self {
-        let (what, call) = match event {
-            Event::Started { call, .. } => (What::Started, Some(call)),
-            Event::Detached { call, grace, .. } => (What::Detached(*grace), Some(call)),
-            Event::Resumed { call, .. } => (What::Resumed, Some(call)),
-            Event::Ended { call, outcome, .. } => (What::Ended(*outcome), Some(call)),
+        let (kind, call) = match event {
+            Event::Started { call, .. } => (EventKind::Started, Some(call)),
+            Event::Detached { call, grace, .. } => (EventKind::Detached(*grace), Some(call)),
+            Event::Resumed { call, .. } => (EventKind::Resumed, Some(call)),
+            Event::Ended { call, outcome, .. } => (EventKind::Ended(*outcome), Some(call)),
             Event::CancelFailed { call, error, .. } => {
-                (What::CancelFailed(error.status()), Some(call))
+                (EventKind::CancelFailed(error.status()), Some(call))
             }
-            Event::Untracked { call, limit, .. } => (What::Untracked(*limit), Some(call)),
-            Event::AnswerEvicted { outcome, .. } => (What::AnswerEvicted(*outcome), None),
-            Event::UnparsedBody { why, .. } => (What::UnparsedBody(*why), None),
+            Event::Untracked { call, limit, .. } => (EventKind::Untracked(*limit), Some(call)),
+            Event::AnswerEvicted { outcome, .. } => (EventKind::AnswerEvicted(*outcome), None),
+            Event::UnparsedBody { why, .. } => (EventKind::UnparsedBody(*why), None),
             other => panic!("an event these tests do not know: {other:?}"),
         };
         Self {
-            what,
+            kind,
             at: Instant::now(),
             call: call.map(|call| Call::from_info(call)),
         }
@@ -232,8 +233,8 @@ impl Call {
 
 impl fmt::Display for FailedWait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(events, what, call) = self;
+        let Self(events, awaited, call) = self;
         let log = events.0.borrow();
-        write!(f, "{what} of {call:?}; reported: {:#?}", &*log)
+        write!(f, "{awaited} of {call:?}; reported: {:#?}", &*log)
     }
 }

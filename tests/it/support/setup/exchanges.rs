@@ -1,6 +1,6 @@
-//! Reports when the layer has finished with an exchange, for tests that expect nothing to happen.
+//! Reports when an exchange is over, for tests that expect the layer to do nothing.
 //!
-//! A middleware *outside* the layer. It drops what the layer returned before it records the end. So everything that the
+//! It is a middleware *outside* the layer, which drops what the layer returned before it records the end. So everything that the
 //! layer does in `Drop` has happened by then.
 
 use std::{
@@ -36,8 +36,8 @@ struct Log {
     over: BTreeSet<String>,
 }
 
-/// Dropped with the exchange, after everything inside it.
-struct Over {
+/// Records the end of an exchange when it is dropped, after everything inside the exchange.
+struct EndRecorder {
     exchanges: Exchanges,
     name: String,
 }
@@ -55,15 +55,15 @@ impl Exchanges {
     pub(crate) fn watch(&self, router: Router) -> Router {
         let exchanges = self.clone();
         router.layer(from_fn(move |request: Request, next: Next| {
-            let over = exchanges.begin(&request);
+            let recorder = exchanges.begin(&request);
             async move {
                 // Declared before the call, so dropped after it.
-                let over = over;
+                let recorder = recorder;
                 let response = next.run(request).await;
-                match over {
-                    Some(over) => response.map(|body| {
+                match recorder {
+                    Some(recorder) => response.map(|body| {
                         let on_poll = move || {
-                            let _lives = &over;
+                            let _lives = &recorder;
                         };
                         Body::new(PolledBody { body, on_poll })
                     }),
@@ -98,21 +98,21 @@ impl Exchanges {
             .expect("self holds the sender");
     }
 
-    fn begin(&self, request: &Request) -> Option<Over> {
+    fn begin(&self, request: &Request) -> Option<EndRecorder> {
         let name = request.headers().get(EXCHANGE)?.to_str().ok()?.to_owned();
         self.0.send_modify(|log| {
             log.begun.insert(name.clone());
         });
-        Some(Over {
+        Some(EndRecorder {
             exchanges: self.clone(),
             name,
         })
     }
 }
 
-// === impl Over ===
+// === impl EndRecorder ===
 
-impl Drop for Over {
+impl Drop for EndRecorder {
     fn drop(&mut self) {
         let name = std::mem::take(&mut self.name);
         self.exchanges.0.send_modify(|log| {

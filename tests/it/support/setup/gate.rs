@@ -82,7 +82,8 @@ impl Gate {
         name: &'static str,
     ) -> (Self, impl FnOnce(Router) -> Router + 'static) {
         Self::new(held, move |request| {
-            request.headers().get(EXCHANGE).is_some_and(|it| it == name)
+            let exchange = request.headers().get(EXCHANGE);
+            exchange.is_some_and(|exchange| exchange == name)
         })
     }
 

@@ -65,14 +65,14 @@ impl Lines {
 
     /// Returns the lines of the layer so far.
     pub(crate) fn of_layer(&self) -> Vec<String> {
-        self.that(|line| {
+        self.matching(|line| {
             line.contains("mcp_cancel_on_disconnect:")
                 || line.contains("mcp_cancel_on_disconnect::setup:")
         })
     }
 
     /// Returns the lines so far that match.
-    pub(crate) fn that(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    pub(crate) fn matching(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
         let text = self.text();
         let lines = text.lines().filter(|line| is_wanted(line));
         lines.map(|line| line.trim_start().to_owned()).collect()

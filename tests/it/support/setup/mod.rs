@@ -1,4 +1,4 @@
-//! A server with the layer in place, in each way to use it, and everything that a test may observe of it.
+//! A server with the layer in place, in each way to use it, and what a test can observe.
 //!
 //! ```ignore
 //! let setup = Server::Wrapped.start().await;
@@ -18,7 +18,7 @@
 //! | a middleware that holds requests or responses | [`Gate`] |
 //! | a clock that moves only when the test moves it | [`StoppedClock`] |
 //!
-//! rmcp's keep-alives are off everywhere, because a disconnect must be noticed without a write.
+//! rmcp's keep-alives are off everywhere, because a disconnect must be detected without a write.
 
 use std::{
     collections::HashMap,
@@ -62,7 +62,7 @@ mod store;
 
 pub(crate) use self::{
     clock::{StoppedClock, advance_past, paused_runtime},
-    events::{Events, What},
+    events::{EventKind, Events},
     exchanges::{EXCHANGE, Exchanges, PolledBody},
     gate::{Gate, Held},
     ledger::Ledger,
@@ -139,9 +139,10 @@ pub(crate) struct Setup {
 #[derive(Clone, Default)]
 pub(crate) struct Tokens(Arc<Mutex<HashMap<String, CallToken>>>);
 
-/// Makes every test that takes a [`Server`] one `#[tokio::test]` for each of these servers, in a module with its name.
-/// The runtime's flavor may stand between the servers and the tests. `sessions` are the servers with sessions, and `all`
-/// also those without.
+/// Turns every test that takes a [`Server`] into one `#[tokio::test]` for each of these servers.
+///
+/// The tests of a server are in a module with its name. The runtime's flavor may be given between the servers and the
+/// tests. `sessions` are the servers with sessions, and `all` also those without.
 macro_rules! for_servers {
     (sessions $tests:tt) => {
         crate::setup::for_servers!([wrapped = Wrapped, layer_only = LayerOnly] () $tests);
@@ -318,9 +319,9 @@ impl Plan {
     pub(crate) async fn start(self) -> Setup {
         let witness = Witness::new();
         let tokens = Tokens::default();
-        let record = tokens.clone();
+        let recorder = tokens.clone();
         let tools =
-            Tools::new(&witness).on_start(move |label, context| record.record(label, context));
+            Tools::new(&witness).on_start(move |label, context| recorder.record(label, context));
         self.serve(tools, witness, tokens).await
     }
 

@@ -1,4 +1,4 @@
-//! A server whose single tool runs a script of the test, for what the tools of `support` cannot do.
+//! A server whose tool runs a script of the test, for what the tools of `support` cannot do.
 
 use std::{fmt, future::ready, sync::Arc};
 
@@ -23,7 +23,7 @@ type Script =
     dyn Fn(String, RequestContext<RoleServer>) -> BoxFuture<'static, Answer> + Send + Sync;
 
 /// The server. Every tool name runs the script, and the witness gets the label in the arguments. Only `echo` answers at
-/// once, as everywhere.
+/// once, as in [`Tools`](crate::support::Tools).
 #[derive(Clone)]
 pub(crate) struct Scripted {
     pub(crate) witness: Witness,

@@ -1,4 +1,6 @@
-//! A middleware inside the layer that reads the body and then waits, as for a database that identifies the client.
+//! A middleware inside the layer that reads the body, and then waits.
+//!
+//! Authentication by a database does the same.
 
 use std::time::Duration;
 

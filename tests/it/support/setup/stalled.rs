@@ -1,4 +1,4 @@
-//! Streams that stay unread inside the layer, as behind a full buffer. Their end is noticed only when they are dropped.
+//! Streams that stay unread inside the layer, as behind a full buffer. Their end is detected only when they are dropped.
 
 use std::future::pending;
 
@@ -15,9 +15,9 @@ use super::EXCHANGE;
 /// Reads the streams of named exchanges up to their first event. Then holds them unread until they are dropped.
 pub(crate) fn stalled(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
-        let stalls = request.headers().contains_key(EXCHANGE);
+        let is_named = request.headers().contains_key(EXCHANGE);
         let response = next.run(request).await;
-        if stalls {
+        if is_named {
             response.map(|body| {
                 let first = (body.into_data_stream(), true);
                 Body::from_stream(stream::unfold(first, async |(mut body, first)| {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{super::*, at, server::Server};
+use super::{super::*, directory_at, server::Server};
 use crate::{
     answers::Answers,
     directory::{
@@ -29,7 +29,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
-    Limited::new(at(&server.url()).unwrap())
+    Limited::new(directory_at(&server.url()).unwrap())
 }
 
 async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
@@ -107,7 +107,7 @@ impl Drop for LiveInstance {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_redis_directory_fulfils_the_contract() {
     let server = Server::start().await;
-    contract::holds(at(&server.url()).unwrap()).await;
+    contract::holds(directory_at(&server.url()).unwrap()).await;
 }
 
 #[tokio::test]
@@ -118,11 +118,11 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
     let (me, secret) = (instance(1), SessionHash::of("secret"));
     let status = Status::default();
     directory.acquire_lease(me, &status).await.unwrap();
-    let entered = Registration {
+    let registration = Registration {
         params: Arc::from(*b"{}"),
         ..session("secret")
     };
-    directory.register(me, &[entered]).await.unwrap();
+    directory.register(me, &[registration]).await.unwrap();
     directory
         .keep_answer(
             secret,
@@ -133,7 +133,7 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
         )
         .await
         .unwrap();
-    let mut keys: Vec<String> = server.ask("KEYS *").await;
+    let mut keys: Vec<String> = server.query("KEYS *").await;
     keys.sort();
     let expected = [
         answer_key(secret, me.incarnation, CallNumber::new(7)),
@@ -142,26 +142,26 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
     ];
     assert_eq!(keys, expected);
     let owner: Vec<String> = server
-        .ask(&format!("HGETALL {}", session_key(secret)))
+        .query(&format!("HGETALL {}", session_key(secret)))
         .await;
     let stored = ownership(&directory, secret).await.unwrap();
     assert_eq!(owner, ["o", &stored.to_string(), "p", "{}"]);
     assert_eq!(stored.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([ANSWER_TTL, LEASES_TTL, RECORD_TTL]) {
-        let left: u64 = server.ask(&format!("PTTL {key}")).await;
+    for (key, ttl) in keys.iter().zip([ANSWER_TTL, LEASES_TTL, RECORD_TTL]) {
+        let remaining: u64 = server.query(&format!("PTTL {key}")).await;
         assert!(
-            (millis(most) - 5_000..=millis(most)).contains(&left),
-            "{key} expires in {left} ms"
+            (millis(ttl) - 5_000..=millis(ttl)).contains(&remaining),
+            "{key} expires in {remaining} ms"
         );
     }
     // A claim renews the expiry of the record.
     let () = server
-        .ask(&format!("PEXPIRE {} 1000000", session_key(secret)))
+        .query(&format!("PEXPIRE {} 1000000", session_key(secret)))
         .await;
     claim_from(&directory, secret, me, instance(2)).await;
-    let left: u64 = server.ask(&format!("PTTL {}", session_key(secret))).await;
-    assert!(left > 3_000_000);
+    let remaining: u64 = server.query(&format!("PTTL {}", session_key(secret))).await;
+    assert!(remaining > 3_000_000);
 }
 
 #[tokio::test]
@@ -169,38 +169,38 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
 async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and_denies_no_session()
 {
     let mut server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 1_000).await;
-    let two = LiveInstance::start(&server, 2, 0).await;
-    let (live, unknown) = (session("7").session, SessionHash::of("unknown"));
-    let denies = async |session| match two.directory.look(session).await {
-        Ok(look) => look.record.is_none() && two.heartbeat.proves(&look.leases),
+    let live = LiveInstance::start(&server, 1, 1_000).await;
+    let other = LiveInstance::start(&server, 2, 0).await;
+    let (existing, unknown) = (session("7").session, SessionHash::of("unknown"));
+    let is_denied = async |session| match other.directory.look(session).await {
+        Ok(look) => look.record.is_none() && other.heartbeat.proves_absence(&look.leases),
         Err(_) => false,
     };
     eventually("an unknown session is denied", async || {
-        denies(unknown).await
+        is_denied(unknown).await
     })
     .await;
     server.kill().await;
     server.start_again().await;
     let begun = Instant::now();
     let mut is_consistent_too_early = false;
-    let before = one.heartbeat.consistent_since();
+    let before = live.heartbeat.consistent_since();
     while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
-        assert!(!denies(live).await);
-        let is_consistent_again = one
+        assert!(!is_denied(existing).await);
+        let is_consistent_again = live
             .heartbeat
             .consistent_since()
             .is_some_and(|since| Some(since) != before);
-        let known: usize = server.ask("DBSIZE").await;
+        let known: usize = server.query("DBSIZE").await;
         // The sessions have 1,000 keys, and all leases have one. `is_consistent_again` was read before `known`.
         is_consistent_too_early |= is_consistent_again && known < 1_001;
         sleep(Duration::from_millis(5)).await;
     }
     assert!(!is_consistent_too_early);
-    let stored = ownership(&two.directory, live).await.unwrap();
-    assert_eq!(stored.owner, one.me);
+    let stored = ownership(&other.directory, existing).await.unwrap();
+    assert_eq!(stored.owner, live.me);
     eventually("an unknown session is denied again", async || {
-        denies(unknown).await
+        is_denied(unknown).await
     })
     .await;
 }
@@ -209,14 +209,14 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_redis_that_was_down_is_used_again_soon() {
     let mut server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 10).await;
+    let live = LiveInstance::start(&server, 1, 10).await;
     server.kill().await;
-    one.until_not_consistent().await;
-    // Long enough for a client whose delays grow to reach a long one.
+    live.until_not_consistent().await;
+    // Long enough that a client with growing delays between its attempts would reach a long delay.
     sleep(8 * SECOND).await;
     server.start_again().await;
     let begun = Instant::now();
-    one.until_consistent().await;
+    live.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
 }
 
@@ -224,37 +224,37 @@ async fn a_redis_that_was_down_is_used_again_soon() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     let server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 10).await;
-    let owners = OwnerCache::new(one.me.incarnation, one.directory.clone());
+    let live = LiveInstance::start(&server, 1, 10).await;
+    let owners = OwnerCache::new(live.me.incarnation, live.directory.clone());
     server.stop();
     let begun = Instant::now();
     let (me, any) = (instance(3), session("any"));
     let former = Ownership::begin(me);
-    let asked = tokio::join!(
+    let results = tokio::join!(
         owners.find(any.session),
-        one.directory.load(any.session),
-        one.directory
-            .claim(any.session, former, former.claimed_by(one.me)),
-        one.directory.register(me, std::slice::from_ref(&any)),
-        one.directory.leases(),
+        live.directory.load(any.session),
+        live.directory
+            .claim(any.session, former, former.claimed_by(live.me)),
+        live.directory.register(me, std::slice::from_ref(&any)),
+        live.directory.leases(),
     );
     assert!(
-        asked.0.is_err()
-            && asked.1.is_err()
-            && asked.2.is_err()
-            && asked.3.is_err()
-            && asked.4.is_err()
+        results.0.is_err()
+            && results.1.is_err()
+            && results.2.is_err()
+            && results.3.is_err()
+            && results.4.is_err()
     );
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    one.until_not_consistent().await;
+    live.until_not_consistent().await;
     // Long enough for the lease to expire.
     sleep(LEASE_TTL).await;
     server.resume();
     let begun = Instant::now();
-    one.until_consistent().await;
+    live.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    assert!(one.sessions.is_local(session("7").session));
-    assert!(is_alive(&one.directory, one.me).await);
+    assert!(live.sessions.is_local(session("7").session));
+    assert!(is_alive(&live.directory, live.me).await);
 }
 
 #[tokio::test]
@@ -262,26 +262,32 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
 async fn the_scripts_are_loaded_again_after_a_redis_has_lost_them() {
     let server = Server::start().await;
     let directory = directory(&server);
-    let (one, two) = (instance(1), instance(2));
+    let (former, owner) = (instance(1), instance(2));
     for _ in 0..2 {
-        directory.register(one, &[session("a")]).await.unwrap();
-        let () = server.ask("SCRIPT FLUSH").await;
-        let claim = claim_from(&directory, session("a").session, one, two).await;
+        directory.register(former, &[session("a")]).await.unwrap();
+        let () = server.query("SCRIPT FLUSH").await;
+        let claim = claim_from(&directory, session("a").session, former, owner).await;
         assert_eq!(claim, Claim::Won);
-        let () = server.ask("SCRIPT FLUSH").await;
-        let by = Tombstone {
-            by: two.incarnation,
+        let () = server.query("SCRIPT FLUSH").await;
+        let tombstone = Tombstone {
+            by: owner.incarnation,
             epoch: Epoch::now(),
         };
-        directory.delete(session("b").session, by).await.unwrap();
-        let () = server.ask("SCRIPT FLUSH").await;
         directory
-            .acquire_lease(one, &Status::default())
+            .delete(session("b").session, tombstone)
             .await
             .unwrap();
-        let () = server.ask("SCRIPT FLUSH").await;
-        directory.heartbeat(one, &Status::default()).await.unwrap();
-        let () = server.ask("FLUSHALL").await;
+        let () = server.query("SCRIPT FLUSH").await;
+        directory
+            .acquire_lease(former, &Status::default())
+            .await
+            .unwrap();
+        let () = server.query("SCRIPT FLUSH").await;
+        directory
+            .heartbeat(former, &Status::default())
+            .await
+            .unwrap();
+        let () = server.query("FLUSHALL").await;
     }
 }
 
@@ -293,10 +299,10 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let me = instance(1);
     let (text, list, good) = (session("text"), session("list"), session("good"));
     let () = server
-        .ask(&format!("HSET {} o 10.0.0.7", session_key(text.session)))
+        .query(&format!("HSET {} o 10.0.0.7", session_key(text.session)))
         .await;
     let _: usize = server
-        .ask(&format!("LPUSH {} x", session_key(list.session)))
+        .query(&format!("LPUSH {} x", session_key(list.session)))
         .await;
     let error = directory.look(text.session).await.unwrap_err();
     let expected = format!(
@@ -309,12 +315,12 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let claim = directory.claim(text.session, former, former.claimed_by(me));
     claim.await.unwrap_err();
     directory.look(list.session).await.unwrap_err();
-    let by = Tombstone {
+    let tombstone = Tombstone {
         by: me.incarnation,
         epoch: Epoch::now(),
     };
-    directory.delete(text.session, by).await.unwrap();
-    directory.delete(list.session, by).await.unwrap();
+    directory.delete(text.session, tombstone).await.unwrap();
+    directory.delete(list.session, tombstone).await.unwrap();
     assert_eq!(
         directory
             .register(me, &[text, list, good.clone()])
@@ -330,41 +336,41 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
     let server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 1).await;
+    let live = LiveInstance::start(&server, 1, 1).await;
     let connections = async || -> u64 {
-        let info: String = server.ask("INFO stats").await;
+        let info: String = server.query("INFO stats").await;
         let line = info
             .lines()
             .find_map(|line| line.strip_prefix("total_connections_received:"));
         line.unwrap().trim().parse().unwrap()
     };
-    let () = server.ask("REPLICAOF 127.0.0.1 1").await;
-    one.until_not_consistent().await;
+    let () = server.query("REPLICAOF 127.0.0.1 1").await;
+    live.until_not_consistent().await;
     let before = connections().await;
     sleep(2 * SECOND).await;
     // One of the new connections is that of `INFO` itself.
     assert!(connections().await > before + 1);
-    let () = server.ask("REPLICAOF NO ONE").await;
-    one.until_consistent().await;
+    let () = server.query("REPLICAOF NO ONE").await;
+    live.until_consistent().await;
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 1).await;
+    let live = LiveInstance::start(&server, 1, 1).await;
     let (session, generation, directory) =
-        (session("a").session, one.me.incarnation, &one.directory);
+        (session("a").session, live.me.incarnation, &live.directory);
     let keep = async |call, answer: Bytes| {
         let call = CallNumber::new(call);
-        let kept = directory.keep_answer(session, generation, call, answer, ANSWER_TTL);
-        kept.await
+        let write = directory.keep_answer(session, generation, call, answer, ANSWER_TTL);
+        write.await
     };
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
     keep(0, large.clone()).await.unwrap();
-    let since = one.heartbeat.consistent_since();
+    let since = live.heartbeat.consistent_since();
     // Answers have a connection of their own, which is closed here.
-    let clients: String = server.ask("CLIENT LIST").await;
+    let clients: String = server.query("CLIENT LIST").await;
     assert_eq!(
         clients.lines().count(),
         3,
@@ -373,7 +379,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let answers = clients.lines().find(|client| client.contains("cmd=set "));
     let id = answers.and_then(|client| client.split(' ').next()).unwrap();
     let id = id.strip_prefix("id=").unwrap();
-    let killed: u64 = server.ask(&format!("CLIENT KILL ID {id}")).await;
+    let killed: u64 = server.query(&format!("CLIENT KILL ID {id}")).await;
     assert_eq!(killed, 1);
     eventually("an answer is kept again", async || {
         keep(1, large.clone()).await.is_ok()
@@ -381,7 +387,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     .await;
 
     // The memory of the backend is full. A removal frees some.
-    let () = server.ask("CONFIG SET maxmemory 1mb").await;
+    let () = server.query("CONFIG SET maxmemory 1mb").await;
     let error = keep(2, large.clone()).await.unwrap_err();
     assert!(error.to_string().contains("OOM"), "{error}");
     for call in [0, 1] {
@@ -391,28 +397,28 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
             .await
             .unwrap();
     }
-    let () = server.ask("CONFIG SET maxmemory 0").await;
+    let () = server.query("CONFIG SET maxmemory 0").await;
     keep(2, large).await.unwrap();
-    assert_eq!(one.heartbeat.consistent_since(), since);
+    assert_eq!(live.heartbeat.consistent_since(), since);
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     let mut server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 10_000).await;
-    let before = one.heartbeat.consistent_since();
+    let live = LiveInstance::start(&server, 1, 10_000).await;
+    let before = live.heartbeat.consistent_since();
     server.kill().await;
     server.start_again().await;
     let begun = Instant::now();
     eventually("all is written", async || {
-        one.heartbeat
+        live.heartbeat
             .consistent_since()
             .is_some_and(|since| Some(since) != before)
     })
     .await;
     println!("consistent {:?} after it restarted empty", begun.elapsed());
-    let known: usize = server.ask("DBSIZE").await;
+    let known: usize = server.query("DBSIZE").await;
     assert_eq!(known, 10_001);
 }
 
@@ -420,10 +426,10 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     let server = Server::start().await;
-    let mut one = LiveInstance::start(&server, 1, 1).await;
-    one.heartbeat.stop();
-    timeout(TIMEOUT, &mut one.task).await.unwrap().unwrap();
-    let leases: usize = server.ask("HLEN mcp:i").await;
+    let mut live = LiveInstance::start(&server, 1, 1).await;
+    live.heartbeat.stop();
+    timeout(TIMEOUT, &mut live.task).await.unwrap().unwrap();
+    let leases: usize = server.query("HLEN mcp:i").await;
     assert_eq!(leases, 0);
 }
 
@@ -432,12 +438,14 @@ async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
     let server = Server::start().await;
-    let now: Vec<u64> = server.ask("TIME").await;
+    let now: Vec<u64> = server.query("TIME").await;
     let ahead = (now[0] + 3_600) * 1_000;
-    let () = server.ask(&format!("HSET mcp:i turned-away {ahead}")).await;
-    let one = LiveInstance::start(&server, 1, 1).await;
+    let () = server
+        .query(&format!("HSET mcp:i turned-away {ahead}"))
+        .await;
+    let live = LiveInstance::start(&server, 1, 1).await;
     sleep(3 * HEARTBEAT_INTERVAL).await;
-    let leases = one.directory.leases().await.unwrap();
+    let leases = live.directory.leases().await.unwrap();
     assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
 }
 
@@ -446,26 +454,29 @@ async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn an_answer_is_read_and_written_over_a_connection_that_was_idle() {
     let server = Server::start().await;
-    let () = server.ask("CONFIG SET timeout 3").await;
-    let one = LiveInstance::start(&server, 1, 1).await;
-    let (of, session) = (one.me.incarnation, session("0").session);
+    let () = server.query("CONFIG SET timeout 3").await;
+    let live = LiveInstance::start(&server, 1, 1).await;
+    let (generation, session) = (live.me.incarnation, session("0").session);
     let keep = async |number, answer| {
         let call = CallNumber::new(number);
-        let kept = one
+        let write = live
             .directory
-            .keep_answer(session, of, call, answer, ANSWER_TTL);
-        kept.await.unwrap();
+            .keep_answer(session, generation, call, answer, ANSWER_TTL);
+        write.await.unwrap();
     };
     let until_closed = async || {
         eventually("the idle connection is closed", async || {
-            let clients: String = server.ask("CLIENT LIST").await;
+            let clients: String = server.query("CLIENT LIST").await;
             clients.lines().all(|client| !client.contains("cmd=set"))
         })
         .await;
     };
     keep(7, Bytes::from_static(b"{}")).await;
     until_closed().await;
-    let read = one.directory.answer(session, of, CallNumber::new(7)).await;
+    let read = live
+        .directory
+        .answer(session, generation, CallNumber::new(7))
+        .await;
     assert_eq!(read.unwrap().as_deref(), Some(&b"{}"[..]));
     keep(8, Bytes::from_static(b"{}")).await;
     until_closed().await;

@@ -33,23 +33,24 @@ impl Server {
 
     /// Starts a server with options of its command line.
     pub(super) async fn start_with(options: &[&str]) -> Self {
-        let (port, folder) = place();
-        let mut all = words("--bind 127.0.0.1 --appendonly no");
-        all.extend(words(&format!("--port {port} --dir")));
-        all.push(folder.display().to_string());
-        all.extend(["--save".to_owned(), String::new()]);
-        all.extend(options.iter().map(|&option| option.to_owned()));
-        Self::run(port, folder, all, "Ready to accept connections").await
+        let (port, folder) = free_port_and_folder();
+        let mut arguments = words("--bind 127.0.0.1 --appendonly no");
+        arguments.extend(words(&format!("--port {port} --dir")));
+        arguments.push(folder.display().to_string());
+        arguments.extend(["--save".to_owned(), String::new()]);
+        arguments.extend(options.iter().map(|&option| option.to_owned()));
+        Self::run(port, folder, arguments, "Ready to accept connections").await
     }
 
-    /// Starts a server with TLS. [`certify`] makes its certificate in [`folder`](Self::folder).
+    /// Starts a server with TLS. [`certify`] creates its certificate in [`folder`](Self::folder).
     #[cfg(feature = "tls")]
     pub(super) async fn start_with_tls() -> Self {
-        let (port, folder) = place();
+        let (port, folder) = free_port_and_folder();
         certify(&folder).await;
         let file = |name: &str| folder.join(name).display().to_string();
-        let mut all = words("--bind 127.0.0.1 --appendonly no --port 0 --tls-auth-clients no");
-        all.extend(["--save".to_owned(), String::new()]);
+        let mut arguments =
+            words("--bind 127.0.0.1 --appendonly no --port 0 --tls-auth-clients no");
+        arguments.extend(["--save".to_owned(), String::new()]);
         for (option, value) in [
             ("--tls-port", port.to_string()),
             ("--tls-cert-file", file("server.pem")),
@@ -57,14 +58,14 @@ impl Server {
             ("--tls-ca-cert-file", file("ca.pem")),
             ("--dir", folder.display().to_string()),
         ] {
-            all.extend([option.to_owned(), value]);
+            arguments.extend([option.to_owned(), value]);
         }
-        Self::run(port, folder, all, "Ready to accept connections").await
+        Self::run(port, folder, arguments, "Ready to accept connections").await
     }
 
     /// Starts a Sentinel that knows this server by a name, and fails over after a second.
     pub(super) async fn start_sentinel(&self, name: &str) -> Self {
-        let (port, folder) = place();
+        let (port, folder) = free_port_and_folder();
         let config = folder.join("sentinel.conf");
         let lines = [
             format!("port {port}"),
@@ -129,24 +130,24 @@ impl Server {
     }
 
     /// Returns the answer to a command, on a connection of its own.
-    pub(super) async fn ask<T: FromRedisValue>(&self, command: &str) -> T {
-        self.try_ask(command).await.unwrap()
+    pub(super) async fn query<T: FromRedisValue>(&self, command: &str) -> T {
+        self.try_query(command).await.unwrap()
     }
 
     /// Returns the answer to a command, or its refusal.
-    pub(super) async fn try_ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
+    pub(super) async fn try_query<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
         let mut words = command.split(' ');
-        let mut asked = redis::cmd(words.next().unwrap());
+        let mut command = redis::cmd(words.next().unwrap());
         for word in words {
-            asked.arg(word);
+            command.arg(word);
         }
-        asked.query_async(&mut self.connect().await?).await
+        command.query_async(&mut self.connect().await?).await
     }
 
     /// Returns a field of the answer to `INFO`. Returns an empty string if there is no answer.
     pub(super) async fn info(&self, section: &str, field: &str) -> String {
         let info: String = self
-            .try_ask(&format!("INFO {section}"))
+            .try_query(&format!("INFO {section}"))
             .await
             .unwrap_or_default();
         let mut fields = info.lines().filter_map(|line| line.split_once(':'));
@@ -170,7 +171,7 @@ impl Drop for Server {
 }
 
 /// Returns a free port and a new folder.
-fn place() -> (u16, PathBuf) {
+fn free_port_and_folder() -> (u16, PathBuf) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let folder = env::temp_dir().join(format!("mcp-cancel-cluster-{}-{port}", std::process::id()));
@@ -203,7 +204,8 @@ async fn start(options: &[String], ready: &str) -> Child {
     process
 }
 
-/// Makes a certificate authority (`ca.pem`), and a certificate that it has signed for 127.0.0.1 (`server.pem`, `server.key`).
+/// Creates a certificate authority (`ca.pem`), and a certificate that it has signed. The certificate is for 127.0.0.1 (`server.pem`,
+/// `server.key`).
 #[cfg(feature = "tls")]
 pub(super) async fn certify(folder: &Path) {
     fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").unwrap();
@@ -213,15 +215,15 @@ pub(super) async fn certify(folder: &Path) {
         &format!("req {key} -keyout server.key -out server.csr -subj /CN=server"),
         "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
     ] {
-        let made = Command::new("openssl")
+        let output = Command::new("openssl")
             .args(words(command))
             .current_dir(folder)
             .output();
-        let made = made.await.unwrap();
+        let output = output.await.unwrap();
         assert!(
-            made.status.success(),
+            output.status.success(),
             "{}",
-            String::from_utf8_lossy(&made.stderr)
+            String::from_utf8_lossy(&output.stderr)
         );
     }
 }

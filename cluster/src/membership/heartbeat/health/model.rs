@@ -14,12 +14,12 @@ enum Step {
     WroteAll,
 }
 
-/// All events, and when they happened.
+/// All events, each with the time at which it happened.
 #[derive(Debug, Default)]
-struct History(Vec<(Instant, What)>);
+struct History(Vec<(Instant, Event)>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Event {
     /// A heartbeat that found everything unchanged.
     Intact,
     /// A heartbeat that found a change.
@@ -42,25 +42,25 @@ impl History {
     /// Returns the time since which the directory is consistent by definition. That is the first write of everything after two events: the
     /// last one that broke the consistency, and an answered heartbeat since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
-        let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
-        let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
-        let (latest, _) = self.0.iter().rfind(|(_, what)| is_heartbeat(what))?;
+        let is_heartbeat = |event: &Event| matches!(event, Event::Intact | Event::Broken);
+        let breaks = |event: &Event| matches!(event, Event::Failed | Event::Broken);
+        let (latest, _) = self.0.iter().rfind(|(_, event)| is_heartbeat(event))?;
         if now - *latest >= MIN_LEASE {
             return None;
         }
-        let from = self.0.iter().rposition(|(_, what)| breaks(what))?;
+        let from = self.0.iter().rposition(|(_, event)| breaks(event))?;
         let mut since = self.0[from..]
             .iter()
-            .skip_while(|(_, what)| !is_heartbeat(what));
+            .skip_while(|(_, event)| !is_heartbeat(event));
         since
-            .find(|(_, what)| *what == What::WroteAll)
+            .find(|(_, event)| *event == Event::WroteAll)
             .map(|(at, _)| *at)
     }
 }
 
 proptest! {
     #[test]
-    fn consistency_is_as_defined(steps in vec(step(), 0..60)) {
+    fn consistent_since_matches_its_definition(steps in vec(step(), 0..60)) {
         let mut health = DirectoryHealth::new(false);
         let mut history = History::default();
         let mut now = Instant::now();
@@ -72,11 +72,11 @@ proptest! {
                 Step::Wait(millis) => now += Duration::from_millis(millis),
                 Step::Fail => {
                     health.on_heartbeat_failed();
-                    history.0.push((now, What::Failed));
+                    history.0.push((now, Event::Failed));
                 }
                 Step::WroteAll => {
                     health.on_all_written(now);
-                    history.0.push((now, What::WroteAll));
+                    history.0.push((now, Event::WroteAll));
                 }
                 Step::Heartbeat { run, was_alive } => {
                     if !was_alive {
@@ -85,12 +85,12 @@ proptest! {
                     }
                     let required = health.on_heartbeat_answered(now, BackendRunId::new(&run.to_string()));
                     let is_unchanged = last.is_some_and(|(at, before)| before == run && now - at < MIN_LEASE) && was_alive;
-                    let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
-                    let is_reachable_again = failed.is_none_or(|(_, what)| *what == What::Failed);
+                    let last_event = history.0.iter().rfind(|(_, event)| *event != Event::WroteAll);
+                    let is_reachable_again = last_event.is_none_or(|(_, event)| *event == Event::Failed);
                     prop_assert_eq!(required.was_lost, !is_unchanged);
                     prop_assert_eq!(required.write_all, !is_unchanged || is_reachable_again && was_consistent);
                     was_consistent &= !required.write_all;
-                    history.0.push((now, if is_unchanged { What::Intact } else { What::Broken }));
+                    history.0.push((now, if is_unchanged { Event::Intact } else { Event::Broken }));
                     last = Some((now, run));
                 }
             }

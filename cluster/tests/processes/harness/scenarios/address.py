@@ -79,7 +79,7 @@ class Group:
         for call in (self._resuming, self._kept):
             call.cut()
         resumes = [asyncio.create_task(self._resuming.resume(self._other, obeys=True))]
-        await self._world.released(self._kept)
+        await self._world.release_until_ended(self._kept)
         resumes.append(asyncio.create_task(self._kept.resume(self._third, obeys=True)))
         # A client of the first member, and a client that was connected before, are not affected.
         await self._world.release(self._direct)

@@ -43,7 +43,7 @@ async def _cut(world, session, variant, times, dice):
         await call.read_some(20_000)
     call.cut(dice.random() < 0.5)
     if variant == "disconnected":
-        await world.released(call)
+        await world.release_until_ended(call)
     await asyncio.sleep(dice.uniform(0.0, GRACE / 3))
     await call.resume(world.front)
     if variant == "connected":

@@ -16,18 +16,18 @@ OUTAGES = [([("a", "redis")], True), ([("a", "b")], False), ([("a", "redis"), ("
 
 async def play(world, short):
     world.facts.note("plan", scenario="networks", calls=len(OUTAGES) * GROUPS * CALLS)
-    for links, is_without in OUTAGES:
-        await _outage(world, links, is_without, SHORT if short else SECONDS)
+    for links, is_directory_cut in OUTAGES:
+        await _outage(world, links, is_directory_cut, SHORT if short else SECONDS)
 
 
-async def _outage(world, links, is_without, seconds):
+async def _outage(world, links, is_directory_cut, seconds):
     over = asyncio.Event()
     a, b, c = (node.endpoint for node in world.nodes)
     groups = [await _begin(world) for _ in range(GROUPS)]
     sessions = [call.session for calls in groups for call in calls]
     for name, other in links:
         world.network.silence(name, other)
-    if is_without:
+    if is_directory_cut:
         world.facts.note("outage", what="redis", how="silent", links=links)
     poking = asyncio.create_task(_poke(sessions, [a, b, c], over))
     await asyncio.sleep(0.3)
@@ -41,7 +41,7 @@ async def _outage(world, links, is_without, seconds):
     await asyncio.sleep(seconds)
     for name, other in links:
         world.network.restore(name, other)
-    if is_without:
+    if is_directory_cut:
         await world.redis.ready()
         world.facts.note("recovered", what="redis")
     for calls in groups:

@@ -23,7 +23,7 @@ async def _kill(world, number):
     kept = await world.call("owner", "resumes", owner.endpoint, through=other.endpoint)
     kept.cut()
     await asyncio.sleep(0.1)
-    await world.released(kept)
+    await world.release_until_ended(kept)
     # Time until the directory has the answer.
     await asyncio.sleep(0.3)
     await owner.kill()

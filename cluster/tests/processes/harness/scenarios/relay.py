@@ -27,7 +27,7 @@ async def _kill(world, number):
 async def _resume(world, turn, call):
     await call.until_cut_off(5.0)
     if turn % 2:
-        await world.released(call)
+        await world.release_until_ended(call)
     await call.resume(world.front)
     await world.release(call)
     await call.end(world.front)

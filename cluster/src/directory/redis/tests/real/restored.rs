@@ -20,28 +20,28 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
         .acquire_lease(former, &Status::default())
         .await
         .unwrap();
-    let former_ones: Vec<_> = (0..10).map(|id| session(&id.to_string())).collect();
-    directory.register(former, &former_ones).await.unwrap();
+    let former_sessions: Vec<_> = (0..10).map(|id| session(&id.to_string())).collect();
+    directory.register(former, &former_sessions).await.unwrap();
     sleep(Duration::from_millis(10)).await;
-    let () = server.ask("SAVE").await;
+    let () = server.query("SAVE").await;
     let snapshot = server.folder().join("dump.rdb");
     let old = fs::read(&snapshot).unwrap();
 
     // Then the living instance owns these ten, and forty that the snapshot does not have. The instance claims five of the ten once more.
-    let one = LiveInstance::begin(directory.clone(), 1, 50);
-    one.until_consistent().await;
+    let live = LiveInstance::begin(directory.clone(), 1, 50);
+    live.until_consistent().await;
     for id in 0..5_u8 {
         let claimed = session(&id.to_string()).session;
         let stored = ownership(&directory, claimed).await.unwrap();
-        let wanted = stored.claimed_by(one.me);
+        let wanted = stored.claimed_by(live.me);
         let claim = directory.claim(claimed, stored, wanted).await.unwrap();
         assert_eq!(claim, Claim::Won);
-        one.sessions.on_claimed(claimed, wanted.epoch);
+        live.sessions.on_claimed(claimed, wanted.epoch);
     }
-    let two = LiveInstance::start(&server, 2, 0).await;
+    let other = LiveInstance::start(&server, 2, 0).await;
     for id in 0..50 {
         let owner = stored_owner(&directory, &id.to_string()).await;
-        assert_eq!(owner, Some(one.me), "{id}");
+        assert_eq!(owner, Some(live.me), "{id}");
     }
 
     server.kill().await;
@@ -51,10 +51,10 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     eventually("the living owner has all of its sessions", async || {
         for id in 0..50 {
             let look = directory.look(session(&id.to_string()).session).await;
-            let is_its = look.is_ok_and(
-                |look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == one.me),
+            let is_owned = look.is_ok_and(
+                |look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == live.me),
             );
-            if !is_its {
+            if !is_owned {
                 return false;
             }
         }
@@ -67,44 +67,44 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     for id in 0..50 {
         let id = id.to_string();
         assert!(
-            one.sessions.is_local(session(&id).session),
+            live.sessions.is_local(session(&id).session),
             "session {id} is lost"
         );
         assert_eq!(
-            stored_owner(&two.directory, &id).await,
-            Some(one.me),
+            stored_owner(&other.directory, &id).await,
+            Some(live.me),
             "{id}"
         );
     }
-    one.until_consistent().await;
-    assert!(!one.sessions.has_contested());
+    live.until_consistent().await;
+    assert!(!live.sessions.has_contested());
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn flushed_records_are_written_again_and_no_session_is_lost() {
     let server = Server::start().await;
-    let one = LiveInstance::start(&server, 1, 1_000).await;
-    let two = LiveInstance::start(&server, 2, 0).await;
+    let live = LiveInstance::start(&server, 1, 1_000).await;
+    let other = LiveInstance::start(&server, 2, 0).await;
     for _ in 0..3 {
-        let before = one.heartbeat.consistent_since();
-        let () = server.ask("FLUSHALL").await;
+        let before = live.heartbeat.consistent_since();
+        let () = server.query("FLUSHALL").await;
         let begun = Instant::now();
         eventually("the directory is consistent again", async || {
-            let since = one.heartbeat.consistent_since();
-            if let Ok(look) = two.directory.look(session("7").session).await {
-                assert!(look.record.is_some() || !two.heartbeat.proves(&look.leases));
+            let since = live.heartbeat.consistent_since();
+            if let Ok(look) = other.directory.look(session("7").session).await {
+                assert!(look.record.is_some() || !other.heartbeat.proves_absence(&look.leases));
             }
             since.is_some() && since != before
         })
         .await;
         assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
-        two.until_consistent().await;
-        let known: usize = server.ask("DBSIZE").await;
+        other.until_consistent().await;
+        let known: usize = server.query("DBSIZE").await;
         assert_eq!(known, 1_001);
     }
     for id in 0..1_000 {
-        assert!(one.sessions.is_local(session(&id.to_string()).session));
+        assert!(live.sessions.is_local(session(&id.to_string()).session));
     }
-    assert_eq!(stored_owner(&two.directory, "999").await, Some(one.me));
+    assert_eq!(stored_owner(&other.directory, "999").await, Some(live.me));
 }

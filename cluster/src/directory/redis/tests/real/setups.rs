@@ -53,32 +53,32 @@ impl Group {
         .await;
     }
 
-    /// Asserts that the replica is the primary now, and has all that an instance needs.
-    async fn assert_used_by(&self, one: &LiveInstance, sessions: usize) {
+    /// Asserts that the replica becomes the primary, and that the instance uses it within 6 s.
+    async fn assert_used_by(&self, live: &LiveInstance, sessions: usize) {
         self.until_failed_over().await;
         let failed_over = Instant::now();
         let id = self.replica.info("server", "run_id").await;
         eventually("the instance uses the new primary", async || {
-            let leases = one.directory.leases().await;
-            one.heartbeat.consistent_since().is_some()
+            let leases = live.directory.leases().await;
+            live.heartbeat.consistent_since().is_some()
                 && leases.is_ok_and(|leases| leases.run == BackendRunId::new(&id))
         })
         .await;
-        let after = failed_over.elapsed();
-        assert!(after < 6 * SECOND, "after {after:?}");
-        let known: usize = self.replica.ask("DBSIZE").await;
+        let elapsed = failed_over.elapsed();
+        assert!(elapsed < 6 * SECOND, "after {elapsed:?}");
+        let known: usize = self.replica.query("DBSIZE").await;
         assert_eq!(known, sessions + 1);
-        assert!(is_alive(&one.directory, one.me).await);
-        assert!(one.sessions.is_local(session("7").session));
+        assert!(is_alive(&live.directory, live.me).await);
+        assert!(live.sessions.is_local(session("7").session));
         let (session, call) = (session("7").session, CallNumber::new(7));
-        let kept = one.directory.keep_answer(
+        let write = live.directory.keep_answer(
             session,
-            one.me.incarnation,
+            live.me.incarnation,
             call,
             Bytes::from_static(b"{}"),
             ANSWER_TTL,
         );
-        kept.await.unwrap();
+        write.await.unwrap();
     }
 }
 
@@ -86,28 +86,28 @@ impl Group {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn after_a_failover_the_new_primary_is_used_within_seconds() {
     let mut group = Group::start().await;
-    let one = LiveInstance::begin(group.directory(), 1, 100);
-    one.until_consistent().await;
+    let live = LiveInstance::begin(group.directory(), 1, 100);
+    live.until_consistent().await;
     group.primary.kill().await;
-    group.assert_used_by(&one, 100).await;
+    group.assert_used_by(&live, 100).await;
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues() {
     let group = Group::start().await;
-    let one = LiveInstance::begin(group.directory(), 1, 100);
-    one.until_consistent().await;
+    let live = LiveInstance::begin(group.directory(), 1, 100);
+    live.until_consistent().await;
     group.primary.stop();
-    group.assert_used_by(&one, 100).await;
+    group.assert_used_by(&live, 100).await;
     group.primary.resume();
     eventually("the former primary is a replica", async || {
         group.primary.info("replication", "role").await == "slave"
     })
     .await;
-    one.until_consistent().await;
+    live.until_consistent().await;
     let id = group.replica.info("server", "run_id").await;
-    let leases = one.directory.leases().await.unwrap();
+    let leases = live.directory.leases().await.unwrap();
     assert_eq!(leases.run, BackendRunId::new(&id));
 }
 
@@ -115,16 +115,16 @@ async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues()
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_former_primary_that_still_answers_is_abandoned() {
     let group = Group::start().await;
-    let one = LiveInstance::begin(group.directory(), 1, 100);
-    one.until_consistent().await;
+    let live = LiveInstance::begin(group.directory(), 1, 100);
+    live.until_consistent().await;
     // Sentinel refuses until it has detected that the replica is synchronized, which it checks every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
     eventually("the Sentinel begins", async || {
-        let begun: redis::RedisResult<()> = group.sentinel.try_ask(&failover).await;
+        let begun: redis::RedisResult<()> = group.sentinel.try_query(&failover).await;
         begun.is_ok()
     })
     .await;
-    group.assert_used_by(&one, 100).await;
+    group.assert_used_by(&live, 100).await;
 }
 
 #[tokio::test]
@@ -132,11 +132,11 @@ async fn a_former_primary_that_still_answers_is_abandoned() {
 async fn an_instance_joins_without_its_sentinels_and_is_consistent_once_they_run() {
     let mut group = Group::start().await;
     group.sentinel.kill().await;
-    let one = LiveInstance::begin(group.directory(), 1, 10);
+    let live = LiveInstance::begin(group.directory(), 1, 10);
     sleep(2 * SECOND).await;
-    assert!(one.heartbeat.consistent_since().is_none());
+    assert!(live.heartbeat.consistent_since().is_none());
     group.sentinel.start_again().await;
-    one.until_consistent().await;
+    live.until_consistent().await;
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
     assert!(error.contains("Redis Cluster"), "{error}");
     server.kill().await;
     let warnings = Warnings::watch();
-    let one = LiveInstance::begin(directory(&server), 1, 10);
+    let live = LiveInstance::begin(directory(&server), 1, 10);
     let connect = || {
         Cluster::redis(server.url())
             .advertise("10.0.0.7:9000")
@@ -168,12 +168,12 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
     assert!(connect().await.is_ok(), "the directory is unreachable");
     server.start_again().await;
     eventually("the error is logged", async || {
-        warnings.with("Redis Cluster") > 0
+        warnings.count("Redis Cluster") > 0
     })
     .await;
     sleep(3 * SECOND).await;
-    assert!(one.heartbeat.consistent_since().is_none());
-    let errors = warnings.with("ERROR");
+    assert!(live.heartbeat.consistent_since().is_none());
+    let errors = warnings.count("ERROR");
     assert!(
         (1..=2).contains(&errors),
         "at most one for each of the two members, not for each heartbeat: {errors}"
@@ -183,25 +183,25 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_redis_that_evicts_is_logged_once() {
-    let warned = "maxmemory-policy allkeys-lru";
+    let warning = "maxmemory-policy allkeys-lru";
     let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let mut server = Server::start_with(&options).await;
     let warnings = Warnings::watch();
     let member = Cluster::redis(server.url()).advertise("10.0.0.7:9000");
     let _member = member.connect().await.unwrap();
-    assert_eq!(warnings.with(warned), 1);
+    assert_eq!(warnings.count(warning), 1);
     sleep(5 * SECOND).await;
-    assert_eq!(warnings.with(warned), 1);
-    assert_eq!(warnings.with("404"), 1);
+    assert_eq!(warnings.count(warning), 1);
+    assert_eq!(warnings.count("404"), 1);
     // Once for each run of the backend.
     server.kill().await;
     server.start_again().await;
     eventually("the warning is logged again", async || {
-        warnings.with(warned) == 2
+        warnings.count(warning) == 2
     })
     .await;
     sleep(5 * SECOND).await;
-    assert_eq!(warnings.with(warned), 2);
+    assert_eq!(warnings.count(warning), 2);
 
     // Without a limit, or with the recommended policy, no warning is due.
     for policy in ["allkeys-lru", "noeviction"] {
@@ -212,7 +212,7 @@ async fn a_redis_that_evicts_is_logged_once() {
         let _member = member.connect().await.unwrap();
         sleep(SECOND).await;
     }
-    assert_eq!(warnings.with("maxmemory-policy"), 2);
+    assert_eq!(warnings.count("maxmemory-policy"), 2);
 }
 
 #[tokio::test]
@@ -220,29 +220,29 @@ async fn a_redis_that_evicts_is_logged_once() {
 async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     let server = Server::start_with(&["--requirepass", "secret"]).await;
     let url = format!("redis://:secret@127.0.0.1:{}", server.port());
-    let one = LiveInstance::begin(Limited::new(at(&url).unwrap()), 1, 10);
-    one.until_consistent().await;
+    let live = LiveInstance::begin(Limited::new(directory_at(&url).unwrap()), 1, 10);
+    live.until_consistent().await;
     let mut operator = redis::Client::open(url)
         .unwrap()
         .get_multiplexed_async_connection()
         .await
         .unwrap();
-    let mut ask = async |command: &str| {
+    let mut execute = async |command: &str| {
         let mut words = command.split(' ');
-        let mut asked = redis::cmd(words.next().unwrap());
+        let mut command = redis::cmd(words.next().unwrap());
         for word in words {
-            asked.arg(word);
+            command.arg(word);
         }
-        let _answer: redis::Value = asked.query_async(&mut operator).await.unwrap();
+        let _answer: redis::Value = command.query_async(&mut operator).await.unwrap();
     };
-    ask("CONFIG SET requirepass another").await;
-    ask("CLIENT KILL TYPE normal SKIPME yes").await;
-    one.until_not_consistent().await;
+    execute("CONFIG SET requirepass another").await;
+    execute("CLIENT KILL TYPE normal SKIPME yes").await;
+    live.until_not_consistent().await;
     // Longer than a connection retries.
     sleep(5 * SECOND).await;
-    ask("CONFIG SET requirepass secret").await;
+    execute("CONFIG SET requirepass secret").await;
     let begun = Instant::now();
-    one.until_consistent().await;
+    live.until_consistent().await;
     assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
 }
 
@@ -273,13 +273,13 @@ mod tls {
         let mut server = Server::start_with_tls().await;
         let address = address(&server, server.folder());
         let directory = Limited::new(RedisDirectory::new(&address).unwrap());
-        let one = LiveInstance::begin(directory, 1, 100);
-        one.until_consistent().await;
+        let live = LiveInstance::begin(directory, 1, 100);
+        live.until_consistent().await;
         server.kill().await;
-        one.until_not_consistent().await;
+        live.until_not_consistent().await;
         server.start_again().await;
         let begun = Instant::now();
-        one.until_consistent().await;
+        live.until_consistent().await;
         assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
     }
 
@@ -296,8 +296,8 @@ mod tls {
         let member = Cluster::redis(url).tls_root_certificate(pem);
         let member = member.advertise("10.0.0.7:9000").connect().await;
         assert!(member.is_ok(), "the directory counts as unreachable");
-        assert!(warnings.with("certificate") > 0);
-        let strange = Limited::new(RedisDirectory::new(&address(&server, &other)).unwrap());
-        strange.leases().await.unwrap_err();
+        assert!(warnings.count("certificate") > 0);
+        let untrusted = Limited::new(RedisDirectory::new(&address(&server, &other)).unwrap());
+        untrusted.leases().await.unwrap_err();
     }
 }

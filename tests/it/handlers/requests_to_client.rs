@@ -25,13 +25,13 @@ type Results = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
 async fn a_request_to_a_client_fails_when_the_client_disconnects() {
     let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    for (id, question) in (1..).zip(REQUESTS) {
-        let (call, _) = start_until_request(&setup, &mcp, id, question).await;
+    for (id, method) in (1..).zip(REQUESTS) {
+        let (call, _) = start_until_request(&setup, &mcp, id, method).await;
 
         call.fin();
 
-        assert_cancelled(result_of(&mut results, question).await);
-        assert!(setup.witness.ended(question).await.is_completed());
+        assert_cancelled(result_of(&mut results, method).await);
+        assert!(setup.witness.ended(method).await.is_completed());
         let reason = CancelReason::ClientDisconnected;
         assert_eq!(
             setup.events.ended(&mcp, id).await,
@@ -77,11 +77,11 @@ async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
 async fn an_answer_that_arrives_too_late_is_ignored() {
     let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
-    let (call, question) = start_until_request(&setup, &mcp, 1, "roots/list").await;
+    let (call, request) = start_until_request(&setup, &mcp, 1, "roots/list").await;
     call.fin();
     assert_cancelled(result_of(&mut results, "roots/list").await);
 
-    assert_eq!(reply(&mcp, &question).await, 202);
+    assert_eq!(reply(&mcp, &request).await, 202);
 
     setup.assert_usable(&mcp).await;
     assert!(results.try_recv().is_err());
@@ -92,14 +92,13 @@ async fn the_requests_of_other_calls_still_reach_their_clients() {
     let (setup, mut results) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (disconnecting, _) = start_until_request(&setup, &mcp, 1, "roots/list").await;
-    let (mut connected, question) =
-        start_until_request(&setup, &mcp, 2, "elicitation/create").await;
+    let (mut connected, request) = start_until_request(&setup, &mcp, 2, "elicitation/create").await;
 
     disconnecting.fin();
 
     assert_cancelled(result_of(&mut results, "roots/list").await);
     assert!(setup.witness.is_running("elicitation/create"));
-    assert_eq!(reply(&mcp, &question).await, 202);
+    assert_eq!(reply(&mcp, &request).await, 202);
     let answered = result_of(&mut results, "elicitation/create").await;
     assert_eq!(answered.expect("an answer"), json!({ "action": "decline" }));
     let answer = connected.answer().await.expect("an answer");
@@ -114,7 +113,7 @@ async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
         let sender = sender.clone();
         async move {
             context.ct.cancelled().await;
-            let answer = ask(&context, "roots/list").await;
+            let answer = send_request(&context, "roots/list").await;
             sender
                 .send(answer.expect_err("the request fails"))
                 .expect("the test listens");
@@ -140,7 +139,7 @@ async fn start(server: Server) -> (Setup, Results) {
         let sender = sender.clone();
         async move {
             if REQUESTS.contains(&&*label) {
-                let result = ask(&context, &label).await;
+                let result = send_request(&context, &label).await;
                 // The test may have dropped its receiver.
                 let _sent = sender.send((label, result));
             }
@@ -155,22 +154,25 @@ async fn start_until_request(
     setup: &Setup,
     mcp: &Mcp,
     id: i64,
-    question: &str,
+    method: &str,
 ) -> (Connection, Value) {
-    let mut call = setup.start_call(mcp, id, "any", question).await;
+    let mut call = setup.start_call(mcp, id, "any", method).await;
     call.head().await;
     loop {
-        let event = call.event().await.expect("the question");
+        let event = call.event().await.expect("the request");
         if !event.is_priming() {
             let message = event.json();
-            assert_eq!(message["method"], question);
+            assert_eq!(message["method"], method);
             return (call, message);
         }
     }
 }
 
-async fn ask(context: &RequestContext<RoleServer>, question: &str) -> Result<Value, ServiceError> {
-    let params = match question {
+async fn send_request(
+    context: &RequestContext<RoleServer>,
+    method: &str,
+) -> Result<Value, ServiceError> {
+    let params = match method {
         "sampling/createMessage" => json!({ "messages": [], "maxTokens": 1 }),
         "elicitation/create" => json!({
             "mode": "form",
@@ -179,29 +181,29 @@ async fn ask(context: &RequestContext<RoleServer>, question: &str) -> Result<Val
         }),
         _ => json!({}),
     };
-    let request = json!({ "method": question, "params": params });
+    let request = json!({ "method": method, "params": params });
     let request: ServerRequest = serde_json::from_value(request).expect("a request");
     let options = PeerRequestOptions::no_options();
-    let start_until_request = context.peer.send_request_with_option(request, options);
-    let answer = start_until_request.await?.await_response().await?;
+    let sent = context.peer.send_request_with_option(request, options);
+    let answer = sent.await?.await_response().await?;
     Ok(serde_json::to_value(answer).expect("JSON"))
 }
 
 /// Sends the client's answer to the request.
-async fn reply(mcp: &Mcp, question: &Value) -> u16 {
+async fn reply(mcp: &Mcp, request: &Value) -> u16 {
     let answer = json!({
         "jsonrpc": "2.0",
-        "id": question["id"],
+        "id": request["id"],
         "result": { "action": "decline" },
     });
     mcp.post_raw(answer.to_string(), &[]).await.status
 }
 
-async fn result_of(results: &mut Results, question: &str) -> Result<Value, ServiceError> {
+async fn result_of(results: &mut Results, method: &str) -> Result<Value, ServiceError> {
     let (label, result) = within("the result of a request", results.recv())
         .await
         .expect("a report");
-    assert_eq!(label, question);
+    assert_eq!(label, method);
     result
 }
 

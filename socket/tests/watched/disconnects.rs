@@ -1,11 +1,11 @@
-//! Disconnects on a socket that is not read, and what is none.
+//! Which events count as a disconnect of the peer on a socket that is not read.
 
 use std::sync::atomic::Ordering;
 
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Counted, reset, unread};
+use super::{CountedWakes, reset, unread};
 use test_support::within;
 
 // === The peer disconnects ===
@@ -39,30 +39,30 @@ async fn a_half_close_counts_as_closed() {
 async fn a_peer_that_closed_before_the_first_poll_is_closed() {
     let (_stream, peer, client) = unread().await;
     drop(client);
-    within("the first to ask", peer.closed()).await;
-    within("the second to ask", peer.clone().closed()).await;
+    within("the first waiter", peer.closed()).await;
+    within("the second waiter", peer.clone().closed()).await;
 }
 
 #[tokio::test]
 async fn every_waiter_is_notified() {
     let (_stream, peer, client) = unread().await;
-    let mut waiting: Vec<_> = (0..100).map(|_| Counted::new(peer.clone())).collect();
-    for one in &mut waiting {
-        assert!(one.poll_once().is_pending());
+    let mut waiting: Vec<_> = (0..100).map(|_| CountedWakes::new(peer.clone())).collect();
+    for waiter in &mut waiting {
+        assert!(waiter.poll_once().is_pending());
     }
     drop(client);
-    for one in waiting {
-        within("one of a hundred", one).await;
+    for waiter in waiting {
+        within("each of a hundred waiters", waiter).await;
     }
 }
 
-// === The peer stays ===
+// === The peer stays connected ===
 
 #[tokio::test]
 async fn unread_data_wakes_no_task() {
     const SEGMENTS: usize = 200;
     let (stream, peer, mut client) = unread().await;
-    let mut closed = Counted::new(peer);
+    let mut closed = CountedWakes::new(peer);
     assert!(closed.poll_once().is_pending());
 
     client.set_nodelay(true).unwrap();
@@ -89,7 +89,7 @@ async fn unread_data_wakes_no_task() {
 #[tokio::test]
 async fn an_idle_connection_is_not_closed() {
     let (mut stream, peer, mut client) = unread().await;
-    let mut closed = Counted::new(peer.clone());
+    let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     for _ in 0..10 {
         client.write_all(b"ping").await.unwrap();
@@ -105,7 +105,7 @@ async fn an_idle_connection_is_not_closed() {
 #[tokio::test]
 async fn urgent_data_does_not_count_as_a_disconnect() {
     let (mut stream, peer, mut client) = unread().await;
-    let mut closed = Counted::new(peer.clone());
+    let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     SockRef::from(&client).send_out_of_band(b"!").unwrap();
     client.write_all(b"x").await.unwrap();
@@ -117,7 +117,7 @@ async fn urgent_data_does_not_count_as_a_disconnect() {
 // === This side disconnects ===
 
 #[tokio::test]
-async fn a_kept_peer_keeps_no_connection_open() {
+async fn a_stored_peer_does_not_keep_the_connection_open() {
     let (stream, peer, mut client) = unread().await;
     let mut extensions = http::Extensions::new();
     extensions.insert(peer.clone());
@@ -129,7 +129,7 @@ async fn a_kept_peer_keeps_no_connection_open() {
 #[tokio::test]
 async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
     let (stream, peer, mut client) = unread().await;
-    let mut closed = Counted::new(peer.clone());
+    let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     drop(stream);
     within("a wake", closed.woken()).await;
@@ -145,9 +145,9 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
 }
 
 #[tokio::test]
-async fn a_shut_down_write_side_is_not_the_peer() {
+async fn shutting_down_our_write_side_does_not_count_as_a_disconnect() {
     let (mut stream, peer, mut client) = unread().await;
-    let mut closed = Counted::new(peer);
+    let mut closed = CountedWakes::new(peer);
     assert!(closed.poll_once().is_pending());
     stream.shutdown().await.unwrap();
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);

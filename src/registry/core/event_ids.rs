@@ -24,7 +24,7 @@ pub(crate) enum EventIdFormat {
 
 /// The known event ids of a call's streams.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(super) struct EventIds {
     /// Nearly always the only id, which needs no allocation here.
     first: Option<StreamId>,
     overflow: Option<Box<OverflowIds>>,
@@ -38,9 +38,9 @@ struct OverflowIds {
     is_incomplete: bool,
 }
 
-// === impl Streams ===
+// === impl EventIds ===
 
-impl Streams {
+impl EventIds {
     /// Adds an id, unless it is known. Beyond [`MAX_EVENT_IDS`] the oldest id but the first is removed.
     pub(super) fn add(&mut self, stream: StreamId) {
         if self.first.is_none() {

@@ -1,0 +1,55 @@
+//! Pending resumes of calls in flight, and what they do to the grace.
+
+use tokio::time::Instant;
+
+use super::{SessionState, call_timers::DetachedState};
+use crate::call::CallId;
+
+// === impl SessionState ===
+
+impl<T: Clone, A: Clone> SessionState<T, A> {
+    /// Adds a pending resume to a call, which stops its grace timer. Returns `false` if the call has ended.
+    pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
+        let Some(entry) = self.calls.get_mut(id) else {
+            return false;
+        };
+        entry.timers_mut().begin_resume(now);
+        self.schedule(id);
+        true
+    }
+
+    /// Starts the grace of a call anew, because a pending resume was turned away: its client is to return later.
+    pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
+        if let Some(timers) = self.timers_of(id) {
+            timers.renew_grace(now);
+            self.schedule(id);
+        }
+    }
+
+    /// Removes a pending resume that [`begin_resume`](Self::begin_resume) added.
+    pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
+        if let Some(timers) = self.timers_of(id) {
+            timers.end_resume(now);
+            self.schedule(id);
+        }
+    }
+
+    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
+    ///
+    /// The client may have resumed on a stream that is not known to be this call's. For an attached call, this takes effect when the
+    /// call is detached.
+    pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
+        let Some(entry) = self.calls.get_mut(id) else {
+            return false;
+        };
+        entry.timers_mut().set_maybe_resumed(state);
+        self.schedule(id);
+        true
+    }
+
+    /// Returns `true` if a call keeps running when detached, see [`set_maybe_resumed`](Self::set_maybe_resumed).
+    pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
+        let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
+        timers.is_some_and(|timers| timers.is_maybe_resumed)
+    }
+}
