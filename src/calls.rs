@@ -70,7 +70,7 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
-    /// Number of calls that ended without a cancel while the drain waited.
+    /// Number of calls that ended without a cancel while the drain was waiting.
     ///
     /// A call that was cancelled meanwhile, by its client or for any other reason, does not count.
     pub ended: usize,
@@ -129,8 +129,7 @@ impl Calls {
 
     /// Returns the call in flight of a session with this JSON-RPC id.
     ///
-    /// Returns `None` if there is no such call. Also returns `None` if there are several, because two servers behind the layer
-    /// issued the same session id.
+    /// Returns `None` if there is no such call, or several, because two servers behind the layer issued the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry

@@ -287,8 +287,8 @@ impl CancelOnDisconnectLayer {
     /// If the inner service has not answered for `silence` after the call became known, the client gets `200 text/event-stream` and
     /// probes. The answer is sent later as an event.
     ///
-    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut such a
-    /// call at their idle limit, and a client that has vanished is not detected.
+    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut off such
+    /// a call at their idle limit, and a client that has vanished is not detected.
     ///
     /// This is off by default, because the head of the inner response is lost. Its headers are dropped. An error status becomes the
     /// JSON-RPC error -32603, with `data.status`, unless the body is a JSON-RPC error. The inner future is boxed.
@@ -326,7 +326,7 @@ impl CancelOnDisconnectLayer {
     ///
     /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
     ///
-    /// In rmcp, the streams of a session share one worker, which waits for the slowest stream. So one client that does not read blocks
+    /// In rmcp, the streams of a session share one worker, which waits for the slowest stream. So one client that is not reading blocks
     /// all calls of its session, cancels included. A stream is stalled if hyper took its last frame `timeout` ago and has not requested
     /// the next one. A quiet stream is not stalled.
     ///

@@ -56,7 +56,7 @@
 //!
 //! - The response future or the response body is dropped before its end, or the response body fails. A closed connection has that
 //!   effect, and so has a reset stream on HTTP/2.
-//! - The request body fails while it is read.
+//! - The request body fails while it is being read.
 //! - The inner service panics.
 //!
 //! The end of a response to HEAD is not a disconnect. Nor is the end of a body of known length that was sent completely, or of a
@@ -69,7 +69,7 @@
 //! | vanished with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
 //! | disconnected while hyper has bytes of a next request, or the request body is unread | `keep_alive`, or at once by a `WatchedListener` |
 //! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
-//! | is connected and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
+//! | is connected but not reading | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
 //! [Deploying](manual::deploying) lists how long each takes at worst, and how proxies affect it.
 //!

@@ -75,7 +75,7 @@ impl Limits {
 
     /// Sets how many bytes of answers are retained: 16 MiB by default.
     ///
-    /// An answer counts as half a KiB, plus a quarter of a KiB for each block of its content. The size of its texts is added, and the
+    /// An answer counts as half a KiB, plus a quarter of a KiB for each block of its content. The size of its text is added, and the
     /// size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB.
     ///
     /// A quarter of the bytes is for answers whose client was connected at the time of the answer. The rest is for answers for which

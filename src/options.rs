@@ -15,7 +15,8 @@ use crate::{
 /// Which answers are retained for clients that resume their calls.
 ///
 /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which observes the answers. Retaining an answer
-/// costs an increment of a reference count, or a copy of a text of up to 1 KiB.
+/// costs a reference-count increment, or a copy of up to 1 KiB of text. Anything that is not plain text is also serialized once, to count
+/// its size.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
@@ -63,7 +64,7 @@ type AddExtension = dyn Fn(&HeaderMap, &Extensions, &mut Extensions) + Send + Sy
 // === impl Options ===
 
 impl Options {
-    /// Returns the extensions of the calls of a request. Returns `None` if there are none.
+    /// Returns the extensions for a request's calls, if there are any.
     pub(crate) fn extensions_for<B>(&self, request: &Request<B>) -> Option<Arc<Extensions>> {
         if self.extensions.is_empty() {
             return None;

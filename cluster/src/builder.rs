@@ -234,7 +234,8 @@ impl ClusterBuilder {
     /// Sets the longest time that a client waits before it retries after a 503.
     ///
     /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call may be that
-    /// client's. The default is 40 s, which is longer than the official SDKs wait.
+    /// client's. The default is 40 s, which is longer than the official SDKs wait. A call whose grace is longer than this waits as long as
+    /// its grace, because a client may wait as long as the server's `retry` after a 503, too.
     ///
     /// ```
     /// use std::time::Duration;

@@ -206,10 +206,10 @@ impl Cluster {
     ///
     /// Remove the instance from the load balancer first. Call this when the public listener closes.
     ///
-    /// Calls in flight continue, with their resumes, cancels and answers. A new call that another instance relays waits until no call of
-    /// its session is in flight. Then that instance claims the session. After `limit`, calls of the [protected](Self::protect) layers are
-    /// cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain), which also closes all event streams. At the end the listener for
-    /// peers closes, and [`serve_peers`](Self::serve_peers) returns.
+    /// Calls in flight continue, with their resumes, cancels and answers, including calls that this instance relays. A new call that
+    /// another instance relays waits until no call of its session is in flight. Then that instance claims the session. After `limit`, calls
+    /// of the [protected](Self::protect) layers are cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain), which also closes
+    /// all event streams. At the end the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
     /// # Timing
     ///

@@ -1,8 +1,8 @@
 //! Identifiers of instances, sessions, calls, owners and events.
 //!
 //! 1. A session id is a secret, because its holder has access to the session. Only its hash is sent outside the process.
-//! 2. Every identifier has exactly one text, which is stored in the directory or sent to clients. That text is read back as the same
-//!    identifier.
+//! 2. Every identifier is written in exactly one text form, which is stored in the directory or sent to clients. That form is read back
+//!    as the same identifier.
 
 use std::{
     array,
@@ -83,7 +83,7 @@ impl Incarnation {
         Self(random())
     }
 
-    /// Returns the text of this incarnation, without the cost of `Display`.
+    /// Returns the text form of this incarnation, without the cost of `Display`.
     fn digits(self) -> [u8; 16] {
         array::from_fn(|index| {
             let digit = (self.0 >> (60 - 4 * index)) as usize & 0xf;

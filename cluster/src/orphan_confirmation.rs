@@ -99,8 +99,10 @@ impl OrphanWait {
     fn remaining_since(self, ago: Duration) -> Option<Duration> {
         // Includes clients that were turned away before the call was detached, because the disconnect may have been detected late. The next
         // heartbeat may carry a later time.
+        // A client that may take its grace to return, for example because the server's `retry` asks it to, may take as long after a 503.
         let backoff = self
             .backoff
+            .max(self.grace)
             .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
         let remaining = backoff.saturating_sub(ago);
         (!remaining.is_zero()).then_some(remaining)
@@ -247,6 +249,19 @@ mod tests {
             assert_eq!(remaining(1, Some(ago)), Some(longest - ago * SECOND));
         }
         assert_eq!(remaining(1, Some(44)), None, "the backoff is over");
+    }
+
+    #[test]
+    fn a_turned_away_client_may_return_as_late_as_within_its_grace() {
+        let wait = |grace: u32| OrphanWait {
+            grace: grace * SECOND,
+            lasted: grace * SECOND,
+            backoff: 40 * SECOND,
+        };
+        let remaining = |grace| wait(grace).remaining_since(42 * SECOND);
+        let delay = HEARTBEAT_INTERVAL + UNRECORDED_WINDOW;
+        assert_eq!(remaining(20), Some(delay - 2 * SECOND));
+        assert_eq!(remaining(65), Some(delay + 23 * SECOND));
     }
 
     #[test]

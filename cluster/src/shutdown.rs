@@ -11,7 +11,9 @@
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
 //!    Therefore no call begins in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
-//! 4. The answers of a session are written before a peer is asked to claim it, because the peer reads them from the directory.
+//! 4. The instance stops once no call of its sessions is in flight, and no POST that it relays. A client may be unable to resume such a POST
+//!    elsewhere.
+//! 5. The answers of a session are written before a peer is asked to claim it, because the peer reads them from the directory.
 
 use std::{
     collections::HashSet,
@@ -35,7 +37,11 @@ use crate::{
     ids::SessionHash,
     lock::lock,
     log::log,
-    sessions::{Sessions, drain_gate::DrainGate, pending_restores::PendingRestores},
+    sessions::{
+        Sessions,
+        drain_gate::{DrainGate, InFlightGuard},
+        pending_restores::PendingRestores,
+    },
 };
 
 /// Minimum duration of the transfer of sessions: 1 s.
@@ -46,7 +52,7 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
 ///
-/// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
+/// It also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum time for open connections of peers to complete at the end: 5 s.
@@ -77,6 +83,8 @@ pub(crate) struct Shutdown {
     answers: Arc<Answers>,
     /// The calls of all layers.
     calls: Mutex<Vec<Calls>>,
+    /// The POSTs that this instance relays. The gate stays open.
+    relays: Arc<DrainGate>,
     /// The sessions that peers were asked to claim.
     relinquished: Mutex<HashSet<SessionHash>>,
 }
@@ -99,6 +107,7 @@ impl Shutdown {
             pending_restores,
             answers,
             calls: Mutex::default(),
+            relays: Arc::default(),
             relinquished: Mutex::default(),
         }
     }
@@ -106,6 +115,14 @@ impl Shutdown {
     /// Adds the calls of a layer. A session with such calls in flight is not relinquished.
     pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
+    }
+
+    /// Records that a POST of a remote session is in flight. A shutdown waits for it.
+    ///
+    /// A client may be unable to resume the POST once this instance has ended. Other methods do not count, because the stream of a GET need
+    /// not end, and can be opened again.
+    pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
+        self.relays.enter()
     }
 
     pub(crate) fn stage(&self) -> ShutdownStage {
@@ -215,9 +232,9 @@ impl Shutdown {
         });
     }
 
-    /// Returns `true` if a gate is open, or a session is being restored.
-    fn has_open_sessions(&self) -> bool {
-        !self.pending_restores.is_empty() || !self.gates().is_empty()
+    /// Returns `true` if a gate is open, a session is being restored, or a POST is being relayed.
+    fn is_in_use(&self) -> bool {
+        !self.pending_restores.is_empty() || !self.gates().is_empty() || !self.relays.is_idle()
     }
 
     fn gates(&self) -> Vec<(Arc<str>, Arc<DrainGate>)> {
@@ -238,7 +255,7 @@ impl fmt::Debug for Shutdown {
 // === impl ShutdownGuard ===
 
 impl ShutdownGuard<'_> {
-    /// Transfers sessions until none has a call in flight, or until `until`.
+    /// Transfers sessions until none has a call in flight, and no POST is being relayed, or until `until`.
     ///
     /// When it returns before `until`, all gates are closed and all answers are in the directory.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
@@ -247,8 +264,8 @@ impl ShutdownGuard<'_> {
             loop {
                 self.close_idle_gates().await;
                 self.0.answers.flush(until).await;
-                // Another session may have been restored meanwhile.
-                if !self.0.has_open_sessions() {
+                // Another session may have been restored meanwhile, or another POST relayed.
+                if !self.0.is_in_use() {
                     return;
                 }
             }
@@ -260,7 +277,7 @@ impl ShutdownGuard<'_> {
         }
     }
 
-    /// Waits until each open session has been idle, and closes the gates of those that still are.
+    /// Waits until each open session has been idle, then until no POST is being relayed. Closes the gates of sessions that are still idle.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;
@@ -269,6 +286,7 @@ impl ShutdownGuard<'_> {
         for (id, gate) in &gates {
             gate.until_idle(|| self.0.is_idle(id)).await;
         }
+        self.0.relays.until_idle(|| true).await;
         for (id, gate) in &gates {
             gate.close_if_idle(|| self.0.is_idle(id));
         }

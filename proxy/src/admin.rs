@@ -2,7 +2,7 @@
 //!
 //! | path | |
 //! |---|---|
-//! | `/healthz` | 200 while the program runs |
+//! | `/healthz` | 200 while the program is running |
 //! | `/readyz` | 200, and 503 during the shutdown, or while the upstream accepts no connections (`--ready-upstream`) |
 //! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
@@ -61,7 +61,7 @@ const MAX_CONNECTIONS: usize = 64;
 /// Maximum size of an operator's request body: 64 KiB. The button that cancels a call sends less than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// Maximum lifetime of an operator connection: 60 s. Chosen so that a client that does not read cannot keep its connection.
+/// Maximum lifetime of an operator connection: 60 s. Chosen so that a client that is not reading cannot keep its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
 /// How long `/readyz` waits for a connection to the upstream: 500 ms. Chosen because probes of Kubernetes wait for 1 s.

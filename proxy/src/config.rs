@@ -279,13 +279,13 @@ impl Config {
     fn short_grace_warnings(&self) -> Vec<String> {
         let graces = self.timed_graces();
         let short = graces.filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
-        let texts = short.map(|(tool, grace)| {
+        let warnings = short.map(|(tool, grace)| {
             let scope = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
                 "the grace{scope} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
-        texts.collect()
+        warnings.collect()
     }
 
     /// Returns the warnings to log at the start.

@@ -12,7 +12,7 @@ const RESERVED: usize = 48;
 
 /// Number of descriptors for each session: 4.
 ///
-/// Its process has three pipes, and needs more descriptors only while it starts.
+/// Its process has three pipes, and needs more descriptors only while it is starting.
 const PER_SESSION: usize = 4;
 
 /// Number of client connections for which the limit is raised: 4,096.

@@ -7,7 +7,7 @@
 //! 3. A head is limited to 64 KiB and 10 s, and a client's body to 4 MiB. A body must make progress. The number of connections
 //!    and the size of all bodies together are limited as well ([`FrontendLimits`]).
 //! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected even while hyper
-//!    does not read.
+//!    is not reading.
 //! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
 
 use std::{
@@ -53,7 +53,7 @@ const MAX_HEAD: usize = 64 * 1024;
 /// Time for a head to arrive: 10 s. A connection without one is then closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for a head to arrive while other clients wait for a connection: 1 s.
+/// Time for a head to arrive while other clients are waiting for a connection: 1 s.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
 /// How long an HTTP/2 connection may be without requests in flight after its first: 60 s.
@@ -235,7 +235,7 @@ impl Shared {
 
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
-/// `None` means no limit. The kernel cannot distinguish a client that does not read from one that has vanished, so the kernel
+/// `None` means no limit. The kernel cannot distinguish a client that is not reading from one that has vanished, so the kernel
 /// must wait longer than the layer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =

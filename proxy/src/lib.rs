@@ -14,15 +14,15 @@
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that use stdin and stdout, and serves them over HTTP |
 //! | [`event_store`] | keeps a server's events, for clients that resume |
-//! | [`message`], [`headers`] | read the parts that route a message or a request |
-//! | [`server`] | the configured server: an upstream or a command |
+//! | [`message`], [`headers`] | read the parts of a message or a request that decide its route |
+//! | [`server`] | passes requests to the configured server: an upstream or a command |
 //! | [`admin`] | serves health, metrics and calls on another address |
 //! | [`drain`] | shuts down in bounded time |
 //! | [`log`] | writes log lines |
-//! | [`refusal`] | the proxy's own responses |
+//! | [`refusal`] | builds the proxy's own responses |
 //! | [`subcommand`] | runs sub-commands: health, manual page, completions |
 //! | [`demo`] | demonstrates the proxy with a built-in server |
-//! | [`http_service`] | the trait of all these services |
+//! | [`http_service`] | defines the trait that the services behind the layer implement |
 //!
 //! [`Proxy`] assembles them.
 

@@ -1,7 +1,7 @@
 //! Reads the parts of a JSON-RPC message by which the proxy routes it.
 //!
-//! The proxy forwards messages as bytes. One pass finds the routing members: other values are skipped, and ids stay the text
-//! that was sent.
+//! The proxy forwards messages as bytes. One pass finds the routing members: other values are skipped, and ids stay as
+//! they were sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
 //! 2. **One interpretation.** A message is unreadable if a member that the proxy reads is duplicated, because two parsers may
@@ -389,7 +389,7 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns the beginning of a text on one line, without control characters.
+/// Returns the beginning of a string on one line, without control characters.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {

@@ -265,7 +265,7 @@ impl Proxy {
     }
 }
 
-/// Waits until clients have read their answers, and no call is read in the background.
+/// Waits until clients have read their answers, and no call is being read in the background.
 async fn wait_until_answers_read(server: &Server, background_calls: &BackgroundCalls) {
     // Polled, because nothing signals that a client has read an answer.
     while server.is_in_progress() || !background_calls.is_empty() {

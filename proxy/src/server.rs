@@ -103,7 +103,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // Each process needs a session of the store while it runs.
+                // Each process needs a session of the store while it is running.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;

@@ -63,14 +63,14 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// # Why not shorter
 ///
 /// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s closed
-/// connections after an outage of only 4.5 s, when the network was already back. It also closed the connections of clients that did
+/// connections after an outage of only 4.5 s, when the network was already back. It also closed the connections of clients that had
 /// not read for 8 s. The defaults tolerate a change of networks, and a client that a debugger or a closed laptop lid pauses for a minute.
 ///
-/// # Clients that do not read
+/// # Clients that are not reading
 ///
 /// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the
-/// kernel resets a client that is alive but does not read for the user timeout, whatever the server allows. If the server has a
-/// timeout of its own for clients that do not read, keep the user timeout above it. If clients may pause for as long as they
+/// kernel resets a client that is alive but has not read for the user timeout, whatever the server allows. If the server has a
+/// timeout of its own for clients that are not reading, keep the user timeout above it. If clients may pause for as long as they
 /// like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries, about 15 min.
 ///
 /// # HTTP/2

@@ -1,10 +1,10 @@
-//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers, and disconnects while hyper does not read.
+//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers, and disconnects while hyper is not reading.
 //!
 //! hyper detects a disconnect when it reads from, or writes to, its socket. Two gaps remain:
 //!
 //! 1. The network drops packets. No packet arrives, and the kernel does not probe. With the socket options that [`DeadPeer`]
 //!    sets, the kernel probes, and gives up.
-//! 2. hyper does not read, because its buffer has bytes of the next request, or because the handler does not read the request
+//! 2. hyper is not reading, because its buffer has bytes of the next request, or because the handler does not read the request
 //!    body. Then hyper detects neither FIN nor RST. [`Peer::closed`] asks the kernel instead, through the registration that
 //!    tokio already has for the socket. [`WatchedListener`] has an example. [`Peer::closed`] works on Linux and Android only. On
 //!    other systems it never completes.

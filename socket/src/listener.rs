@@ -14,7 +14,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
-/// On Linux and Android, the `Peer` detects a disconnect even while hyper does not read. hyper does not read while the next request
+/// On Linux and Android, the `Peer` detects a disconnect even while hyper is not reading. hyper does not read while the next request
 /// is buffered, or the request body is left unread. With a plain `TcpListener`, such a disconnect is detected only when
 /// a write fails, and never without a write.
 ///

@@ -78,7 +78,7 @@ impl WatchedStream {
     /// Wraps a stream. `addr` is the client's address, as `accept` returns it.
     ///
     /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So a server
-    /// detects within seconds that a slow client reads, and a response to a client that does not read takes little kernel memory.
+    /// detects within seconds that a slow client reads, and a response to a client that is not reading takes little kernel memory.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         // A kernel without the option only buffers more.

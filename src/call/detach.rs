@@ -13,7 +13,7 @@ use crate::call::CancelReason;
 ///
 /// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
 ///     if let Event::Detached { call, cause: DetachCause::Stalled, .. } = event {
-///         eprintln!("the client of {} does not read", call.request_id());
+///         eprintln!("the client of {} is not reading", call.request_id());
 ///     }
 /// });
 /// assert_eq!(DetachCause::Disconnected.to_string(), "disconnected");
@@ -24,17 +24,17 @@ use crate::call::CancelReason;
 pub enum DetachCause {
     /// The client closed its connection or reset its stream.
     ///
-    /// hyper dropped the response, or failed to read the request.
+    /// hyper dropped the response or failed to read the request, or a service outside the layer dropped it, which looks the same.
     Disconnected,
-    /// The kernel reported that the connection was closed, while hyper did not read from it.
+    /// The kernel reported that the connection was closed while hyper was not reading from it.
     ///
     /// See `WatchedListener` (feature `socket`).
     PeerClosed,
     /// The client is connected, but has not read for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
     Stalled,
-    /// The server ended the stream, and expects its client to resume for the answer (SEP-1699).
+    /// The server ended the stream before the answer. It usually expects the client to resume (SEP-1699).
     ///
-    /// rmcp also ends a stream just before it accepts another resume of the client.
+    /// rmcp also ends a stream just before it accepts another resume from the client.
     EndedByServer,
     /// A service between the layer and the handler dropped the stream, or the body failed.
     ResponseDropped,
@@ -63,7 +63,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Returns the reason for the cancel of a call that does not wait for a resume.
+    /// Returns the cancel reason when nothing waits for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {
@@ -92,7 +92,7 @@ impl DetachCause {
         match self {
             Self::Disconnected => "disconnected",
             Self::PeerClosed => "connection closed",
-            Self::Stalled => "did not read",
+            Self::Stalled => "client stopped reading",
             Self::EndedByServer => "stream ended by the server",
             Self::ResponseDropped => "response dropped by the server",
             Self::ServicePanicked => "service panicked",
@@ -118,7 +118,9 @@ impl Detachment {
         self.cause
     }
 
-    /// Returns the time since the call was detached.
+    /// Returns how long ago the call was detached.
+    ///
+    /// This time keeps growing, even after a resume. Read it when the event is reported.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

@@ -37,7 +37,7 @@ pub enum RequestId {
 /// The identity of a call, unique in this process.
 ///
 /// JSON-RPC ids are not unique: every stateless client counts its own from 1. So [`Calls`](crate::Calls) identifies a call by its
-/// `CallId`, which is a number, and can be parsed from its text:
+/// `CallId`, which is a number, and can be parsed from its text form:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -56,7 +56,7 @@ pub enum RequestId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(u64);
 
-/// The error for a text that is not a [`CallId`].
+/// The error for a string that is not a [`CallId`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};

@@ -14,7 +14,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// The client disconnected or did not read, and the call had no grace.
+    /// The client disconnected or stopped reading, and the call had no grace.
     ClientDisconnected,
     /// The call was detached, and its client did not resume it within the grace.
     Orphaned,

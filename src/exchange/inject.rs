@@ -14,7 +14,7 @@ use crate::{
 
 /// Maximum time until the server has accepted a cancel, including retries: 10 s.
 ///
-/// A session whose client does not read may delay a cancel without limit.
+/// A session whose client is not reading may delay a cancel without limit.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delays before the second and the third attempt of a cancel: 250 ms and 1 s.

@@ -1,8 +1,9 @@
-//! Resumes: the calls that a GET with `Last-Event-ID` resumes.
+//! Resumes: GETs with `Last-Event-ID`, and what they do to the calls they name.
 //!
-//! While the inner service handles the GET, the grace timers of these calls are stopped. A timer continues a few seconds past the end of
-//! its grace at the latest. Once the inner service has accepted the resume, the response stream is the call's next generation. If a
-//! session manager tracks the call, only the manager accepts a resume, because rmcp answers 200 to a resume that it refuses.
+//! While the inner service is handling the GET, the expiry of these calls' graces is deferred. A pending resume keeps a call at most
+//! `MAX_RESUME_WAIT` (5 s) past the end of its grace. Once the inner service has accepted the resume, the response stream is the call's
+//! next generation. If a session manager tracks the call, only the manager accepts a resume, because rmcp answers 200 to a resume that
+//! it refuses.
 
 use std::{
     borrow::Cow,
@@ -24,7 +25,7 @@ use crate::{
 
 /// The effect of an accepted resume.
 pub(super) enum Accepted {
-    /// No known call was resumed, or its session manager attaches it.
+    /// No stream is attached here: no call or several calls match, the call has ended, or a session manager attaches it.
     Nothing,
     Attached(Attachment),
     /// The resumed call was cancelled. Its client gets the error, unless the server still sends the answer.
@@ -34,7 +35,7 @@ pub(super) enum Accepted {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Attaches a call whose client has resumed, with the next generation. Returns `None` if the call has ended.
+    /// Attaches the stream of an accepted resume to its call, as the next generation. Returns `None` if the call has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
         let attached =
             self.with_session(|session| Some((session.detachment(id), session.attach(id)?)));
@@ -55,7 +56,7 @@ impl Exchange {
             return false;
         };
         let now = Instant::now();
-        // As if the server had ended the stream: then no task reads its rest.
+        // Treated as a stream that the server ended, because no task here reads the rest of it.
         let stream_end = self.stream_end(true);
         let forget_at = DetachedState::ForgetAt {
             until: now + UNOBSERVED_TTL,
@@ -77,7 +78,7 @@ impl Exchange {
     }
 }
 
-/// Returns an event id as it is in the stream, which is UTF-8. `fetch` sends each of its characters as one byte (Latin-1).
+/// Returns an event id as it appears in the stream, which is UTF-8. A browser's `fetch` sends each of its characters as one byte (Latin-1).
 fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
     if str::from_utf8(event_id).is_ok() {
         return Cow::Borrowed(event_id);
@@ -89,7 +90,7 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Begins a resume, which stops the grace timers of its calls. Returns `None` unless the headers name exactly one event.
+    /// Begins a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers name exactly one event.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
@@ -101,7 +102,7 @@ impl Resume {
         };
         let event_id = as_utf8(event_id.as_bytes().trim_ascii());
         let event_id = &*event_id;
-        let paused = shared.registry.with_session(&session.id, |session| {
+        let held = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
             // In any scope: the issuer of the session id may not be known yet.
             let mut calls = session.candidates_for_event(event_id);
@@ -110,7 +111,7 @@ impl Resume {
         });
         Some(Self {
             event_id: event_id.into(),
-            paused_calls: Mutex::new(paused.unwrap_or_default()),
+            held_calls: Mutex::new(held.unwrap_or_default()),
             session,
         })
     }
@@ -135,7 +136,7 @@ impl Resume {
                 Accepted::Cancelled(request, reason)
             }
             EventMatch::Ambiguous(calls) => {
-                // Also calls with another pending resume, because that resume may be refused.
+                // Including calls that have another pending resume, because that one may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
@@ -149,7 +150,7 @@ impl Resume {
         accepted
     }
 
-    /// Returns the exchange of the call in flight that it resumes.
+    /// Returns the exchange of the call in flight that this resume names.
     pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
         let call = shared.registry.with_session(&self.session.id, |session| {
             session.unique_match_for_event(&self.event_id)
@@ -159,7 +160,7 @@ impl Resume {
 
     /// Records why its stream is about to end. The stream of a session manager observes only that it is dropped.
     pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
-        // A drop alone means `Disconnected` already.
+        // A plain drop already means `Disconnected`.
         if cause != DetachCause::Disconnected
             && self.is_managed()
             && let Some(exchange) = self.target(shared)
@@ -168,19 +169,19 @@ impl Resume {
         }
     }
 
-    /// Starts the graces of its calls anew: its client is connected, and is to return later.
+    /// Starts the graces of its calls anew: the client is still connected, and was asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
-        let paused = lock(&self.paused_calls).clone();
-        for (id, exchange) in paused {
+        let held = lock(&self.held_calls).clone();
+        for (id, exchange) in held {
             exchange.with_session(|session| session.renew_grace(id, Instant::now()));
         }
     }
 
-    /// Ends the resume. The timers that it stopped continue, unless another resume of their call is pending.
+    /// Ends the resume. The graces that it deferred may expire, unless another resume of their call is pending.
     pub(super) fn end(&self) {
-        let paused = mem::take(&mut *lock(&self.paused_calls));
-        for (id, exchange) in paused {
+        let held = mem::take(&mut *lock(&self.held_calls));
+        for (id, exchange) in held {
             exchange.with_session(|session| session.end_resume(id, Instant::now()));
         }
     }

@@ -21,9 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when the call of an exchange is cancelled.
-///
-/// Also fires when the client of a request without MCP disconnects.
+/// Fires when the call of an exchange is cancelled, or the client of a request without MCP disconnects.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,

@@ -99,8 +99,8 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose grace timers it stopped. There are several if the event id is ambiguous.
-    pub(super) paused_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
+    /// The calls whose grace it keeps from expiring. There are several if the event id is ambiguous.
+    pub(super) held_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
 #[derive(Default)]
@@ -202,7 +202,7 @@ pub(super) enum Phase {
 // === impl Phase ===
 
 impl Phase {
-    /// Returns `true` while the client still waits.
+    /// Returns `true` while the client is still waiting.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Self::Open | Self::Streaming | Self::Answering)
     }

@@ -2,7 +2,7 @@
 //!
 //! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
 //! of the call: those of the POST and of resumes. The body of the inner service is dropped before the client reads the message. So a
-//! client that does not read delays nothing.
+//! client that is not reading delays nothing.
 //!
 //! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
 //! ([`Delivering`]).

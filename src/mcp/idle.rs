@@ -89,7 +89,7 @@ impl IdleTracker {
         self.state().record_use(now, |uses| uses);
     }
 
-    /// Records that the client reads another stream.
+    /// Records that the client is reading another stream.
     pub(super) fn begin_stream(&self) {
         if let IdleState::Open {
             streams, is_lost, ..

@@ -31,9 +31,9 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 /// Chosen because the store may wait for events that will never be stored.
 const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum size of a text that is copied to the arena of its session: 1 KiB.
+/// Maximum size of text that is copied to the arena of its session: 1 KiB.
 ///
-/// For a larger text, the allocation is only a small part of the cost.
+/// For larger text, the allocation is only a small part of the cost.
 const MAX_ARENA_TEXT: usize = 1024;
 
 /// The replay of an answered call by an event store, up to the answer.
@@ -75,7 +75,7 @@ pub(super) fn retain(
     Some((answer, size))
 }
 
-/// Returns the id and the text of a small answer that is only a text (see [`text_result`]).
+/// Returns the id and the text of a small answer that is only text (see [`text_result`]).
 fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return None;

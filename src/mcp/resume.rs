@@ -86,7 +86,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         if resumed.is_err() {
             self.await_raced_answer().await;
         }
-        // The call may have ended while the manager handled the request.
+        // The call may have ended while the manager was handling the request.
         let resumed = match (self.retained(), resumed) {
             (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
@@ -164,7 +164,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             exchange.wait_for_answer(id).await;
             // The meaning of another manager's refusal is unknown, so such a refusal must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
-                // The answer is in a stream that its client does not read.
+                // The answer is in a stream that its client is not reading.
                 exchange.close_streams();
                 exchange.wait_for_answer(id).await;
             }

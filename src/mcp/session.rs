@@ -150,7 +150,7 @@ impl Sessions {
         }
     }
 
-    /// Marks a session as ending while the inner manager closes it. No request finds it any more.
+    /// Marks a session as ending while the inner manager is closing it. No request finds it any more.
     ///
     /// It stays in the map, so that its close is reported before the opening of a session that replaces it.
     pub(super) fn begin_end(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
@@ -286,7 +286,7 @@ impl Session {
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Records that the client reads another stream. Returns `false` if the streams of this session are not counted.
+    /// Records that the client is reading another stream. Returns `false` if the streams of this session are not counted.
     pub(super) fn begin_stream(&self) -> bool {
         let counts_streams = self.idle_timeouts.lost.is_some();
         if counts_streams {

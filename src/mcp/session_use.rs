@@ -5,7 +5,7 @@
 //! and the answers that are retained for disconnected clients.
 //!
 //! Each stream that the session manager returns is counted from its start until it ends, or its client disconnects. So a client is
-//! lost only if it reads no stream.
+//! lost only if it is reading no stream.
 
 use std::{mem, ops::Deref, sync::Arc};
 
@@ -25,7 +25,7 @@ pub(super) struct SessionUse {
     is_use: bool,
 }
 
-/// The stream that the client reads while it uses its session. Not recorded without a lost timeout.
+/// The stream that the client is reading while it is using its session. Not recorded without a lost timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientStream {
     None,

@@ -28,14 +28,14 @@ use crate::{
 
 /// The inner manager's stream for a request or a resume.
 ///
-/// If it is dropped while its call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
+/// If it is dropped while its call is running, a task reads the rest. So the answer is observed, and an unread channel never blocks
 /// the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
     // Boxed because the drop moves it to the task, and it may not be `Unpin`. The stream of rmcp's own manager, and thus the
     // allocation, has the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
-    /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported first.
+    /// Keeps the session in use while the stream is being read. Last, so that the drop of `call` is reported first.
     session_use: Option<SessionUse>,
 }
 

@@ -197,7 +197,7 @@ fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
     tracing::field::debug(detachment.lasted())
 }
 
-/// Logs that a stream without a call was closed because its client did not read it.
+/// Logs that a stream without a call was closed because its client stopped reading it.
 pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     debug!(
         target: "mcp_cancel_on_disconnect",
@@ -296,7 +296,7 @@ impl HandlerEnd {
 impl SessionIds {
     /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
     ///
-    /// Use this text to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
+    /// Use this string to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
     /// within a process. It differs in another process, unless both are forks of one process.
     ///
     /// ```

@@ -63,7 +63,7 @@ impl Observers {
         }
     }
 
-    /// Logs that a stream without a call was closed, because its client did not read it.
+    /// Logs that a stream without a call was closed because its client stopped reading it.
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
         catch_panic(|| log::log_stalled(session, self.session_ids));
     }

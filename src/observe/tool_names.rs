@@ -16,7 +16,7 @@ use crate::call::CallInfo;
 /// Names of tools that [`Metrics`](super::Metrics) may show (feature `metrics`).
 ///
 /// Names can be added at any time, for example by a gateway that reads them from the server's `tools/list`. Clones share the names. A
-/// call has the same label from its start to its end. So a name that is added while the call runs counts only for later calls.
+/// call has the same label from its start to its end. So a name that is added while the call is running counts only for later calls.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{

@@ -1,4 +1,4 @@
-//! Replays: cancels as HTTP POSTs into the inner service, without the session manager.
+//! Cancels that are replayed as HTTP POSTs into the inner service, without the session manager.
 //!
 //! The POST has the URI, the extensions and most headers of the original request. So everything inside the layer (routing, auth,
 //! limits) treats it as it treated the call. Headers that belong to the original body, or would change what the POST does, are

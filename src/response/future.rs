@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
 //! It may complete before the inner service answers. The reason is that the call was cancelled here, that the head is sent early, or
-//! that the client disconnected while hyper does not read.
+//! that the client disconnected while hyper is not reading.
 
 use std::{
     fmt, mem,

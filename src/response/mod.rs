@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `future` | from the request to the head; decides whether to commit early |
 //! | `body` | from the head to the end, for any body; defines what counts as its end |
-//! | `stream` | a body of events: probes, injected messages, a client that does not read |
+//! | `stream` | a body of events: probes, injected messages, a client that is not reading |
 //! | `slot` | holds the inner body of a stream, so that the timer can drop it too |
 //! | `commit` | the inner answer as events, if the head was sent first |
 //! | `late` | a resumed stream of a cancelled call: the answer if the server has it, otherwise the error |
@@ -38,7 +38,7 @@ type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error
 
 type Sleeper = Pin<Box<Sleep>>;
 
-/// Completes when the client closes its connection, even while hyper does not read.
+/// Completes when the client closes its connection, even while hyper is not reading.
 type PeerClosed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 /// Returns `None` if the client's socket is not watched.

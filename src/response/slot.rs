@@ -1,6 +1,6 @@
 //! Holds the inner body of a stream, so that the timer can drop it without a poll by hyper.
 //!
-//! hyper polls a body only while the client reads. A client that does not read would keep the inner body open forever,
+//! hyper polls a body only while the client is reading. A client that is not reading would keep the inner body open forever,
 //! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). So the body is not in the
 //! [`EventStream`](super::stream::EventStream) itself. The reader takes it out of the slot for every poll, and restores it
 //! afterwards. Closing the slot drops the body. No lock is held while the body is polled or dropped.
@@ -75,7 +75,7 @@ pin_project! {
 enum Closing {
     /// The client receives an error, because its call ended.
     WithError,
-    /// The client does not read, or has disconnected.
+    /// The client is not reading, or has disconnected.
     Detached(DetachCause),
 }
 
@@ -95,7 +95,7 @@ struct Stall {
     since: Instant,
     /// When the last frame was delivered, in ms after `since`, plus 1.
     ///
-    /// 0 while the reader waits for the next frame.
+    /// 0 while the reader is waiting for the next frame.
     delivered_at: AtomicU64,
     timer: OnceLock<TimerHandle>,
 }
@@ -156,7 +156,7 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Records that a frame was delivered. If the reader does not poll again, the client does not read.
+    /// Records that a frame was delivered. If the reader does not poll again, the client is not reading.
     pub(super) fn frame_delivered(&self) {
         if let Some(stall) = &self.stall {
             let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
@@ -194,7 +194,7 @@ impl<B> BodySlot<B> {
         drop(body);
     }
 
-    /// Drops the inner body, because the client has disconnected or does not read.
+    /// Drops the inner body, because the client has disconnected or is not reading.
     pub(super) fn on_disconnect(&self, cause: DetachCause) {
         self.close_with(Closing::Detached(cause));
     }

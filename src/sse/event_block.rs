@@ -38,7 +38,7 @@ pub(super) enum EventField {
 
 /// The lines of an event that has not ended.
 ///
-/// While a frame `'f` is read, texts are borrowed from it where possible.
+/// While a frame `'f` is being read, strings are borrowed from it where possible.
 #[derive(Default)]
 pub(super) struct EventBlock<'f> {
     /// The data of the event: its lines, joined by line feeds.

@@ -60,7 +60,7 @@ pub(super) struct TimerEntries {
 
 struct TimerEntry {
     target: Weak<dyn OnDeadline>,
-    /// `None` while the target handles its deadline, or if the entry is disarmed.
+    /// `None` while the target is handling its deadline, or if the entry is disarmed.
     deadline: Option<Instant>,
     /// Number of rechecks in a row.
     rechecks: u8,

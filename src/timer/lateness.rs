@@ -1,4 +1,4 @@
-//! Lateness: how long after a deadline the timer task could have handled it.
+//! How late a deadline is handled: how long after it the timer task could have handled it.
 //!
 //! The timer task yields between its turns, so under load a deadline may run late although the runtime never stalled. The
 //! lateness of a deadline is therefore measured up to the first turn that could have handled it.

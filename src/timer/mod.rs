@@ -1,4 +1,4 @@
-//! The timer: calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
+//! Calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
 //!
 //! It runs on every runtime that serves requests. `Drop` code may run anywhere: on a thread without a runtime, or while a
 //! runtime shuts down. A process may have several runtimes, for example one per core. Each may stall, because its thread is
@@ -220,7 +220,7 @@ impl Drop for Timer {
 impl TimerHandle {
     /// Moves the deadline to `at`, unless an earlier one is set.
     ///
-    /// May be called while the target runs. The earlier of this deadline and the target's own next deadline applies.
+    /// May be called while the target is running. The earlier of this deadline and the target's own next deadline applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {
         self.timer
             .update(|entries| entries.reset_earlier(self.id, at));

@@ -91,7 +91,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
-    /// Replaces a session's record with a tombstone, unless another owner's epoch is not lower.
+    /// Replaces a session's record with a tombstone, unless another instance's record has the same or a higher epoch.
     ///
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(

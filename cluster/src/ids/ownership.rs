@@ -1,6 +1,6 @@
 //! Owners of sessions, the epochs of their claims, and the records in the directory.
 //!
-//! Every value has exactly one text, which is stored in the directory. A text is read back as the same value or not at all.
+//! Every value is written in exactly one text form, which is stored in the directory. That form is read back as the same value.
 
 use std::{
     cmp::Ordering,
@@ -13,7 +13,7 @@ use super::{Incarnation, ParseIdError, read_number};
 
 /// The instance on which a session is open, by its address for peers and its incarnation.
 ///
-/// As text `<address> <incarnation>`.
+/// Its text form is `<address> <incarnation>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Owner {
     pub(crate) address: SocketAddr,
@@ -22,10 +22,10 @@ pub(crate) struct Owner {
 
 /// Minimum difference between the epoch of a claim and the former one: 1,000.
 ///
-/// The epochs in between are for the owner, which takes the next one whenever its record was lost ([`Epoch::after_loss`]).
+/// The epochs in between are for the owner, which takes the next one each time its record is lost ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
-/// The number of an ownership. As text a decimal number.
+/// The number of an ownership. Its text form is a decimal number.
 ///
 /// It grows with every claim, including a re-claim by the owner. Of two records of a session, the one with the lower epoch is therefore
 /// older. An epoch is at least the time of the claim in milliseconds since 1970. While the clocks agree, it therefore also exceeds
@@ -35,7 +35,7 @@ pub(crate) struct Epoch(u64);
 
 /// The owner of a session, and the epoch of its claim.
 ///
-/// A claim names the ownership that it replaces, and fails once the directory has another. As text `<address> <incarnation> <epoch>`.
+/// A claim names the ownership that it replaces, and fails once the directory has another. Its text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
     pub(crate) owner: Owner,
@@ -46,14 +46,14 @@ pub(crate) struct Ownership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Owned(Ownership),
-    /// The session has ended. As text `- <incarnation> <epoch>`.
+    /// The session has ended. Its text form is `- <incarnation> <epoch>`.
     ///
     /// Its client ended the session, or the session could not be restored. The tombstone outlives the session, so no former owner can
     /// register the session again.
     Deleted(Tombstone),
 }
 
-/// The instance that deleted a session, and the epoch that the deletion ended.
+/// The instance that deleted a session, and an epoch no lower than the one that the deletion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tombstone {
     pub(crate) by: Incarnation,
@@ -83,17 +83,17 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// Returns the epoch of a session that begins now.
+    /// Returns the epoch of a session that begins now, or of a tombstone for a session whose epoch is not known.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
 
-    /// Returns the epoch of a claim that is made now, and replaces this one.
+    /// Returns the epoch for a claim made now that supersedes this epoch. An owner also uses it to renew its own epoch.
     pub(crate) fn next(self) -> Self {
         Self(wall_clock().max(self.0.saturating_add(CLAIM_STEP)))
     }
 
-    /// Returns the owner's epoch after the directory has lost its record. Less than that of any claim.
+    /// Returns the owner's epoch after the directory has lost its record. It is lower than that of any claim.
     pub(crate) fn after_loss(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -114,9 +114,9 @@ fn wall_clock() -> u64 {
         return simulated;
     }
     use std::sync::OnceLock;
-    static BEGUN: OnceLock<tokio::time::Instant> = OnceLock::new();
-    let begun = *BEGUN.get_or_init(tokio::time::Instant::now);
-    let since = tokio::time::Instant::now().saturating_duration_since(begun);
+    static START: OnceLock<tokio::time::Instant> = OnceLock::new();
+    let start = *START.get_or_init(tokio::time::Instant::now);
+    let since = tokio::time::Instant::now().saturating_duration_since(start);
     1_000_000_000_000 + since.as_millis() as u64
 }
 
@@ -144,7 +144,7 @@ impl Ownership {
         Self { owner, epoch }
     }
 
-    /// Returns the ownership that a claim of `owner` replaces this one with.
+    /// Returns the ownership with which a claim by `owner` replaces this one.
     pub(crate) fn claimed_by(self, owner: Owner) -> Self {
         let epoch = self.epoch.next();
         Self { owner, epoch }
@@ -190,7 +190,9 @@ impl Record {
 }
 
 impl Tombstone {
-    /// Returns the tombstone that replaces `record`. Returns `None` if another owner's epoch is not lower.
+    /// Returns the tombstone that replaces `record`.
+    ///
+    /// Returns `None` if another instance holds `record` at the same or a higher epoch.
     ///
     /// The instance that deletes a session ends its own epoch, even if it no longer knows that epoch.
     pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
@@ -199,9 +201,9 @@ impl Tombstone {
             Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),
             Some(Record::Deleted(tombstone)) => (tombstone.by, tombstone.epoch),
         };
-        let is_newer = holder == self.by || epoch < self.epoch;
+        let may_replace = holder == self.by || epoch < self.epoch;
         let epoch = epoch.max(self.epoch);
-        is_newer.then_some(Self { epoch, ..self })
+        may_replace.then_some(Self { epoch, ..self })
     }
 }
 
@@ -297,7 +299,7 @@ mod tests {
         }
     }
 
-    /// Also if the clock of the claimant is far behind.
+    /// Even if the claimant's clock is far behind.
     #[test]
     fn a_claim_supersedes_the_former_owner_even_if_its_record_was_lost() {
         let opened = Epoch(Epoch::now().0 + 1_000_000);

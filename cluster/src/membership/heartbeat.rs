@@ -3,7 +3,7 @@
 //! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
 //!    not wait for them. Writes of one session need no order, because the records themselves are ordered ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. While the directory does
-//!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are turned away, [`MIN_INTERVAL`].
+//!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are being turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
 //! 4. Each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this instance are
@@ -62,7 +62,7 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of attempts while the directory does not answer: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Minimum interval of heartbeats, while clients are turned away: 250 ms.
+/// Minimum interval of heartbeats, while clients are being turned away: 250 ms.
 ///
 /// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
@@ -280,8 +280,8 @@ impl Heartbeat {
 
     /// Returns `true` if this instance may take higher epochs than the directory has.
     ///
-    /// Returns `false` if no renewal is due. Also returns `false` while another instance's claim may have been lost, because a new epoch
-    /// would supersede that claim. No instance claims during that time.
+    /// Returns `false` if no renewal is due, or while another instance's claim may have been lost, because a new epoch would supersede
+    /// that claim. No instance claims during that time.
     async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),

@@ -1,7 +1,7 @@
 //! Tracks when this instance last turned a client away.
 //!
-//! A client counts as turned away if it gets 503, or while it waits for an unresponsive owner or inner service. Each heartbeat carries how
-//! long ago that was ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so even an instance
+//! A client counts as turned away if it gets 503 from the cluster's layer, or if a resume of a local call gets 408, 429 or 5xx from any layer.
+//! It also counts while it is waiting for an unresponsive owner or inner service. Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so even an instance
 //! that dies soon has reported the client. The directory has the latest time that any instance reported, including instances that no longer
 //! run. For a while after that time owners cancel no call, because the call may be that client's. The report names no session. One time
 //! therefore covers all clients, and needs no command of its own.
@@ -108,7 +108,7 @@ impl TurnedAway {
         served
     }
 
-    /// Returns how long ago a client was last turned away, zero while one waits, `None` if never.
+    /// Returns how long ago a client was last turned away, zero while one is waiting, `None` if never.
     pub(crate) fn age(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
         let since = if state.waiting > 0 {

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-/// Maximum pause of a request body while it is read: 30 s.
+/// Maximum pause of a request body while it is being read: 30 s.
 ///
 /// Chosen because a lost packet is retransmitted sooner on any working link.
 pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,11 +27,11 @@ struct BodyStalled;
 /// A body that fails with [`BodyStalled`].
 struct IdleLimited {
     body: Body,
-    /// Set while the reader waits for the next frame. A body that is not read does not stall.
+    /// Set while the reader is waiting for the next frame. A body that is not read does not stall.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-/// Returns a body that fails once no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is read.
+/// Returns a body that fails once no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is being read.
 pub(crate) fn limit_idle(body: Body) -> Body {
     if body.is_end_stream() {
         return body;

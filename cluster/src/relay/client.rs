@@ -52,6 +52,7 @@ use crate::{
         server::MAX_FIELDS,
         wire::{Responder, Secret},
     },
+    sessions::drain_gate::InFlightGuard,
 };
 
 /// Timeout for a connection to a peer: 1 s.
@@ -120,6 +121,8 @@ struct HopBody {
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
+    /// Keeps a POST in flight at this instance while its response is arriving.
+    in_flight: Option<InFlightGuard>,
 }
 
 type HopConnection = Connection<TokioIo<Stream>, Body>;
@@ -152,11 +155,14 @@ impl Relay {
         replayable.read().await
     }
 
-    /// Sends a request to an owner. After a failure, `replayable` can be sent again if it is still whole.
+    /// Sends a request to an owner. The response keeps `in_flight` until its body is dropped.
+    ///
+    /// After a failure, `replayable` can be sent again if it is still whole.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,
         owner: Owner,
+        in_flight: Option<InFlightGuard>,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
             let message = "the directory names an address that no peer may have";
@@ -176,7 +182,10 @@ impl Relay {
         let disconnect = client_disconnect(&replayable.head.extensions);
         let response = self.await_response(stream, request, disconnect, owner, signal.as_ref());
         let failure = match response.await {
-            Ok(response) => return Ok(response),
+            Ok(mut response) => {
+                response.body_mut().in_flight = in_flight;
+                return Ok(response.map(Body::new));
+            }
             Err(failure) => failure,
         };
         let unsent = signal.and_then(|signal| signal.take_back());
@@ -215,7 +224,7 @@ impl Relay {
         disconnect: Option<ClientDisconnect>,
         owner: Owner,
         signal: Option<&ContinueSignal>,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<HopBody>, Failure> {
         let mut exchange = pin!(exchange(stream, request, disconnect));
         let mut response = match timeout(HEAD_TIMEOUT, &mut exchange).await {
             Ok(response) => response?,
@@ -232,7 +241,7 @@ impl Relay {
                     Failure::Misdirected
                 });
             }
-            Responder::Moved(_) | Responder::UnknownPeer => {
+            Responder::Moved(_) | Responder::Unmarked => {
                 let message = "the server at a peer's address is not a peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
                 self.untrusted_answer_warning
@@ -242,7 +251,7 @@ impl Relay {
         }
         remove_hop_by_hop(response.headers_mut());
         *response.version_mut() = Version::default();
-        Ok(response.map(Body::new))
+        Ok(response)
     }
 
     /// Returns the request in the form in which it is sent to a peer.
@@ -311,6 +320,7 @@ async fn exchange(
             connection,
             incoming,
             disconnect,
+            in_flight: None,
         })),
         Some(Err(error)) => {
             debug!(target: "mcp_cancel_cluster", %error, "no response from the owner");
@@ -337,7 +347,7 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
     }
 }
 
-/// Returns `true` if the client has disconnected. The listener reports this even while hyper does not read.
+/// Returns `true` if the client has disconnected. The listener reports this even while hyper is not reading.
 fn is_disconnected(disconnect: &mut Option<ClientDisconnect>, cx: &mut Context<'_>) -> bool {
     let is_disconnected = disconnect
         .as_mut()

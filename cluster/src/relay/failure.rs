@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     Silent,
     /// The connection ended before the head. A call may have begun.
     Broken,
-    /// The body of the request stalled while it was sent.
+    /// The body of the request stalled while it was being sent.
     Stalled,
 }
 

@@ -4,7 +4,7 @@
 //! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by
 //!    frame.
 //! 3. A request that was not sent is whole, regardless of its length.
-//! 4. A body that stalls fails ([`limit_idle`]), even while it is sent.
+//! 4. A body that stalls fails ([`limit_idle`]), even while it is being sent.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};

@@ -178,7 +178,7 @@ async fn serve_connection(stream: impl Accepted, app: impl App, peer_auth: Arc<P
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(MAX_FIELDS);
-    // Without keep-alive there are no idle connections to close, and no connection is closed while a request arrives on it.
+    // Without keep-alive there are no idle connections to close, and no connection is closed while a request is arriving on it.
     let connection = builder
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);

@@ -1,11 +1,12 @@
 //! The internal header fields that instances add to relayed requests and responses.
 //!
-//! Clients can neither receive nor send these fields:
+//! Clients never receive these fields from another instance, and cannot send them:
 //!
 //! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from
 //!    every response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
-//! 3. A response without the field `mcp-cluster` is not a peer's, regardless of its status, because an address may have been reassigned.
+//! 3. A response without the field `mcp-cluster` is not accepted as a peer's, regardless of its status. The address may have been
+//!    reassigned, or the peer refuses the secret, with an unmarked 403.
 
 use std::{fmt, net::SocketAddr};
 
@@ -24,7 +25,7 @@ static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 
 /// Prefix of the incarnation in the response of an instance that does not have the session.
 ///
-/// The status alone could be the application's.
+/// A 421 alone could be the application's.
 const MOVED: &str = "moved ";
 
 /// The value if no secret is set. It distinguishes relayed requests from others.
@@ -34,7 +35,7 @@ const NO_SECRET: &str = "relay";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
-/// The shared bearer secret, and another one that is accepted while the secret is changed.
+/// The shared bearer secret, and another one that is accepted while the secret is being rotated.
 #[derive(Clone)]
 pub(crate) struct Secret {
     sent: HeaderValue,
@@ -47,18 +48,20 @@ pub(crate) struct Secret {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
-/// The sender of the response to a relay.
+/// Who answered a relayed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
-    /// An instance that served the request.
+    /// An instance that answered the request itself, possibly by asking for a retry.
     Peer(Incarnation),
-    /// An instance that does not have the session. It is the owner only if the incarnation is the owner's.
+    /// An instance that does not have the session.
+    ///
+    /// Another instance may have this address now: compare the incarnation with the owner's.
     Moved(Incarnation),
-    /// Not an instance of this cluster.
-    UnknownPeer,
+    /// Not a peer, or a peer with another secret.
+    Unmarked,
 }
 
-/// Returns `true` if `name`, without its prefix `mcp-`, is one of these fields.
+/// Returns `true` if `mcp-{name}` is an internal field.
 pub(crate) fn is_internal(name: &str) -> bool {
     name == "cluster" || name == "cluster-client"
 }
@@ -168,7 +171,7 @@ impl Responder {
             Some(by) => by.parse().ok().map(Self::Moved),
             None => value.parse().ok().map(Self::Peer),
         });
-        responder.unwrap_or(Self::UnknownPeer)
+        responder.unwrap_or(Self::Unmarked)
     }
 }
 
@@ -248,12 +251,12 @@ mod tests {
         let mut headers = head(&["forged"]);
         mark(&mut headers, me);
         assert_eq!(Responder::take(&mut headers), Responder::Peer(me));
-        assert_eq!(Responder::take(&mut headers), Responder::UnknownPeer);
+        assert_eq!(Responder::take(&mut headers), Responder::Unmarked);
         mark_moved(&mut headers, me);
         assert_eq!(headers[&CLUSTER], "moved 0123456789abcdef");
         assert_eq!(Responder::take(&mut headers), Responder::Moved(me));
         for value in ["", "relay", "0123", "moved", "moved ", "moved 0123"] {
-            assert_eq!(Responder::take(&mut head(&[value])), Responder::UnknownPeer);
+            assert_eq!(Responder::take(&mut head(&[value])), Responder::Unmarked);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 /// Maximum number of claims for one request: 3.
 const MAX_CLAIMS: u8 = 3;
 
-/// Maximum number of look-ups while another instance claims a relinquished session: 20.
+/// Maximum number of look-ups while another instance is claiming a relinquished session: 20.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
 /// The facts about a request when its head has arrived.

@@ -52,12 +52,7 @@ pub(crate) fn has_no_session() -> bool {
     HAS_NO_SESSION.try_with(|()| ()).is_ok()
 }
 
-/// Serves the request that restores its session, which this instance has claimed.
-pub(crate) async fn with_restore<F: Future>(response: F) -> F::Output {
-    MAY_RESTORE.scope((), response).await
-}
-
-/// Polls the response of a request that still restores its session.
+/// Polls a request that restores its session, which this instance has claimed, or the body of its response.
 pub(crate) fn poll_restore<T>(poll: impl FnOnce() -> T) -> T {
     MAY_RESTORE.sync_scope((), poll)
 }

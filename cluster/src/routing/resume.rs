@@ -92,7 +92,7 @@ fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Opti
     }))
 }
 
-/// Returns `true` if a text is a request id without control characters. A client may have forged the text.
+/// Returns `true` if a string is a request id without control characters. A client may have forged the string.
 fn is_request_id(text: &str) -> bool {
     let value = serde_json::from_str(text);
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)

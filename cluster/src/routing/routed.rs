@@ -17,7 +17,7 @@ pub(crate) enum Routed {
     Answered(Response<Body>),
 }
 
-/// The result of a peer's request while sessions are transferred.
+/// The result of a peer's request while sessions are being transferred.
 pub(crate) enum TransferOutcome {
     ServedHere(Request<Body>, Presence),
     /// The peer must claim the session.

@@ -39,7 +39,7 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between look-ups while another instance claims a relinquished session: 50 ms.
+/// Delay between look-ups while another instance is claiming a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.
@@ -213,6 +213,8 @@ impl Router {
         };
         let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
+        // Entered until the request has a response, or the session is about to be restored here.
+        let _in_flight = is_call.then(|| self.shutdown.enter_relay());
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
@@ -318,12 +320,13 @@ impl Router {
         if replayable.head.method != Method::POST {
             let sent = async {
                 self.relay.prepare(replayable).await?;
-                Ok(self.relay.send(replayable, owner).await)
+                Ok(self.relay.send(replayable, owner, None).await)
             };
             return self.turned_away.record_if_slow(sent).await;
         }
         self.relay.prepare(replayable).await?;
-        let mut sent = pin!(self.relay.send(replayable, owner));
+        let in_flight = self.shutdown.enter_relay();
+        let mut sent = pin!(self.relay.send(replayable, owner, in_flight));
         let mut next_look = UNBEGUN_TIMEOUT;
         loop {
             if let Ok(sent) = timeout(next_look, &mut sent).await {

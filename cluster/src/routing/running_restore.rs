@@ -1,8 +1,10 @@
-//! A restore that runs while its request is served.
+//! A restore that runs while its request is being served.
 //!
-//! 1. A restore usually ends with the head of the response. An inner layer may send the head early, as `commit_after` does. The restore
-//!    then continues while the body is read, until the session is restored or the body ends.
-//! 2. Until the restore ends, other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
+//! 1. A restore ends once its session is restored, even if the response has no head yet. An inner layer may delay the head until the call
+//!    has ended.
+//! 2. Otherwise a restore ends with the head of the response. An inner layer may send the head early, as `commit_after` does. The restore
+//!    then continues while the body is being read, until the session is restored or the body ends.
+//! 3. Until the restore ends, other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
 
 use std::{
     mem,
@@ -70,6 +72,11 @@ impl RunningRestore {
                 timeout: Box::pin(sleep(RESTORE_TIMEOUT)),
             })
         })
+    }
+
+    /// Returns when the session is restored.
+    pub(crate) async fn until_restored(&self) {
+        self.router.sessions.until(|| self.is_restored()).await;
     }
 
     fn session(&self) -> SessionHash {

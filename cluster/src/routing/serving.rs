@@ -2,11 +2,11 @@
 //!
 //! These requests are relayed by peers, have remote sessions, restore their sessions, resume streams, or wait for the inner service.
 
-use std::{future::poll_fn, sync::Arc};
+use std::{future::poll_fn, pin::pin, sync::Arc};
 
 use axum::{body::Body, response::IntoResponse};
 use http::{Method, Request, Response, StatusCode};
-use tokio::time::timeout;
+use tokio::{select, time::timeout};
 use tower_service::Service;
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     routing::{
         fields::{Fields, SESSION_ID},
         plan::Action,
-        request_context::{with_restore, with_resume_recorded, with_resumed_call, without_session},
+        request_context::{poll_restore, with_resume_recorded, with_resumed_call, without_session},
         resume::{self, LAST_EVENT_ID, RewriteOutcome},
         routed::{Presence, Reclaimed, Routed, TransferOutcome},
         router::Router,
@@ -64,7 +64,7 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // While this request waits for the session's requests in flight, it is not one of them.
+            // While this request is waiting for the session's requests in flight, it is not one of them.
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
@@ -196,7 +196,7 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
-    // If the client whose request restores the session does not read, no task drives the restore.
+    // If the client whose request restores the session is not reading, no task drives the restore.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
@@ -222,17 +222,28 @@ async fn restore_and_serve<S: Inner>(
         return Ok(Restored::Moved(request));
     }
     let rewritten = router.rewrite_event_id(&mut request);
-    let running = match (turn, &session) {
-        (Some(turn), Some(id)) => Some(RunningRestore::new(router, id.clone(), restore, turn)),
-        _ => None,
-    };
-    let Some(running) = running else {
+    let (Some(turn), Some(id)) = (turn, &session) else {
         let guard = session.as_deref().and_then(|id| router.sessions.enter(id));
         let response = serve(router, inner, request, rewritten, guard).await?;
         return Ok(Restored::Served(response));
     };
-    let response = with_restore(serve(router, inner, request, rewritten, None)).await?;
-    let response = running.end_with(response);
+    let running = RunningRestore::new(router, id.clone(), restore, turn);
+    let mut served = pin!(serve(router, inner, request, rewritten, None));
+    let response = select! {
+        biased;
+        response = poll_fn(|cx| poll_restore(|| served.as_mut().poll(cx))) => Some(response?),
+        () = running.until_restored() => None,
+    };
+    let response = match response {
+        Some(response) => running.end_with(response),
+        None => {
+            // An inner layer may delay the head, and other requests of the session must not wait for that. The request enters the gate
+            // before the restore ends, so it stays in flight.
+            let guard = router.sessions.enter(id);
+            drop(running);
+            unless_relinquished(router, served.await?, guard.as_ref())
+        }
+    };
     let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
         // rmcp reuses the result of the previous attempt, which was given up.
@@ -312,8 +323,13 @@ pub(crate) async fn serve<S: Inner>(
     let response = match rewritten {
         RewriteOutcome::Unchanged => response.await?.into_response(),
         RewriteOutcome::Local(generation, call) => {
-            let response = with_resumed_call(generation, call, response);
-            response.await?.into_response()
+            let response = with_resumed_call(generation, call, response).await?;
+            let response = response.into_response();
+            // An inner layer may have answered. The call may run here, and its grace may end before its client returns.
+            if is_temporary(response.status()) {
+                router.turned_away.record();
+            }
+            response
         }
         RewriteOutcome::LostCall(lost) => {
             let (response, is_resumed) = with_resume_recorded(response).await;
@@ -326,6 +342,15 @@ pub(crate) async fn serve<S: Inner>(
         }
     };
     Ok(unless_relinquished(router, response, guard.as_ref()))
+}
+
+/// Returns `true` if a client may send the same request again later (RFC 9110, sections 15.5.9 and 15.6; RFC 6585, section 4).
+fn is_temporary(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(
+            status,
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+        )
 }
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.

@@ -49,6 +49,11 @@ impl DrainGate {
         self.state().is_closed
     }
 
+    /// Returns `true` if no request is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state().in_flight == 0
+    }
+
     /// Closes the gate if no request is in flight, and `is_idle` returns `true`.
     ///
     /// Does not close it if a request entered meanwhile. Returns `true` if the gate is closed.

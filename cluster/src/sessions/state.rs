@@ -206,6 +206,7 @@ impl Sessions {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.phase = Phase::Open;
         }
+        self.notify_changed();
         self.restore_attempts.on_restored(session);
     }
 
@@ -337,7 +338,7 @@ impl Sessions {
         self.until(|| self.queues().deleted.is_empty()).await;
     }
 
-    /// Returns when `condition` returns `true`. Checks after each write, relinquishment and heartbeat.
+    /// Returns when `condition` returns `true`. Checks after each write, restore, relinquishment and heartbeat.
     pub(crate) async fn until(&self, condition: impl Fn() -> bool) {
         wait_until(&self.written, condition).await;
     }

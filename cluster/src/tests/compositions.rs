@@ -37,7 +37,7 @@ use tokio::{
 use super::{
     fake_owner::FakeOwner,
     node::{Node, call_app, hash, pass},
-    steps::{close_session, directory, join_as, post_echo, status, unreachable_owner},
+    steps::{SECOND, close_session, directory, join_as, post_echo, status, unreachable_owner},
 };
 use crate::{
     Cluster,
@@ -49,8 +49,6 @@ use crate::{
     manager::CloseSession,
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// A handler whose `initialize` waits while it is slow.
 #[derive(Clone, Default)]

@@ -1,6 +1,6 @@
 //! Requests that a layer or the directory delays. Meanwhile their session is closed, restored or claimed.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use axum::{
     Router,
@@ -16,15 +16,12 @@ use tower_service::Service as _;
 
 use super::{
     node::{GRACE, Node, Setup, pass},
-    steps::{close_session, directory, post, run_other_tasks, status},
+    steps::{MS, SECOND, close_session, directory, post, run_other_tasks, status},
 };
 use crate::directory::{
     MemoryDirectory,
     faulty::{Fault, Faulty},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
 
 /// Adds a layer that delays each resume by 8 s, for example to authenticate the client. The layer is inside the cluster's layer.
 fn with_slow_resumes(app: Router) -> Router {
@@ -192,15 +189,13 @@ async fn a_resume_that_a_layer_delays_gets_no_events_of_another_call() {
     let mut other = mcp.call(2, "hold", json!({ "label": "b" })).await;
     assert_eq!(within("a head", other.head()).await.status, 200);
     a.witness.started("b").await;
-    let event = other.event().await.unwrap();
-    println!("{last_event_id} {:?}", event.id);
+    other.event().await.unwrap();
     pass(9 * SECOND).await;
     let status = within("a head", resumed.head()).await.status;
     a.witness.release("b");
     let answer = tokio::time::timeout(3 * SECOND, resumed.answer()).await;
-    println!("{status} {answer:?}");
     let received = answer.ok().flatten().map(|answer| answer["id"].clone());
-    assert_ne!(received, Some(json!(2)));
+    assert_ne!(received, Some(json!(2)), "{status}");
     let other = tokio::time::timeout(3 * SECOND, other.answer()).await;
     assert_eq!(other.unwrap().unwrap()["id"], 2);
 }

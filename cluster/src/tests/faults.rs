@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use serde_json::json;
@@ -26,7 +25,7 @@ use tracing_subscriber::{
 use super::{
     log_lines::Warnings,
     node::{Node, Setup, hash, pass},
-    steps::{directory, echo, run_other_tasks, status},
+    steps::{SECOND, directory, echo, run_other_tasks, status},
 };
 use crate::{
     cluster::Options,
@@ -38,8 +37,6 @@ use crate::{
     membership::heartbeat::{HEARTBEAT_INTERVAL, MIN_LEASE, SETTLE_PERIOD},
     relay::filter::PeersFilter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Two instances. `b` connects to no peer, and accepts no connection of a peer, until `is_connected` is set.
 struct PartitionedPair {

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::{
     node::{GRACE, Node, Setup, hash, pass},
-    steps::{SlowLink, phases},
+    steps::{MS, SECOND, SlowLink, phases},
 };
 use crate::{
     directory::{
@@ -21,9 +21,6 @@ use crate::{
     membership::heartbeat::HEARTBEAT_INTERVAL,
     relay::filter::PeersFilter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
 
 /// Starts an owner, and an instance with its own link to the directory. That instance reaches the owner if `can_reach_owner`.
 async fn start_pair(can_reach_owner: bool) -> (Faulty, [Node; 2]) {

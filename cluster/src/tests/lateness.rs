@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     node::{GRACE, Node, SECRET, Setup, hash, pass},
-    steps::{phases, status, until_heartbeat},
+    steps::{MS, SECOND, phases, status, until_heartbeat},
 };
 use crate::{
     cluster::{Options, join},
@@ -32,9 +32,6 @@ use crate::{
     relay::filter::PeersFilter,
     relay::wire::Secret,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
 
 /// Counts the heartbeats of an instance. On request, the process stalls before it reads the reply to one of them.
 #[derive(Debug, Clone, Default)]
@@ -229,8 +226,7 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
             answer,
         ));
     }
-    println!("{first} {results:?}");
-    assert_eq!(first, 503);
+    assert_eq!(first, 503, "{results:?}");
     assert!(
         results.iter().all(|(.., status)| *status != 404),
         "{results:?}"
@@ -399,12 +395,9 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
         }
     }
     rule("-D");
-    println!(
-        "events at {events:?} s, cancelled {is_cancelled_at:?}, the client's connection ended {broke_at:?}"
-    );
     assert!(
         is_cancelled_at.is_none() || broke_at.is_some_and(|at| at < is_cancelled_at.unwrap()),
-        "cancelled at {is_cancelled_at:?}, its client was connected until {broke_at:?}"
+        "cancelled at {is_cancelled_at:?}, its client was connected until {broke_at:?}, events at {events:?} s"
     );
 }
 
@@ -455,12 +448,10 @@ async fn longest_delay(reply: Duration, instances: usize) -> Duration {
 async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
     let mut results = Vec::new();
     for reply in [0, 100, 250, 400] {
-        println!("{reply}");
         let alone = longest_delay(reply * MS, 1).await;
         let with_peer = longest_delay(reply * MS, 2).await;
         results.push((reply, alone, with_peer));
     }
-    println!("{results:?}");
     assert!(
         results
             .iter()
@@ -518,10 +509,8 @@ async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool,
 async fn a_client_that_was_turned_away_by_an_instance_with_a_lease_keeps_its_call() {
     for pause in [3, 5, 8, 20, 35] {
         let results = turned_away_by_a_cut_off_instance(pause * SECOND).await;
-        println!("{pause} {results:?}");
+        assert_eq!((pause, results), (pause, (503, true, true, 200)));
     }
-    let results = turned_away_by_a_cut_off_instance(8 * SECOND).await;
-    assert_eq!(results, (503, true, true, 200));
 }
 
 /// B has a concurrency limit inside the cluster's layer. Each second two requests `GET /health`, which belong to no session, arrive

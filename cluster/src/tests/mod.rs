@@ -8,9 +8,11 @@
 mod compositions;
 mod concurrent_claims;
 mod delayed_requests;
+mod event_store;
 mod failed_instance;
 mod fake_owner;
 mod faults;
+mod inner_layers;
 mod last_moment;
 mod lateness;
 pub(crate) mod log_lines;

@@ -9,7 +9,10 @@ use std::{
 
 use axum::{Router, extract::Request, middleware};
 use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace};
-use rmcp::{RoleServer, service::RequestContext};
+use rmcp::{
+    RoleServer, service::RequestContext,
+    transport::streamable_http_server::session::local::LocalSessionManager,
+};
 use serde_json::{Value, json};
 use test_support::{Connection, Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
@@ -53,6 +56,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(6);
 
 /// How an instance is set up.
 pub(super) struct Setup {
+    pub(super) manager: CancellableSessionManager<LocalSessionManager>,
     pub(super) layer: CancelOnDisconnectLayer,
     pub(super) grace: Grace,
     pub(super) secret: &'static str,
@@ -72,6 +76,7 @@ pub(super) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            manager: CancellableSessionManager::default(),
             layer: CancelOnDisconnectLayer::new(),
             grace: Grace::Auto,
             secret: SECRET,
@@ -148,7 +153,7 @@ impl Setup {
         if let Some(on_start) = self.on_start {
             tools = tools.on_start(on_start);
         }
-        let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+        let sessions = Arc::new(cluster.sessions(self.manager));
         // rmcp's keep-alive uses the system's clock. Where tokio's clock is ahead of it, each comment is due at once.
         let mut config = Mode::Session.config().with_sse_keep_alive(None);
         if self.has_session_store {

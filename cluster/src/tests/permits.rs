@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response, routing::get};
@@ -27,7 +26,7 @@ use tower_service::Service;
 
 use super::{
     node::{GRACE, Node, Setup, pass},
-    steps::{directory, join_as, run_other_tasks, status},
+    steps::{SECOND, directory, join_as, run_other_tasks, status},
 };
 use crate::{
     Cluster, ClusterService,
@@ -35,8 +34,6 @@ use crate::{
     ids::{Incarnation, Owner},
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Like tower's `ConcurrencyLimit`: `poll_ready` acquires a permit, and the response future holds the permit.
 pub(super) struct ConcurrencyLimit<S> {

@@ -1,7 +1,5 @@
 //! Clients that the application refuses. They cancel no waiting call, and receive no answer of another client.
 
-use std::time::Duration;
-
 use axum::{
     Router,
     body::{Body, to_bytes},
@@ -17,10 +15,8 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, pass},
-    steps::{directory, post, run_other_tasks},
+    steps::{SECOND, directory, post, run_other_tasks},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The application knows the user of each session. Bob has none.
 fn refuse_bob(app: Router) -> Router {

@@ -17,15 +17,16 @@ use test_support::{Connection, within};
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc},
-    time::Instant,
+    time::{Instant, sleep},
 };
 use tower_service::Service as _;
 
 use super::{
     log_lines::Warnings,
     node::{Node, SECRET, Setup},
-    steps::{directory, post_echo, run_other_tasks, status},
+    steps::{SECOND, directory, post_echo, run_other_tasks, status},
 };
+use crate::membership::heartbeat::SETTLE_PERIOD;
 
 #[tokio::test]
 async fn a_call_and_its_answer_pass_through_another_instance() {
@@ -161,7 +162,6 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
         assert!(a.witness.ended(&label).await.is_cancelled());
         slowest = slowest.max(begun.elapsed());
     }
-    println!("slowest disconnect through a relay: {slowest:?}");
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
@@ -327,4 +327,61 @@ async fn a_response_with_many_fields_is_relayed() {
         run_other_tasks().await;
         assert_eq!(a.witness.starts("held"), 1);
     }
+}
+
+/// README, "Limits": the client of a relayed call that reads nothing for 90 s counts as disconnected. With its owner it does not. Neither the
+/// layer nor the public listener has a time limit.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes 140 s"]
+async fn a_client_that_does_not_read_for_90_s_keeps_its_call_only_at_its_owner() {
+    let directory = directory();
+    let a = Setup::with_grace().start(&directory).await;
+    let b = Node::start(&directory).await;
+    sleep(SETTLE_PERIOD).await;
+    let mut clients = Vec::new();
+    for (label, node) in [("a", &a), ("b", &b)] {
+        let mcp = a.session().await;
+        let addr = node.public.as_ref().unwrap().addr;
+        let mut client = Connection::open_with_receive_buffer(addr, 16 * 1024).await;
+        // More events than all buffers hold.
+        let arguments = json!({ "label": label, "events": 300_000 });
+        let at_node = node.client_of(&mcp);
+        client
+            .send(&at_node.call_request(label, "chatty", arguments))
+            .await;
+        assert_eq!(client.head().await.status, 200);
+        client.event().await.unwrap();
+        clients.push(client);
+    }
+    sleep(60 * SECOND).await;
+    assert!(["a", "b"].map(|label| a.witness.is_running(label)) == [true, true]);
+    sleep(70 * SECOND).await;
+    let running = ["a", "b"].map(|label| a.witness.is_running(label));
+    assert_eq!(running, [true, false]);
+}
+
+/// Otherwise its connections to the owner, in TIME_WAIT, could use up its ports.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn ended_relays_take_no_ports_of_the_relaying_instance() {
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let client = b.client_of(&mcp);
+    for id in 0..300 {
+        let mut call = client.call(id, "echo", json!({ "text": "x" })).await;
+        within("an answer", call.answer()).await.unwrap();
+        let _end = within("the end", call.body_to_end()).await;
+    }
+    let port = format!("{:04X}", a.me.address.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let waiting = table.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        (state == "06").then(|| (local.ends_with(&port), remote.ends_with(&port)))
+    });
+    let (mut of_owner, mut of_relay) = (0, 0);
+    for (is_owner, is_relay) in waiting {
+        of_owner += u32::from(is_owner);
+        of_relay += u32::from(is_relay);
+    }
+    assert!(of_owner > 200 && of_relay < 30, "{of_owner} {of_relay}");
 }

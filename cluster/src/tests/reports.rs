@@ -15,16 +15,13 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     fake_owner::FakeOwner,
     node::{GRACE, Node, Setup, hash, pass},
-    steps::{SlowLink, directory, phases, status, until_heartbeat},
+    steps::{MS, SECOND, SlowLink, directory, phases, status, until, until_heartbeat},
 };
 use crate::directory::{
     Claim, Directory as _, DirectoryError, MemoryDirectory,
     contract::claim_from,
     faulty::{ErasedRequest, Fault, Faulty, Gate},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
 
 /// The requests of B arrive `late`. The clock of the directory is set back by `step`, `before` the end of the grace. The client resumes at
 /// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
@@ -44,16 +41,11 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
         pass(phase * 100 * MS).await;
         let last_event_id = a.detach(&mcp, 1, "a").await;
         let begun = Instant::now();
-        let until = async |at: Duration| {
-            while begun.elapsed() < at {
-                pass(50 * MS).await;
-            }
-        };
         if before >= 100 * MS {
-            until(GRACE - before).await;
+            until(begun, GRACE - before).await;
             link_a.memory.set_clock_back(step);
         }
-        until(GRACE - 100 * MS).await;
+        until(begun, GRACE - 100 * MS).await;
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(1_500 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
@@ -80,7 +72,6 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
         (1_000, 500, 5_000),
     ] {
         let cancelled = set_back(late * MS, step * MS, before * MS).await;
-        println!("late {late} step {step} before {before}: {cancelled:?}");
         results.push((late, step, before, cancelled));
     }
     assert!(
@@ -101,7 +92,9 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_bef
         let link_a = directory();
         let link = SlowLink(Arc::default(), SECOND);
         let a = Setup::with_grace().start(&link_a).await;
-        let b = without_peers().start(&link_a.behind(link.clone())).await;
+        let b = Setup::without_peers()
+            .start(&link_a.behind(link.clone()))
+            .await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;
@@ -217,16 +210,6 @@ async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_k
     assert!(a.witness.is_running("a"));
 }
 
-fn without_peers() -> Setup {
-    Setup::without_peers()
-}
-
-async fn until(begun: Instant, at: Duration) {
-    while begun.elapsed() < at {
-        pass(50 * MS).await;
-    }
-}
-
 /// B starts 900 ms before the end of the grace, and turns the client away 400 ms later. It reports that at once. Then the primary fails,
 /// and its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
 #[tokio::test]
@@ -247,7 +230,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         until(begun, GRACE - 1_000 * MS).await;
         let replica = directory.memory.take_snapshot();
         until(begun, GRACE - 900 * MS).await;
-        let b = without_peers().start(&directory).await;
+        let b = Setup::without_peers().start(&directory).await;
         until(begun, GRACE - 500 * MS).await;
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(100 * MS).await;
@@ -284,7 +267,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
         a.until_settled().await;
         let mut b = None;
         if !is_new {
-            b = Some(without_peers().start(&link_b).await);
+            b = Some(Setup::without_peers().start(&link_b).await);
             pass(10 * SECOND).await;
         }
         let mcp = a.session().await;
@@ -293,7 +276,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
         let begun = Instant::now();
         until(begun, GRACE - 500 * MS).await;
         if is_new {
-            b = Some(without_peers().start(&link_b).await);
+            b = Some(Setup::without_peers().start(&link_b).await);
         }
         let b = b.unwrap();
         until(begun, GRACE - 100 * MS).await;
@@ -316,7 +299,7 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_t
         let memory = MemoryDirectory::default();
         let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
         let a = Setup::requiring_lease().start(&link_a).await;
-        let b = without_peers().start(&link_b).await;
+        let b = Setup::without_peers().start(&link_b).await;
         a.until_settled().await;
         b.until_settled().await;
         let mcp = a.session().await;

@@ -20,15 +20,13 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, hash, pass},
-    steps::{assert_refused, directory, echo, join_as, run_other_tasks},
+    steps::{SECOND, assert_refused, directory, echo, join_as, run_other_tasks},
 };
 use crate::{
     Cluster,
     directory::{contract::owner_of, faulty::Fault},
     ids::{Incarnation, Owner, SessionHash},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The limit of a shutdown, longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -204,6 +202,62 @@ async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_ano
     assert!(a.witness.ended("first").await.is_cancelled());
     assert_eq!(answered_id(&mut first).await, 1);
     assert!(b.has(&mcp));
+}
+
+/// B relays a call of a session of A, and shuts down. Its client may be unable to resume the call once B has ended. The stream of a GET is
+/// opened again, and B does not wait for it.
+#[tokio::test]
+async fn a_shutdown_waits_for_the_calls_that_the_instance_relays() {
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let at_b = b.client_of(&mcp);
+    let mut listening = at_b.listen().await;
+    assert_eq!(listening.head().await.status, 200);
+    let mut call = a.start_call(&at_b, 1, "first").await;
+    let own = b.session().await;
+    let cluster = b.cluster.clone();
+    let shutdown = tokio::spawn(async move { cluster.leave(LIMIT).await });
+    pass(10 * SECOND).await;
+    assert!(!shutdown.is_finished());
+    assert_eq!(echo(&own, 2).await, 2, "B serves its own session meanwhile");
+    a.witness.release("first");
+    assert_eq!(answered_id(&mut call).await, 1);
+    assert_eq!(within("the shutdown", shutdown).await.unwrap(), 0);
+    drop(listening);
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_relayed_calls_until_its_limit() {
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let mut call = a.start_call(&b.client_of(&mcp), 1, "first").await;
+    let cancelled = within("the shutdown", b.cluster.leave(Duration::from_millis(500))).await;
+    assert_eq!(cancelled, 0);
+    assert!(a.witness.is_running("first"));
+    a.witness.release("first");
+    assert_eq!(answered_id(&mut call).await, 1);
+}
+
+/// A call that B relays waits at its owner A. Both shut down. The session moves to B, which serves the call.
+#[tokio::test]
+async fn a_relayed_call_that_waits_for_a_transfer_is_served_by_an_instance_that_shuts_down() {
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let mut first = a.start_call(&mcp, 1, "first").await;
+    let mut shutdowns = Vec::new();
+    for node in [&a, &b] {
+        let cluster = node.cluster.clone();
+        shutdowns.push(tokio::spawn(async move { cluster.leave(LIMIT).await }));
+    }
+    run_other_tasks().await;
+    let mut second = b
+        .client_of(&mcp)
+        .call(2, "echo", json!({ "text": "x" }))
+        .await;
+    pass(5 * SECOND).await;
+    a.witness.release("first");
+    assert_eq!(answered_id(&mut first).await, 1);
+    assert_eq!(answered_id(&mut second).await, 2);
+    for shutdown in shutdowns {
+        assert_eq!(within("the shutdown", shutdown).await.unwrap(), 0);
+    }
 }
 
 /// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.

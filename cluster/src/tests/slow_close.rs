@@ -14,11 +14,9 @@ use tokio::time::sleep;
 
 use super::{
     node::{hash, pass},
-    steps::{directory, join_as, unreachable_owner},
+    steps::{SECOND, directory, join_as, unreachable_owner},
 };
 use crate::membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Closes a session as rmcp's own manager does, and then takes this long, for example because it reports the end to a database.
 struct SlowClose(LocalSessionManager, Duration);

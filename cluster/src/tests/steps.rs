@@ -12,7 +12,10 @@ use std::{
 use axum::body::Body;
 use serde_json::{Value, json};
 use test_support::{Connection, Head, Mcp, within};
-use tokio::{task::yield_now, time::sleep};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep},
+};
 
 use super::node::{Node, SECRET, hash, pass};
 use crate::{
@@ -25,6 +28,9 @@ use crate::{
     ids::{Incarnation, Owner},
     relay::{filter::PeersFilter, wire::Secret},
 };
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const MS: Duration = Duration::from_millis(1);
 
 /// A link on which each request arrives this much later, while the flag is set.
 #[derive(Debug, Clone)]
@@ -72,7 +78,14 @@ pub(super) async fn run_other_tasks() {
 pub(super) async fn until_heartbeat(link: &Faulty) {
     let before = link.request_count("heartbeat");
     while link.request_count("heartbeat") == before {
-        pass(Duration::from_millis(50)).await;
+        pass(50 * MS).await;
+    }
+}
+
+/// Advances the clock until this long after `begun`.
+pub(super) async fn until(begun: Instant, at: Duration) {
+    while begun.elapsed() < at {
+        pass(50 * MS).await;
     }
 }
 

@@ -8,9 +8,16 @@ use std::{
     time::Duration,
 };
 
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse as _,
+};
+use http::StatusCode;
 use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
-use test_support::{Connection, Mcp, within};
+use test_support::{Connection, Mcp, PATH, within};
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
@@ -19,7 +26,7 @@ use tokio::{
 
 use super::{
     node::{GRACE, Node, Setup, hash, pass},
-    steps::directory,
+    steps::{SECOND, directory},
 };
 use crate::{
     cluster::Options,
@@ -32,8 +39,6 @@ use crate::{
     membership::{heartbeat::HEARTBEAT_INTERVAL, turned_away::CLIENT_BACKOFF},
     relay::filter::PeersFilter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Starts an owner with a grace, and an instance that reaches it if `can_reach_owner`.
 async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
@@ -278,4 +283,107 @@ async fn a_client_that_retries_in_time_keeps_its_call() {
             );
         }
     }
+}
+
+/// A layer between the cluster's and the library's answers the first resume with 503, for example because it sheds load.
+fn shed_first_resume(app: Router) -> Router {
+    let shed = AtomicBool::new(false);
+    let shed = Arc::new(shed);
+    app.layer(from_fn(move |request: Request, next: Next| {
+        let is_resume = request.headers().contains_key("last-event-id");
+        let is_shed = is_resume && !shed.swap(true, Ordering::Relaxed);
+        async move {
+            if is_shed {
+                return (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "4")]).into_response();
+            }
+            next.run(request).await
+        }
+    }))
+}
+
+/// The client resumes 1 s before the end of its grace, and returns later than it was asked to.
+#[tokio::test]
+async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
+    for is_relayed in [true, false] {
+        let directory = directory();
+        let a = Setup {
+            inner_layers: shed_first_resume,
+            ..Setup::with_grace()
+        };
+        let a = a.start(&directory).await;
+        let b = Node::start(&directory).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        let last_event_id = a.detach(&mcp, 1, "a").await;
+        pass(GRACE - SECOND).await;
+        let client = if is_relayed { &b } else { &a }.client_of(&mcp);
+        let turned_away = client.resume(&last_event_id).await.head().await.status;
+        pass(7 * SECOND).await;
+        let is_running = a.witness.is_running("a");
+        assert_eq!(
+            (is_relayed, turned_away, is_running),
+            (is_relayed, 503, true)
+        );
+        let mut resumed = client.resume(&last_event_id).await;
+        assert_eq!(resumed.head().await.status, 200);
+        a.witness.release("a");
+        assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+    }
+}
+
+/// A response to a made-up event id, or to a request that is no resume, concerns no call here. It postpones no cancel.
+#[tokio::test]
+async fn a_resume_of_no_local_call_that_an_inner_layer_turns_away_does_not_count() {
+    let directory = directory();
+    let a = Setup {
+        inner_layers: |app| {
+            app.layer(from_fn(async |request: Request, next: Next| {
+                if request.headers().contains_key("last-event-id") {
+                    return StatusCode::TOO_MANY_REQUESTS.into_response();
+                }
+                next.run(request).await
+            }))
+        },
+        ..Setup::with_grace()
+    };
+    let a = a.start(&directory).await;
+    a.until_settled().await;
+    let mcp = a.session().await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    let made_up = Mcp::stateless(a.public.as_ref().unwrap().addr, PATH).in_session("made-up");
+    for (client, event_id) in [
+        (&mcp, "0/0"),
+        (&mcp, "0/0~0123456789abcdef~0~1"),
+        (&made_up, &*last_event_id),
+    ] {
+        assert_eq!(client.resume(event_id).await.head().await.status, 429);
+        assert_eq!(a.routing().turned_away.age(Instant::now()), None);
+    }
+    assert_eq!(mcp.resume(&last_event_id).await.head().await.status, 429);
+    assert!(a.routing().turned_away.age(Instant::now()).is_some());
+}
+
+/// The server asks its clients to wait for 60 s before they resume (`retry`), and the grace is longer. A client waits as long after a 503,
+/// as the TypeScript SDK does.
+#[tokio::test]
+async fn a_client_that_waits_for_the_servers_retry_after_a_503_keeps_its_call() {
+    let directory = directory();
+    let a = Setup {
+        grace: Grace::After(65 * SECOND),
+        ..Setup::default()
+    };
+    let a = a.start(&directory).await;
+    let b = Setup::without_peers().start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let last_event_id = a.detach(&mcp, 1, "a").await;
+    pass(60 * SECOND).await;
+    let turned_away = b.client_of(&mcp).resume(&last_event_id).await.head().await;
+    assert_eq!(turned_away.status, 503);
+    pass(60 * SECOND).await;
+    assert!(a.witness.is_running("a"));
+    pass(15 * SECOND).await;
+    assert!(a.witness.ended("a").await.is_cancelled());
 }

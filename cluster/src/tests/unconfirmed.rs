@@ -8,7 +8,7 @@ use tokio::{spawn, time::sleep};
 
 use super::{
     node::{Node, Setup, hash, pass},
-    steps::{directory, echo, run_other_tasks, status},
+    steps::{SECOND, directory, echo, run_other_tasks, status},
 };
 use crate::{
     directory::{
@@ -18,8 +18,6 @@ use crate::{
     },
     membership::heartbeat::HEARTBEAT_INTERVAL,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Every request takes this long, and deletions fail.
 #[derive(Debug)]

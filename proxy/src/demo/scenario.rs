@@ -94,7 +94,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 pub(super) enum ClientStep {
     Disconnects,
     Stays,
-    /// Disconnects, and resumes while the tool works.
+    /// Disconnects, and resumes while the tool is working.
     Resumes,
     /// Disconnects, and resumes when the tool has finished.
     ResumesLate,

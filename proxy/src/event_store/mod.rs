@@ -11,7 +11,7 @@
 //!    attached client was sent, requests and answers last. A comment in the stream has the number of dropped events. All
 //!    other events are kept: their writer waits for the client to read, and without a client the call ends with an error.
 //! 3. **Retention.** A stream is kept for 60 s after its end. It may be evicted earlier once its client has read it, or
-//!    if its call was cancelled. If a session is closed, a client that reads one of its streams gets the remaining events. An
+//!    if its call was cancelled. If a session is closed, a client that is reading one of its streams gets the remaining events. An
 //!    error takes the place of a missing answer.
 //! 4. **Access.** A stream is found in its own session only, by an event id with 128 random bits. If a server
 //!    authenticates the clients of a session, [`Resumable`] has it authenticate a client that resumes as well.

@@ -1,7 +1,7 @@
 //! Parses the events of a server's stream, as far as they are forwarded.
 //!
 //! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6). That format has three line endings, a byte order mark
-//!    at the start, comments, and events with several data lines. The frames of the body may cut an event anywhere.
+//!    at the start, comments, and events with several data lines. The frames of the body may split an event anywhere.
 //! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line endings. The `id` and the
 //!    `retry` are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
 //! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and

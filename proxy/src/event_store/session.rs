@@ -168,7 +168,7 @@ impl Session {
         self.0.index.idle_since()
     }
 
-    /// Returns when a client last stopped reading one of its streams. Returns `None` if a client reads one.
+    /// Returns when a client last stopped reading one of its streams. Returns `None` if a client is reading one.
     ///
     /// The inner value is `None` if no remaining stream had a client.
     pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {

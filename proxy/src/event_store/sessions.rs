@@ -29,7 +29,7 @@ use crate::{
 
 /// How long a cancel is postponed at a time: 1 s.
 ///
-/// A cancel waits while a client reads the stream, or the server checks a client that resumes.
+/// A cancel waits while a client is reading the stream, or the server is checking a client that resumes.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// How much later than the layer the event store may detect a disconnect: 100 ms.
@@ -158,8 +158,8 @@ impl EventStore {
     /// Decides for the layer whether an orphan may be cancelled.
     ///
     /// This is the decision for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed
-    /// while the server checks whether a client that resumes may read the stream. It is also postponed while a client reads the
-    /// stream, and for the grace after that. The layer does not detect a resume at another path of the server.
+    /// while the server is checking whether a client that resumes may read the stream. It is also postponed while a client is
+    /// reading the stream, and for the grace after that. The layer does not detect a resume at another path of the server.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -169,7 +169,9 @@ impl EventStore {
         let Some(stream) = stream else {
             return Confirmation::Cancel;
         };
-        let unread_since = stream.unread_since().filter(|_| !stream.is_being_checked());
+        let unread_since = stream
+            .unread_since()
+            .filter(|_| !stream.has_pending_check());
         let Some(unread_since) = unread_since else {
             return Confirmation::Postpone(RECHECK_DELAY);
         };

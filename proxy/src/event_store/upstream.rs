@@ -2,11 +2,11 @@
 //!
 //! 1. The task reads whether or not a client is attached, until the server's stream ends, or until
 //!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
-//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest. It does so up to
+//! 2. If the stream ends before the answer, and the server has sent event ids, the task requests the rest. It does so up to
 //!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the call,
 //!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
 //! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
-//! 4. The bytes of an event are reserved before they are read. An event that is too large bypasses the ring in pieces.
+//! 4. The bytes of an event after the first [`READ_ALLOWANCE`] are reserved. An event without room bypasses the ring in pieces.
 
 use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
 
@@ -32,7 +32,7 @@ use crate::{
     message::{Scanner, single_line},
 };
 
-/// Maximum size of an event in the ring: 4 MiB, the limit of a session. A larger one bypasses it.
+/// Maximum size of an event in the ring: 4 MiB, the limit of a session. Larger events, and any without room, bypass it.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
 /// Maximum size of an event that is copied to a smaller buffer: 64 KiB.
@@ -41,16 +41,15 @@ const MAX_COPY: usize = 64 * 1024;
 /// Number of bytes of a frame that are reserved and read at a time: 2 KiB.
 const READ_STEP: usize = 2 * 1024;
 
-/// Maximum number of attempts to resume a cut stream: 3.
+/// Maximum number of attempts to resume a stream that was cut off: 3.
 ///
-/// After a successful attempt the count restarts, even if the server sent no new event, because some servers end such
-/// streams at once.
+/// A successful attempt restarts the count even without a new event, because some servers end a resumed stream at once.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Reconnect delay if the server sent none: 1 s.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
-/// Range of the reconnect delays that are respected: 250 ms to 30 s.
+/// Reconnect delays are clamped to this range: 250 ms to 30 s.
 const RETRY_RANGE: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
 /// Maximum size of a refusal that is read for a JSON-RPC error: 64 KiB.
@@ -96,7 +95,7 @@ struct EndOnDrop(Stream);
 
 /// Why reading has ended.
 enum ReadEnd {
-    /// The server's stream ended, or was cut.
+    /// The server's stream ended, or was cut off.
     Cut,
     /// The stream refused an event.
     Refused,
@@ -140,13 +139,13 @@ where
             Answer::Events(body) => body,
             Answer::Pending(pending) => {
                 let (head, body) = pending.await.into_parts();
-                let is_answer = head.status.is_success();
-                if is_answer && has_content_coding(&head.headers) {
+                let is_success = head.status.is_success();
+                if is_success && has_content_coding(&head.headers) {
                     // A client that waits for the head gets such an answer unchanged. This client has an event stream
                     // already.
                     return self.end_with_error(COMPRESSED);
                 }
-                match is_answer {
+                match is_success {
                     true if is_of_type(&head.headers, EVENT_STREAM) => body,
                     true if is_of_type(&head.headers, JSON) => {
                         Box::pin(self.write_json(body)).await;
@@ -190,7 +189,7 @@ where
         if mem::take(&mut self.mode) == EventMode::Bypass {
             // The end of the event is missing, so no client has parsed it.
             self.end_with_error(
-                "the MCP server's stream was cut in an event too large for the proxy to keep",
+                "the MCP server's stream was cut off in the middle of an event too large for the proxy to keep",
             );
             return ReadEnd::Refused;
         }
@@ -255,7 +254,8 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped only to fit `least`.
+        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped, and streams
+        // evicted, only to fit `least`.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needs(more, max);
@@ -274,7 +274,7 @@ where
         true
     }
 
-    /// Sends the lines of a bypassing event that were read so far.
+    /// Sends the lines of a bypassing event that have been read so far.
     async fn forward_bypass(&mut self) -> Result<(), Refused> {
         let lines = self.reader.take();
         self.shrink_reservation();
@@ -371,7 +371,7 @@ where
                         }
                     }
                 }
-                Some(Err(_)) => return self.end_with_error("the MCP server's answer was cut"),
+                Some(Err(_)) => return self.end_with_error("the MCP server's answer was cut off"),
                 None => break,
             }
         }
@@ -465,10 +465,10 @@ mod tests {
         let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
         // The task, the runtime's overhead for it, the stream, and its entries in four maps. The parser also keeps three ids of
         // the server: that of the last event, that of the next, and one that is being read.
-        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
+        let cost = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
-            costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
-            "{costs}"
+            cost + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
+            "{cost}"
         );
     }
 

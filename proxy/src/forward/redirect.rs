@@ -83,7 +83,7 @@ fn name(parameter: &str) -> Vec<u8> {
     decoded(parameter.split('=').next().unwrap_or_default())
 }
 
-/// Returns `true` if a text contains a value of the `configured` query.
+/// Returns `true` if a string contains a value of the `configured` query.
 ///
 /// The value may be percent-encoded any number of times. Values of less than 4 bytes are ignored.
 pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {

@@ -48,7 +48,7 @@ fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     (count > 0).then_some(result)
 }
 
-/// Returns `true` if a text ends with the name of the parameter, and an equals sign.
+/// Returns `true` if a string ends with the name of the parameter, and an equals sign.
 fn is_parameter(before: &str) -> bool {
     let Some(before) = before.trim_end().strip_suffix('=') else {
         return false;

@@ -91,11 +91,11 @@ pub(super) enum Full {
 pub(super) enum Stopped {
     /// The process has closed its stdin, or the sending end of the queue was dropped.
     Closed,
-    /// The process did not read for [`WRITE_TIMEOUT`].
+    /// The process has not read for [`WRITE_TIMEOUT`].
     Stuck,
 }
 
-/// Whether the process is blocked because a client does not read its output.
+/// Whether the process is blocked because a client is not reading its output.
 ///
 /// Such a process may leave its stdin unread as well, and must not be killed for it.
 #[derive(Debug, Default)]

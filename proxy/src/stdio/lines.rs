@@ -29,7 +29,7 @@ pub struct Lines {
     buffer: BytesMut,
     /// Number of bytes of the buffer that were scanned and have no line break.
     scanned: usize,
-    /// The current line is too long, and is discarded while it is read.
+    /// The current line is too long, and is discarded while it is being read.
     skipped: Option<Skipped>,
 }
 

@@ -93,7 +93,7 @@ pub(super) enum EndReason {
     Exited,
     /// The process has closed its stdin or its stdout.
     Closed,
-    /// The process does not read its stdin.
+    /// The process is not reading its stdin.
     Stuck,
     /// A cancelled call was not answered in time.
     Overdue,
@@ -283,7 +283,7 @@ impl Session {
         self.stop.notify_one();
     }
 
-    /// Ends all open streams. Calls get an error with this text.
+    /// Ends all open streams. Calls get an error with this message.
     pub(super) fn finish(&self, why: EndReason, text: &str) {
         let open = {
             let mut state = self.state();

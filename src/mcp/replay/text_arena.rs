@@ -1,4 +1,4 @@
-//! An arena for the texts of a session's small answers.
+//! An arena for the text of a session's small answers.
 //!
 //! Without it, each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
 //! would slow the allocator down, and cost more than all other work of this crate.
@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::lock::lock;
 
-/// Size of an allocation that texts share: 4 KiB. It is freed with the last of its texts.
+/// Size of an allocation that several strings share: 4 KiB. It is freed with the last of them.
 const CHUNK_SIZE: usize = 4096;
 
 #[derive(Debug, Default)]

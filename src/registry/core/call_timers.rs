@@ -238,7 +238,7 @@ impl CallTimers {
         self.pending_resumes > 0
     }
 
-    /// Adds a pending resume. The first one stops the timer.
+    /// Adds a pending resume. While any is pending, the expiry of the grace is deferred.
     ///
     /// A resume may be the first to find the grace expired late (invariant 7). The lateness is checked here, because it cannot be
     /// determined once the resume has ended.
@@ -252,7 +252,7 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
-    /// Starts the grace anew, because its client was asked to return later. At most [`MAX_EMPTY_RESUMES`] times in a row.
+    /// Starts the grace anew, because its client was asked to retry later. At most [`MAX_EMPTY_RESUMES`] times in a row.
     pub(super) fn renew_grace(&mut self, now: Instant) {
         if let Some(detached) = &mut self.detached
             && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
@@ -265,7 +265,7 @@ impl CallTimers {
         }
     }
 
-    /// Removes a pending resume. The timer continues after the last one.
+    /// Removes a pending resume. The grace may expire once the last one is removed.
     pub(super) fn end_resume(&mut self, now: Instant) {
         if self.pending_resumes != 1 {
             self.pending_resumes = self.pending_resumes.saturating_sub(1);

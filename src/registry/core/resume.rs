@@ -8,7 +8,7 @@ use crate::call::CallId;
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Adds a pending resume to a call, which stops its grace timer. Returns `false` if the call has ended.
+    /// Adds a pending resume to a call, which defers the expiry of its grace. Returns `false` if the call has ended.
     pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
@@ -18,7 +18,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Starts the grace of a call anew, because a pending resume was turned away: its client is to return later.
+    /// Starts the grace of a call anew, because a pending resume was turned away, and its client was asked to retry later.
     pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
         if let Some(timers) = self.timers_of(id) {
             timers.renew_grace(now);

@@ -110,7 +110,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Returns the length of the text that a client chose: the request id of a cancelled call.
+    /// Returns the length of the string that a client chose: the request id of a cancelled call.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

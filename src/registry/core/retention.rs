@@ -45,7 +45,7 @@ pub(crate) struct EvictedAnswer {
 /// Maximum number of delivered calls of a session id: 64. Chosen because a client whose connection broke resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
-/// Approximate cost of a retained call besides its answer and its texts, in bytes: 512.
+/// Approximate cost of a retained call besides its answer and its strings, in bytes: 512.
 ///
 /// As measured, an entry of a long queue takes 230 bytes. By default a session retains at most 2,048 calls.
 pub(super) const RECORD_OVERHEAD: usize = 512;

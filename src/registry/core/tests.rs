@@ -1189,7 +1189,7 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     detach(&mut session, first, now);
     let mut matched = session.match_event(&here(), b"x").in_flight();
     matched.sort_unstable();
-    // A resume stops the timers of all calls that its event id may match.
+    // A resume defers the expiry of the graces of all calls that its event id may match.
     for (id, _) in &matched {
         session.begin_resume(*id, now);
     }

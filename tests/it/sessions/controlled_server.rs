@@ -165,10 +165,13 @@ impl ServerHandler for RecordingTool {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        if request.name == "note" {
+        if matches!(&*request.name, "note" | "note forever") {
             self.records.lock().unwrap().push("started");
             context.ct.cancelled().await;
             self.records.lock().unwrap().push("cancelled");
+            if request.name == "note forever" {
+                std::future::pending::<()>().await;
+            }
             return Ok(CallToolResult::success(vec![]).into());
         }
         self.floods.call_tool(request, context).await
@@ -309,7 +312,8 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
     let sessions = CancellableSessionManager::new(Shared(gated));
     let app = serve_with(sessions, noting.clone(), layer);
     let session = open(&app).await;
-    let first = send(&app, post(call_of("note", 1), Some(&session))).await;
+    // Never answers: rmcp cancels a call that has the id of one that answers after its cancel.
+    let first = send(&app, post(call_of("note forever", 1), Some(&session))).await;
     let records = |what: &'static [&'static str]| {
         let records = noting.records.clone();
         within(format!("{what:?}"), async move {

@@ -10,7 +10,7 @@ pub(super) const LEASES: &str = "mcp:i";
 /// A field of the leases that is not a lease: when an instance last turned a client away.
 pub(super) const TURNED_AWAY: &str = "turned-away";
 
-/// The text for no time, no run or no marks.
+/// The placeholder for no time, no run or no marks.
 pub(super) const NONE: &str = "-";
 
 /// The mark in the lease of a settled instance.

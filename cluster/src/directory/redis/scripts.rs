@@ -1,12 +1,14 @@
-//! The Lua scripts of the directory. Each compares and sets one key. [`REGISTER`] also marks a lease.
+//! The Lua scripts of the directory. Each compares and sets one key. [`REGISTER`] also marks a lease as replaced.
 
 use redis::Script;
 
 /// Writes the record of a session. Returns the record that is stored afterwards.
 ///
-/// The present record is left unchanged if it does not yield to the epoch at which the writing owner has the session. The owner's new epoch
-/// is written only over a record of the same owner. A value that cannot be read as a record is left unchanged and returned. If the key is
-/// not a hash, the script returns an empty text. If another owner's record is replaced, that owner's lease is marked.
+/// The stored record is left unchanged unless it yields to the epoch at which the writer holds the session. The owner's new epoch is written
+/// only over a record of the same owner. A value that cannot be read as a record is left unchanged and returned. If the key is not a hash,
+/// the script returns an empty string. If another owner's record is replaced, that owner's lease is marked as replaced.
+///
+/// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, `<owner> `.
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end
@@ -31,7 +33,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return written
 ";
 
-/// Replaces the first ownership with the second. Returns the record that is stored afterwards, if any.
+/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the stored one. Returns the record that is stored afterwards, if any.
+///
+/// `KEYS`: session. `ARGV`: record to replace, record wanted, TTL.
 const CLAIM: &str = "
 local stored = redis.call('HGET', KEYS[1], 'o')
 if stored == ARGV[1] then
@@ -42,9 +46,12 @@ end
 return stored
 ";
 
-/// Replaces a record with a tombstone, unless another owner's epoch is not lower.
+/// Replaces a record with a tombstone, unless another instance's record has the same or a higher epoch.
 ///
-/// A value that is not a record is left unchanged.
+/// The tombstone has the higher of the two epochs. It is also written where there is no record. A value that is not a record is left
+/// unchanged.
+///
+/// `KEYS`: session. `ARGV`: incarnation, epoch, TTL.
 const DELETE: &str = "
 local stored, epoch = redis.pcall('HGET', KEYS[1], 'o'), ARGV[2]
 if type(stored) == 'table' then return 0 end
@@ -60,11 +67,16 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or creates it if requested. Returns whether the lease existed, whether it was marked, and the time of the backend.
+/// Renews a lease, or creates it if requested.
 ///
-/// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
-/// leases, and records when a client was turned away, unless a later time is known. If the clock was set back, the known time may be ahead
-/// of it by more than the allowed skew. The known time then becomes now.
+/// Returns whether the lease was still valid, whether a record of its owner was replaced, and the backend's time.
+///
+/// The lease is written with the time at which its heartbeat was composed, or with the stored time if that is later. It is left unchanged
+/// if the stored heartbeat number is higher. The script removes leases that have lapsed, and those that are too far ahead of the clock.
+/// It records when a client was turned away or a lease lapsed, unless a later time is known. If the clock was set back, the known time may
+/// be ahead of it by more than the allowed skew. The known time then becomes now.
+///
+/// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, time, number.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -72,7 +72,6 @@ struct Run {
     plan: Plan,
     snapshots: BTreeMap<usize, Snapshot>,
     skews: BTreeMap<Machine, i64>,
-    faults_over: Option<Ms>,
     machines: usize,
     now: Ms,
 }
@@ -136,7 +135,6 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         plan,
         snapshots: BTreeMap::new(),
         skews: BTreeMap::new(),
-        faults_over: None,
         machines,
         now: 0,
     };
@@ -493,7 +491,6 @@ impl Run {
 
     /// Ends all faults.
     fn heal(&mut self) {
-        self.faults_over = Some(self.now);
         self.environment.watcher.note("--- the faults are over");
         self.environment.directory_link.set_all(LinkState::Up);
         self.environment.directory_link.set_no_memory(false);

@@ -1,4 +1,4 @@
-//! Decides which clients may resume a stream, by the credentials that were accepted last.
+//! Decides which clients may resume a stream, based on the most recently accepted credentials.
 //!
 //! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
 //! 2. The server is asked about any other credentials. During that check the call must not be cancelled as an orphan.
@@ -10,7 +10,7 @@ use http::Request;
 use super::Stream;
 use crate::event_store::credentials::Credentials;
 
-/// A check of credentials with the server, until it is dropped.
+/// A pending check of credentials with the server. It ends when this is dropped.
 pub(in crate::event_store) struct PendingCheck(Stream);
 
 // === impl Stream ===
@@ -43,10 +43,11 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// Records that the server has refused these credentials, and waits for others.
+    /// Records that the server has refused these credentials, and waits until it accepts credentials again.
     ///
-    /// Ends the response that its client reads, so that the client resumes. Returns `true` once the server has accepted
-    /// other credentials. Returns `false` at once if the client cannot resume, because it has no event id.
+    /// Ends the response that the client is reading, so that the client resumes. Returns `true` once the server has accepted
+    /// credentials again, even the same ones. Returns `true` at once if `refused` is `None`, or no longer the latest. Returns
+    /// `false` at once if the client cannot resume, because it has no event id.
     ///
     /// # Cancel safety
     ///
@@ -89,8 +90,8 @@ impl Stream {
         PendingCheck(self.clone())
     }
 
-    /// Returns `true` while the server is asked about other credentials.
-    pub(in crate::event_store) fn is_being_checked(&self) -> bool {
+    /// Returns `true` while the server is being asked about other credentials.
+    pub(in crate::event_store) fn has_pending_check(&self) -> bool {
         self.0.pending_checks.load(Ordering::Relaxed) > 0
     }
 }

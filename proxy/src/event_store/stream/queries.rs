@@ -12,12 +12,12 @@ const RESUME_MARGIN: Duration = Duration::from_secs(1);
 // === impl Stream ===
 
 impl Stream {
-    /// Returns `true` if a client reads it.
+    /// Returns `true` if a client is reading it.
     pub fn is_attached(&self) -> bool {
         self.state().ring.has_reader()
     }
 
-    /// Returns when the last client stopped reading it. Returns `None` if a client reads it.
+    /// Returns when the last client stopped reading it. Returns `None` if a client is reading it.
     ///
     /// The inner value is `None` if it has had no client.
     pub(in crate::event_store) fn unread_since(&self) -> Option<Option<Instant>> {

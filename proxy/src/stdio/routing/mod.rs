@@ -1,4 +1,4 @@
-//! Routing: finds the stream for each line from the server. Does no I/O and has no clock.
+//! Finds the stream for each line from the server. Does no I/O and has no clock.
 //!
 //! On stdio all calls of a session share one pipe, and few lines name their call. The rules:
 //!
@@ -8,7 +8,7 @@
 //!    an answer may be a second one.
 //! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
-//!    of that call may be disconnected. Then the task of the session uses the standalone stream if a client reads it, or if the
+//!    of that call may be disconnected. Then the task of the session uses the standalone stream if a client is reading it, or if the
 //!    stream of the call cannot be resumed.
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.

@@ -197,7 +197,8 @@ async fn a_standalone_stream_that_is_not_read_is_closed_and_that_is_logged() {
     feed.write(EVENT);
     frame(&mut body).await;
     feed.dropped().await;
-    let expected = r#"DEBUG mcp_cancel_on_disconnect: stream closed cause="did not read""#;
+    let expected =
+        r#"DEBUG mcp_cancel_on_disconnect: stream closed cause="client stopped reading""#;
     assert_eq!(lines.of_layer(), [expected]);
 }
 
