@@ -21,7 +21,6 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    net::TcpListener,
     sync::{
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
@@ -33,6 +32,8 @@ use self::raw::Client;
 
 #[path = "shared/raw.rs"]
 mod raw;
+#[path = "shared/serve.rs"]
+mod serve;
 #[path = "shared/verdict.rs"]
 mod verdict;
 
@@ -132,14 +133,7 @@ async fn serve(
         }
     });
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let addr = listener.local_addr()?;
-    servers.spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            eprintln!("{error}");
-        }
-    });
-    Ok(addr)
+    Ok(serve::serve(app, servers).await?)
 }
 
 fn contract() -> Value {

@@ -10,6 +10,9 @@
 #[cfg(unix)]
 #[path = "shared/raw.rs"]
 mod raw;
+#[cfg(unix)]
+#[path = "shared/serve.rs"]
+mod serve;
 
 #[cfg(not(unix))]
 fn main() {
@@ -46,13 +49,13 @@ mod unix {
     use serde_json::json;
     use tokio::{
         io::AsyncReadExt as _,
-        net::{TcpListener, unix::pipe::Receiver},
+        net::unix::pipe::Receiver,
         process::{Child, Command},
         task::JoinSet,
         time::{Instant, timeout},
     };
 
-    use super::raw;
+    use super::{raw, serve};
 
     type Failure = Box<dyn Error>;
 
@@ -106,14 +109,7 @@ mod unix {
             let app = Router::new()
                 .nest_service("/mcp", mcp)
                 .layer(CancelOnDisconnectLayer::new());
-            let listener = TcpListener::bind("127.0.0.1:0").await?;
-            let addr = listener.local_addr()?;
-            servers.spawn(async move {
-                if let Err(error) = axum::serve(listener, app).await {
-                    eprintln!("{error}");
-                }
-            });
-            addr
+            serve::serve(app, &mut servers).await?
         };
 
         let client = raw::call(addr, "run", json!({ "command": COMMAND })).await?;

@@ -24,7 +24,6 @@ use rmcp::{
 };
 use serde_json::json;
 use tokio::{
-    net::TcpListener,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     task::JoinSet,
     time::{Instant, timeout},
@@ -32,6 +31,8 @@ use tokio::{
 
 #[path = "shared/raw.rs"]
 mod raw;
+#[path = "shared/serve.rs"]
+mod serve;
 
 type Failure = Box<dyn Error>;
 
@@ -159,14 +160,7 @@ impl Server {
         let app = Router::new()
             .nest_service("/mcp", mcp)
             .layer(CancelOnDisconnectLayer::new());
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let addr = listener.local_addr()?;
-        servers.spawn(async move {
-            if let Err(error) = axum::serve(listener, app).await {
-                eprintln!("{error}");
-            }
-        });
-        Ok(addr)
+        Ok(serve::serve(app, servers).await?)
     }
 
     fn report(&self, event: Event) {

@@ -30,6 +30,8 @@ use tokio::{
 
 #[path = "shared/raw.rs"]
 mod raw;
+#[path = "shared/serve.rs"]
+mod serve;
 #[path = "shared/verdict.rs"]
 mod verdict;
 
@@ -118,14 +120,7 @@ async fn serve(fetcher: Fetcher, servers: &mut JoinSet<()>) -> io::Result<Socket
     let app = Router::new()
         .nest_service("/mcp", mcp)
         .layer(CancelOnDisconnectLayer::new());
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let addr = listener.local_addr()?;
-    servers.spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            eprintln!("{error}");
-        }
-    });
-    Ok(addr)
+    serve::serve(app, servers).await
 }
 
 /// Starts a server that sends part of a response, and then waits until its connection ends.

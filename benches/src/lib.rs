@@ -37,7 +37,7 @@ pub mod prelude {
         is_quick, machine,
         pairs::{alternate, ratios},
         paused_runtime,
-        report::{AtLeast, AtMost, Axis, Plot, Section, Series, Target},
+        report::{AtLeast, AtMost, Section, Target},
         role, runtime,
         setup::{Mode, Setup},
         sockets::{

@@ -1,7 +1,6 @@
 //! Results of the benches, stored as JSON until the report is assembled.
 
 use std::{
-    fmt::Display,
     fs,
     path::{Path, PathBuf},
 };
@@ -11,14 +10,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub mod page;
-mod plot;
 
 pub use self::Bound::{AtLeast, AtMost};
 
-/// The result of one bench: a paragraph, a table, and plots.
+/// The result of one bench: a paragraph and a table.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Section {
-    /// Name of the file and prefix of its plots' files, for example `latency`. It starts with the name of the bench.
+    /// Name of the file, for example `latency`. It starts with the name of the bench.
     pub name: String,
     pub title: String,
     /// What was measured, and which result would be bad. Markdown.
@@ -26,7 +24,6 @@ pub struct Section {
     pub columns: Vec<String>,
     pub rows: Vec<Vec<String>>,
     pub targets: Vec<Target>,
-    pub plots: Vec<Plot>,
 }
 
 /// The upper or lower bound of a figure.
@@ -41,32 +38,6 @@ pub struct Target {
 pub enum Bound {
     AtMost(f64),
     AtLeast(f64),
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plot {
-    /// Name of the file, for example `latency-1000`.
-    pub name: String,
-    pub title: String,
-    pub x: Axis,
-    pub y: Axis,
-    /// Categories of a bar chart, or empty for a line chart. Each category is a group with one bar per series, and the
-    /// `x` of a point is the index of its category.
-    pub categories: Vec<String>,
-    pub series: Vec<Series>,
-}
-
-/// The label contains the unit, for example `time to the token (ms)`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Axis {
-    Linear(String),
-    Logarithmic(String),
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Series {
-    pub name: String,
-    pub points: Vec<(f64, f64)>,
 }
 
 /// The `target/report` of the crate, whatever the current directory.
@@ -134,57 +105,6 @@ impl Target {
     }
 }
 
-// === impl Plot ===
-
-impl Plot {
-    /// A line chart.
-    pub fn lines(name: &str, title: &str, [x, y]: [Axis; 2], series: Vec<Series>) -> Self {
-        let (name, title) = (name.to_owned(), title.to_owned());
-        let categories = Vec::new();
-        Self {
-            name,
-            title,
-            x,
-            y,
-            categories,
-            series,
-        }
-    }
-
-    /// Turns the lines into bars over these categories.
-    pub fn over<T: Display>(mut self, categories: impl IntoIterator<Item = T>) -> Self {
-        let names = categories.into_iter().map(|category| category.to_string());
-        self.categories = names.collect();
-        self
-    }
-}
-
-// === impl Axis ===
-
-impl Axis {
-    pub fn linear(label: &str) -> Self {
-        Self::Linear(label.to_owned())
-    }
-
-    pub fn logarithmic(label: &str) -> Self {
-        Self::Logarithmic(label.to_owned())
-    }
-}
-
-// === impl Series ===
-
-impl Series {
-    pub fn new(name: impl Display, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        let (name, points) = (name.to_string(), points.into_iter().collect());
-        Self { name, points }
-    }
-
-    /// A series over 0, 1, 2 and so on.
-    pub fn of(name: impl Display, figures: impl IntoIterator<Item = f64>) -> Self {
-        Self::new(name, (0..).map(f64::from).zip(figures))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -192,15 +112,12 @@ mod tests {
     use super::*;
 
     pub(super) fn section() -> Section {
-        let series = ["bare", "wrapped"].map(|name| Series::of(name, [1.0, 2.0]));
-        let axes = [Axis::linear("an x"), Axis::linear("a y")];
         Section {
             rows: vec![vec!["bare".to_owned(), "1".to_owned()]],
             targets: vec![
                 Target::new(AtMost(1.05), "a ratio".to_owned(), 1.2),
                 Target::new(AtLeast(95.0), "a share".to_owned(), 99.0),
             ],
-            plots: vec![Plot::lines("some-plot", "A plot", axes, series.to_vec())],
             ..Section::new("wasted", json!({ "calls": 7, "load": "0.5" })).unwrap()
         }
     }

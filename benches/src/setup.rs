@@ -16,10 +16,10 @@ use rmcp::{
         session::local::{LocalSessionManager, SessionConfig},
     },
 };
-use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
+use strum::{Display, EnumIter, EnumString};
 use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 
-use crate::{guard::guarded, report::Series};
+use crate::guard::guarded;
 
 /// A server with any layers around it.
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
@@ -55,12 +55,6 @@ impl Setup {
     /// Returns `true` if this crate is part of the set-up.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Layer | Self::Wrapped)
-    }
-
-    /// One plot series for each set-up that has figures, over 0, 1, 2 and so on.
-    pub fn series<T: IntoIterator<Item = f64>>(figures: impl Fn(Self) -> T) -> Vec<Series> {
-        let series = Self::iter().map(|setup| Series::of(setup, figures(setup)));
-        series.filter(|series| !series.points.is_empty()).collect()
     }
 
     /// Wraps a service with this set-up, without rmcp's parts. Only the set-ups of this crate use `layer`.

@@ -39,16 +39,6 @@ impl Sample {
         let [least, most] = [0.25, 0.75].map(|share| self.quantile(share));
         format!("{:.3} ({least:.3}–{most:.3})", self.median())
     }
-
-    /// The share of values not above each value, in about `points` points.
-    pub fn cumulated(&self, points: usize) -> Vec<(f64, f64)> {
-        let step = self.0.len().div_ceil(points.max(1)).max(1);
-        let share = |index: usize| (index + 1) as f64 / self.0.len() as f64;
-        let thinned = (0..self.0.len()).step_by(step);
-        let mut curve: Vec<_> = thinned.map(|i| (self.0[i], share(i))).collect();
-        curve.extend(self.0.last().map(|last| (*last, 1.0)));
-        curve
-    }
 }
 
 impl FromIterator<f64> for Sample {
@@ -83,16 +73,6 @@ mod tests {
         assert_eq!(quantiles, [1.0, 50.0, 99.0, 100.0, 100.0]);
         assert_eq!(hundred.median(), 50.5);
         assert!(Sample::default().quantile(0.5).is_nan() && Sample::default().median().is_nan());
-    }
-
-    #[test]
-    fn a_curve_ends_at_the_largest_value_with_all_of_them() {
-        let curve = (0..1_000).map(f64::from).collect::<Sample>().cumulated(100);
-        assert_eq!((curve[0], curve[100]), ((0.0, 0.001), (999.0, 1.0)));
-        assert_eq!(
-            (curve.len(), Sample::default().cumulated(100).len()),
-            (101, 0)
-        );
     }
 
     #[test]

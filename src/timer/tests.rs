@@ -62,6 +62,14 @@ fn register(runtime: &Runtime, timer: &Arc<Timer>) {
     });
 }
 
+fn on_two_runtimes() -> (Arc<Timer>, Runtime, Runtime) {
+    let timer = Arc::new(Timer::new());
+    let (first, second) = (paused(), paused());
+    register(&first, &timer);
+    register(&second, &timer);
+    (timer, first, second)
+}
+
 /// Registers a runtime, and runs its timer task once. Returns a count of the task's polls.
 fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
@@ -120,10 +128,7 @@ fn each_runtime_has_one_timer_task_whatever_thread_registers_it() {
 
 #[test]
 fn timer_tasks_end_with_their_timer() {
-    let timer = Arc::new(Timer::new());
-    let (first, second) = (paused(), paused());
-    register(&first, &timer);
-    register(&second, &timer);
+    let (timer, first, second) = on_two_runtimes();
     let shared = Arc::downgrade(&timer.shared);
     drop(timer);
     first.block_on(yield_now());
@@ -216,10 +221,7 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
 #[test]
 fn a_started_task_migrates_only_if_it_may() {
     for migration in [Migration::Always, Migration::BeforeStart] {
-        let timer = Arc::new(Timer::new());
-        let (first, second) = (paused(), paused());
-        register(&first, &timer);
-        register(&second, &timer);
+        let (timer, first, second) = on_two_runtimes();
         let (finish, finished) = oneshot::channel::<()>();
         let (ended, mut end) = oneshot::channel();
         let task = async move {
@@ -246,10 +248,7 @@ fn a_started_task_migrates_only_if_it_may() {
 
 #[test]
 fn a_task_that_panics_does_not_migrate() {
-    let timer = Arc::new(Timer::new());
-    let (first, second) = (paused(), paused());
-    register(&first, &timer);
-    register(&second, &timer);
+    let (timer, first, second) = on_two_runtimes();
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
         let runs = runs.clone();

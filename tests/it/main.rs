@@ -16,10 +16,7 @@
 //! | `support` | The setups and clients that all folders share. `tests/support` (a crate) has what other test programs share, too |
 
 #![allow(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
+    clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 

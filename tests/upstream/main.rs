@@ -9,11 +9,7 @@
     reason = "the files are programs with a main function of their own"
 )]
 #![allow(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unimplemented,
-    clippy::unwrap_used,
+    clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 

@@ -9,27 +9,16 @@ type Figures = BTreeMap<Case, f64>;
 
 fn main() -> Result<()> {
     let figures = count(Allocator::Glibc)?;
-    let plots = [
-        ("call-session", "Calls in a session", Mode::Session),
-        ("call-stateless", "Calls without a session", Mode::Stateless),
-    ];
     let section = Section {
         rows: rows(&figures),
         targets: targets(&figures),
-        plots: plots.map(|plot| self::plot(&figures, plot)).to_vec(),
         ..Section::new("call", json!({}))?
     };
     section.publish()?;
 
     let figures = count(Allocator::Mimalloc)?;
-    let session = (
-        "call-session-mimalloc",
-        "Calls in a session, mimalloc",
-        Mode::Session,
-    );
     let section = Section {
         rows: rows(&figures),
-        plots: vec![plot(&figures, session)],
         ..Section::new("call-mimalloc", json!({}))?
     };
     section.publish()
@@ -97,17 +86,4 @@ fn targets(figures: &Figures) -> Vec<Target> {
         targets.push(target(Setup::Layer, what, of_layer));
     }
     targets
-}
-
-/// Plots the instructions added to the calls in one mode.
-fn plot(figures: &Figures, (name, title, mode): (&str, &str, Mode)) -> Plot {
-    let is_shown = |what: &Workload| matches!(what, Workload::Call(of, _) if *of == mode);
-    let whats = || Workload::all().filter(is_shown);
-    let series = Candidate::COMPARED.map(|candidate| {
-        let ratios = whats().map(|what| ratio(figures, Case::new(candidate, what)));
-        Series::of(candidate, ratios.map(|ratio| (ratio - 1.0) * 100.0))
-    });
-    let y = Axis::linear("instructions added to a bare call (%)");
-    Plot::lines(name, title, [Axis::linear(""), y], series.to_vec())
-        .over(whats().map(Workload::load))
 }

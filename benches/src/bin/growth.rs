@@ -53,10 +53,6 @@ fn main() -> Result<()> {
         targets: Operation::iter()
             .map(|operation| target(&found, operation))
             .collect(),
-        plots: vec![
-            plot(&found, Setup::Wrapped, "layer and session manager"),
-            plot(&found, Setup::Layer, "layer only"),
-        ],
         ..Section::new("growth", json!({}))?
     };
     section.publish()
@@ -90,19 +86,6 @@ fn target(found: &[Growth], operation: Operation) -> Target {
         _ => 1.5,
     };
     Target::new(AtMost(most), format!("{operation} {what}"), worst)
-}
-
-fn plot(found: &[Growth], setup: Setup, of: &str) -> Plot {
-    let is_shown = |growth: &&Growth| (growth.spread, growth.setup) == (Spread::Many, setup);
-    let series = found.iter().filter(is_shown).map(|growth| {
-        let sizes = growth.spread.sizes().map(|size| size as f64);
-        let instructions = growth.costs.iter().map(|cost| cost.instructions);
-        Series::new(growth.operation, sizes.into_iter().zip(instructions))
-    });
-    let x = Axis::logarithmic("calls in flight, 100 in a session");
-    let y = Axis::logarithmic("instructions of one operation");
-    let title = format!("Operations beside many calls, {of}");
-    Plot::lines(&format!("growth-{setup}"), &title, [x, y], series.collect())
 }
 
 // === impl Growth ===

@@ -62,12 +62,9 @@ fn main() -> Result<()> {
         eprintln!("{cell}");
     }
     let ours = found.iter().filter(|found| found.cell.setup.is_ours());
-    let paces = [Pace::Alone, Pace::AtOnce];
-    let curves = |mode| paces.map(|pace| curves(&found, mode, pace));
     let section = Section {
         rows: found.iter().map(Found::row).collect(),
         targets: ours.flat_map(Found::targets).collect(),
-        plots: Mode::iter().flat_map(curves).collect(),
         ..Section::new("latency", json!({ "load": load }))?
     };
     section.publish()
@@ -166,20 +163,6 @@ async fn hang_up(
     let is_right = fired == cell.calls_at_once || cell.never_fires();
     ensure!(is_right, "{cell}: {fired} of {} tokens", cell.calls_at_once);
     Ok(closed)
-}
-
-/// Plots the share of the calls whose token fired within a time, for each cell of a mode and pace.
-fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
-    let shown = found.iter().filter(|found| {
-        let cell = found.cell;
-        (cell.mode, cell.pace, cell.close) == (mode, pace, Close::Fin) && !cell.never_fires()
-    });
-    let series = shown.map(|found| Series::new(found.cell.setup, found.all().cumulated(200)));
-    let name = format!("latency-{mode}-{pace}").replace(' ', "-");
-    let title = format!("From close to token: {mode}, {pace}, with a FIN");
-    let x = Axis::logarithmic("time to the token (ms)");
-    let y = Axis::linear("share of the calls");
-    Plot::lines(&name, &title, [x, y], series.collect())
 }
 
 // === impl Cell ===

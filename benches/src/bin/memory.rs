@@ -105,18 +105,7 @@ async fn compare() -> Result<()> {
             section.targets.push(Target::new(AtMost(1.0), what, left));
         }
     }
-    section.plots = Mode::iter().map(|mode| lines(&found, mode)).collect();
     section.publish()
-}
-
-fn lines(found: &Found, mode: Mode) -> Plot {
-    let series = Setup::series(|setup| {
-        let storms = found[&(mode, setup)].storms.iter();
-        storms.map(|bytes| *bytes as f64 / 1_048_576.0)
-    });
-    let title = format!("Live heap after each storm, {mode}");
-    let axes = [Axis::linear("storms"), Axis::linear("live (MiB)")];
-    Plot::lines(&format!("memory-{mode}"), &title, axes, series)
 }
 
 async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {

@@ -18,14 +18,14 @@ fn main() -> Result<()> {
     // Set by `benches/run`.
     let machine = env::var("MACHINE").unwrap_or_else(|_| "an unknown machine".to_owned());
     let page = page::report(&machine, &sections);
-    write(&folder(), &page, &sections)?;
+    write(&folder(), &page)?;
     if commit {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let kept = root.join("report");
         if kept.exists() {
             fs::remove_dir_all(&kept)?;
         }
-        write(&kept, &page, &sections)?;
+        write(&kept, &page)?;
         let readme = root.join("../README.md");
         let summary = page::summary(&sections);
         let text = page::put_between_marks(&fs::read_to_string(&readme)?, &summary);
@@ -47,11 +47,8 @@ fn sections(benches: &[String]) -> Result<Vec<Section>> {
     Ok(sections.into_iter().map(|(_, section)| section).collect())
 }
 
-fn write(folder: &Path, page: &str, sections: &[Section]) -> Result<()> {
+fn write(folder: &Path, page: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     fs::write(folder.join("README.md"), page)?;
-    for plot in sections.iter().flat_map(|section| &section.plots) {
-        plot.draw(&folder.join(format!("{}.svg", plot.name)))?;
-    }
     Ok(())
 }

@@ -142,20 +142,9 @@ async fn compare(size: Size) -> Result<()> {
             }
         }
     }
-    section.plots = vec![peaks(&found)];
     section.publish()?;
     ensure!(all_right, "a token or an answer is wrong");
     Ok(())
-}
-
-fn peaks(found: &[(Setup, Vec<Outcome>)]) -> Plot {
-    let series = Setup::series(|setup| {
-        let of_setup = found.iter().filter(move |(other, _)| *other == setup);
-        of_setup.flat_map(|(_, outcomes)| outcomes.iter().map(|outcome| outcome.peak))
-    });
-    let title = "Peak memory of the server in a storm";
-    let axes = [Axis::linear("storm"), Axis::linear("resident (MiB)")];
-    Plot::lines("storm-memory", title, axes, series).over(STORMS)
 }
 
 /// Runs all storms in a row against one set-up.

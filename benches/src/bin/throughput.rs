@@ -30,18 +30,11 @@ fn compare(load: &str) -> Result<()> {
     let (pairs, millis) = if is_quick() { (2, 200) } else { (20, 1_000) };
     let found = runtime()?.block_on(measure(pairs, millis))?;
     let ours = found.iter().filter(|found| found.setup.is_ours());
-    let series = Setup::series(|setup| {
-        let rate = move |found: &Found| found.rate_of(setup);
-        found.iter().filter_map(rate)
-    });
-    let axes = [Axis::linear("mode"), Axis::linear("calls a second")];
-    let title = "Calls a second, one processor";
     let values =
         json!({ "connections": CONNECTIONS, "pairs": pairs, "millis": millis, "load": load });
     let section = Section {
         rows: found.iter().map(Found::row).collect(),
         targets: ours.map(Found::target).collect(),
-        plots: vec![Plot::lines("throughput", title, axes, series).over(Mode::iter())],
         ..Section::new("throughput", values)?
     };
     section.publish()
@@ -78,15 +71,6 @@ impl Found {
 
     fn ratios(&self) -> Sample {
         self.each(|bare, candidate| candidate.rate / bare.rate)
-    }
-
-    /// The rate of this set-up. That of bare rmcp is taken from its runs beside the first candidate.
-    fn rate_of(&self, setup: Setup) -> Option<f64> {
-        match setup {
-            Setup::Bare if self.setup == CANDIDATES[0] => Some(self.each(|bare, _| bare.rate)),
-            _ => (self.setup == setup).then(|| self.each(|_, candidate| candidate.rate)),
-        }
-        .map(|rates| rates.median())
     }
 
     fn row(&self) -> Vec<String> {

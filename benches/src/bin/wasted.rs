@@ -106,31 +106,15 @@ fn main() -> Result<()> {
     }
     let values = json!({ "calls": found[0].run.calls, "load": load });
     let ours = || found.iter().filter(|found| found.run.setup.is_ours());
-    let plots = [("wasted", Clock::Paused), ("wasted-real", Clock::Real)];
     let section = Section {
         rows: found.iter().map(Found::row).collect(),
         targets: ours().flat_map(|ours| ours.targets(&found)).collect(),
-        plots: plots
-            .map(|(name, clock)| bars(name, &found, clock))
-            .to_vec(),
         ..Section::new("wasted", values)?
     };
     section.publish()?;
     let is_right = ours().all(|found| found.destroyed == 0);
     ensure!(is_right, "a call was destroyed although its client resumed");
     Ok(())
-}
-
-fn bars(name: &str, found: &[Found], clock: Clock) -> Plot {
-    let title = format!("Work without a client, calls of {clock}");
-    let series = Setup::series(|setup| {
-        let is_shown = move |run: Run| (run.clock, run.setup) == (clock, setup);
-        let shown = found.iter().filter(move |found| is_shown(found.run));
-        // In the order of the cases. A logarithmic axis has no zero.
-        shown.map(|found| found.each().max(1e-4))
-    });
-    let y = Axis::logarithmic("seconds for each client that did not resume");
-    Plot::lines(name, &title, [Axis::linear("mode"), y], series).over(Case::iter())
 }
 
 // === impl Run ===

@@ -1,7 +1,7 @@
 //! Renders sections as Markdown: the whole report, and its summary in the crate's README. `machine` describes where it
 //! was measured.
 
-use super::{AtLeast, AtMost, Plot, Section, Target};
+use super::{AtLeast, AtMost, Section, Target};
 
 const BEGIN: &str = "<!-- measured: written by `benches/run --commit` -->";
 const END: &str = "<!-- /measured -->";
@@ -36,7 +36,6 @@ pub fn part(section: &Section) -> String {
         part += "\n| | measured | target | |\n| --- | --- | --- | --- |\n";
         part += &lines(&section.targets);
     }
-    part.extend(section.plots.iter().map(image));
     part
 }
 
@@ -135,10 +134,6 @@ fn figure(figure: f64) -> String {
     }
 }
 
-fn image(plot: &Plot) -> String {
-    format!("\n![{}]({}.svg)\n", plot.title, plot.name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::{super::tests::section, *};
@@ -146,7 +141,7 @@ mod tests {
     const MACHINE: &str = "2026-01-02: Some CPU";
 
     #[test]
-    fn the_report_has_machine_command_table_targets_and_plots() {
+    fn the_report_has_machine_command_table_and_targets() {
         let page = report(MACHINE, &[section()]);
         for part in [
             "Measured on 2026-01-02: Some CPU.",
@@ -154,7 +149,6 @@ mod tests {
             "| --- |\n| bare | 1 |\n",
             "| a ratio | 1.200 | ≤ 1.05 | **missed** |",
             "| a share | 99.0 | ≥ 95 | holds |",
-            "![A plot](some-plot.svg)",
         ] {
             assert!(page.contains(part), "{part:?} is not in:\n{page}");
         }

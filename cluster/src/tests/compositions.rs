@@ -237,10 +237,7 @@ async fn a_session_whose_clients_disconnected_during_its_restore_is_not_given_up
 /// The owner has ended, and its address now belongs to another server that asks for bodies, for example a proxy.
 #[tokio::test]
 async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_at_its_address() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     owner.release_lease().await;
     pass(2 * LEASE_TTL).await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
@@ -485,9 +482,7 @@ async fn a_request_that_waits_for_one_whose_client_disconnects_is_to_be_sent_aga
 /// The layer is around the whole application, and around one of its routers.
 #[tokio::test]
 async fn a_session_is_restored_through_two_layers_of_its_cluster() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     close_session(&a, &mcp).await;
     let app = a.app.clone();
     let request = post_echo(&mcp, 1);

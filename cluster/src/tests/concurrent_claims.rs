@@ -14,7 +14,10 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, hash},
-    steps::{close_session, directory, echo, post, run_other_tasks, status, unreachable_owner},
+    steps::{
+        close_session, directory, echo, post, run_other_tasks, status, unreachable_owner,
+        until_requested,
+    },
 };
 use crate::{
     directory::{
@@ -49,9 +52,7 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
 /// A call waits for a call without a client. Meanwhile its session is closed, by the server or because another instance owns it.
 #[tokio::test]
 async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
-    let directory = directory();
-    let [a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b, c], mcp) = Node::with_session().await;
     a.detach(&mcp, 1, "first").await;
     let _shutdown = a.routing().shutdown.begin();
     let mut second = b
@@ -72,9 +73,7 @@ async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
 /// The client disconnects while its session is restored on an instance that shuts down.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() {
-    let directory = directory();
-    let [mut a, mut b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [mut a, mut b], mcp) = Node::with_session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     let message = json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" });
@@ -107,16 +106,12 @@ async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() 
 /// A session is closed at its owner, as an idle one is. Another instance receives 421, and is about to claim the session.
 #[tokio::test]
 async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", Duration::from_millis(400)));
     let at_b = b.client_of(&mcp);
     let restore = async {
-        while directory.request_count("claim") == 0 {
-            yield_now().await;
-        }
+        until_requested(&directory, "claim").await;
         let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
         within("a head", call.head()).await;
         call
@@ -163,9 +158,7 @@ async fn a_late_claim_takes_no_session_that_is_open_again() {
 /// One of the requests claims the session, and the others do not claim it from each other.
 #[tokio::test]
 async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_served() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     close_session(&a, &mcp).await;
     let calls = (1..=20).map(|id| echo(&mcp, id));
     let answered = join_all(calls).await;
@@ -177,9 +170,7 @@ async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_serv
 #[tokio::test]
 async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     const CALLS: u32 = 100;
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     let mut last_event_ids = Vec::new();
     for id in 1..=CALLS {
         last_event_ids.push(a.detach(&mcp, id, &id.to_string()).await);
@@ -210,9 +201,7 @@ async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
 /// A session is relinquished and claimed back before its former copy is closed.
 #[tokio::test]
 async fn a_session_that_returns_before_its_former_copy_is_closed_keeps_its_call() {
-    let directory = directory();
-    let [mut a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a], mcp) = Node::with_session().await;
     let other = unreachable_owner();
     let (session, memory) = (hash(&mcp), &directory.memory);
     // The task that closes the session does not run before this test awaits.
@@ -236,22 +225,16 @@ async fn a_session_that_returns_before_its_former_copy_is_closed_keeps_its_call(
 /// The request id does not fit into an event id.
 #[tokio::test]
 async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is_lost() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let id = "x".repeat(300);
     let mut call = mcp.call(id, "hold", json!({ "label": "a" })).await;
     call.head().await;
     let last_event_id = call.event().await.unwrap().id.unwrap();
     a.witness.started("a").await;
     call.fin();
-    while a.calls.detached() == 0 {
-        yield_now().await;
-    }
+    a.until_detached().await;
     a.witness.release("a");
-    while directory.request_count("keep_answer") == 0 {
-        yield_now().await;
-    }
+    until_requested(&directory, "keep_answer").await;
     a.kill_and_expire().await;
     let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     let answered = within("the answer", resumed.messages()).await;

@@ -68,13 +68,9 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
 #[tokio::test]
 async fn a_waiting_call_that_its_client_cancels_at_the_instance_in_shutdown_does_not_run() {
     for is_direct in [false, true] {
-        let directory = directory();
-        let [a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (_directory, [a, b], mcp) = Node::with_session().await;
         let at_b = b.client_of(&mcp);
-        let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
-        assert_eq!(first.head().await.status, 200);
-        a.witness.started("first").await;
+        let mut first = a.start_call(&at_b, 1, "first").await;
         let _shutdown = a.routing().shutdown.begin();
         let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
         run_other_tasks().await;
@@ -150,9 +146,7 @@ async fn a_cancel_at_another_path_cancels_no_waiting_call() {
     let [a, b] = Setup::start_pair(&directory, with_public_reports).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
-    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
-    assert_eq!(first.head().await.status, 200);
-    a.witness.started("first").await;
+    let _first = a.start_call(&at_b, 1, "first").await;
     let _shutdown = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
     run_other_tasks().await;

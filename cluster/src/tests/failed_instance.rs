@@ -11,7 +11,7 @@ use tokio::{sync::Notify, time::sleep};
 use super::{
     fake_owner::FakeOwner,
     node::{Node, call_app, hash, pass},
-    steps::{directory, run_other_tasks, unreachable_owner},
+    steps::{assert_refused, directory, run_other_tasks, unreachable_owner},
 };
 use crate::{
     directory::{
@@ -68,10 +68,7 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
 /// The call may have begun at the former owner, which no longer serves the session.
 #[tokio::test]
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hanging = owner.request().await;
     pass(2 * OWNER_RECHECK_INTERVAL).await;
@@ -84,10 +81,7 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
 /// The backend has evicted the record, and the owner writes it again later.
 #[tokio::test]
 async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hanging = owner.request().await;
     directory.memory.evict(hash(&mcp));
@@ -104,10 +98,7 @@ async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
 async fn a_call_that_may_have_begun_is_not_begun_again() {
     let mut answered = Vec::new();
     for has_ended in [false, true] {
-        let directory = directory();
-        let [b] = Node::several(&directory).await;
-        let mut owner = FakeOwner::new(&directory).await;
-        let mcp = owner.session(&b).await;
+        let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let mut call = mcp.call(1, "hold", json!({ "label": "twice" })).await;
         // The owner has the whole call by now.
         let mut relayed = owner.request().await;
@@ -129,10 +120,7 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
 #[tokio::test]
 async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
     for round in 0..20 {
-        let directory = directory();
-        let [b] = Node::several(&directory).await;
-        let mut owner = FakeOwner::new(&directory).await;
-        let mcp = owner.session(&b).await;
+        let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
         let unasked = owner.head().await;
         pass(OWNER_RECHECK_INTERVAL - 50 * Duration::from_millis(1)).await;
@@ -148,9 +136,7 @@ async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
 #[tokio::test]
 async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     for round in 0..20 {
-        let directory = directory();
-        let [mut a, b, c] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [mut a, b, c], mcp) = Node::with_session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
         // Both instances know the owner, and detect its death at the same time.
         assert_eq!(
@@ -188,8 +174,7 @@ async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_
         } else {
             mcp.listen().await
         };
-        let head = refused.head().await;
-        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+        assert_refused(&mut refused).await;
     }
     assert_eq!(directory.request_count("claim"), 0);
     pass(LEASE_TTL).await;
@@ -200,10 +185,7 @@ async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_
 #[tokio::test]
 async fn the_body_of_a_request_whose_owner_has_ended_is_whole() {
     for length in [0, 10, 60_000, 70_000, 1_000_000] {
-        let directory = directory();
-        let [b] = Node::several(&directory).await;
-        let mut owner = FakeOwner::new(&directory).await;
-        let mcp = owner.session(&b).await;
+        let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         owner.close();
         owner.release_lease().await;
         let text = "x".repeat(length);
@@ -214,10 +196,7 @@ async fn the_body_of_a_request_whose_owner_has_ended_is_whole() {
 
 #[tokio::test]
 async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
     let (text, relayed) = join(echo(&mcp, "hello"), async {
         let request = owner.request().await;
         let body = request.body.clone();
@@ -234,10 +213,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
 /// Two instances share one advertised address, or one was restarted there. A 421 of the other incarnation does not count as the owner's.
 #[tokio::test]
 async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
     for is_body_requested in [true, false] {
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
         let request = if is_body_requested {
@@ -246,8 +222,7 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
             owner.head().await
         };
         request.answer_moved(unreachable_owner()).await;
-        let head = call.head().await;
-        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+        assert_refused(&mut call).await;
     }
     assert_eq!(directory.request_count("claim"), 0);
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
@@ -268,15 +243,11 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
 /// A long body was in transit when the owner answered 421. The body cannot be sent again, but the session has moved by then.
 #[tokio::test]
 async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let text = "x".repeat(100_000);
     let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
     owner.request().await.answer_moved(owner.me).await;
-    let head = call.head().await;
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_refused(&mut call).await;
     assert!(echo(&mcp, &text).await == text);
 }
 
@@ -306,27 +277,20 @@ async fn a_call_that_has_not_begun_runs_on_another_instance() {
 /// Two instances answer 421 to each other's requests, and the directory names both as owners. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
     directory.set(Fault::WrongOwner(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
         owner.request().await.answer_moved(owner.me).await;
     }
-    let head = call.head().await;
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_refused(&mut call).await;
     directory.set(Fault::None);
     assert!(!b.has(&mcp));
 }
 
 #[tokio::test]
 async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
 
     // The owner ends the connection before the head of an answer.
     let call = mcp.call(1, "echo", json!({ "text": "x" }));
@@ -336,8 +300,7 @@ async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
     let (mut listening, mut broken) = join(mcp.listen(), owner.request()).await;
     broken.write("HTTP/1.1 200 OK\r\nmcp-clu").await;
     drop(broken);
-    let head = listening.head().await;
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_refused(&mut listening).await;
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 
     owner.release_lease().await;
@@ -349,17 +312,13 @@ async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
 
 #[tokio::test]
 async fn only_calls_wait_for_an_owner_that_does_not_answer() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let (mut call, unanswered) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
     let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
-    let head = listening.head().await;
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_refused(&mut listening).await;
     silent.until_closed().await;
 
     // The call still waits, and receives its answer.
@@ -373,10 +332,7 @@ async fn only_calls_wait_for_an_owner_that_does_not_answer() {
 #[tokio::test]
 async fn a_call_whose_body_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
     for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
-        let directory = directory();
-        let [b] = Node::several(&directory).await;
-        let mut owner = FakeOwner::new(&directory).await;
-        let mcp = owner.session(&b).await;
+        let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let text = "x".repeat(length);
         let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
         let hanging = owner.head().await;
@@ -431,10 +387,7 @@ async fn a_post_without_a_body_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
     let incarnation = owner.me.incarnation;
     let head =
@@ -485,10 +438,7 @@ async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
 /// Between its claim and its restore a session is open on no instance. A peer that received 421 in this moment would claim it again.
 #[tokio::test]
 async fn a_session_that_is_being_reclaimed_is_local_for_peers() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
     owner.close();
     owner.release_lease().await;
     let id = mcp.session_id().unwrap();

@@ -9,7 +9,7 @@ use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
 };
 
-use super::node::Node;
+use super::{node::Node, steps::directory};
 use crate::{
     directory::{Directory as _, Registration, Status, faulty::Faulty},
     ids::{Epoch, Incarnation, Owner, SessionHash},
@@ -59,6 +59,15 @@ impl FakeOwner {
         };
         owner.renew_lease().await;
         owner
+    }
+
+    /// Starts an instance on a new directory. Returns this owner, and a client of one of its sessions at that instance.
+    pub(super) async fn with_session() -> (Faulty, Node, Self, Mcp) {
+        let directory = directory();
+        let [node] = Node::several(&directory).await;
+        let mut owner = Self::new(&directory).await;
+        let mcp = owner.session(&node).await;
+        (directory, node, owner, mcp)
     }
 
     /// Renews the lease, which declares that all sessions are written.

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     cluster::Options,
     directory::{
-        LEASE_TTL, MemoryDirectory,
+        LEASE_TTL,
         contract::owner_of,
         faulty::{Fault, Faulty},
     },
@@ -60,14 +60,6 @@ impl PartitionedPair {
         pass(HEARTBEAT_INTERVAL).await;
         Self { a, b, is_connected }
     }
-}
-
-/// Starts a call of this session. The call is in flight when this returns.
-async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
-    let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
-    call.head().await;
-    node.witness.started(label).await;
-    call
 }
 
 /// Starts a call whose body is still to be sent. Returns when the instance has the head.
@@ -128,7 +120,7 @@ async fn a_suspended_owner_keeps_sessions_that_no_other_instance_has_claimed() {
     let directory = directory();
     let PartitionedPair { a, b: _b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
-    let mut call = running_call(&a, &mcp, 1, "kept").await;
+    let mut call = a.start_call(&mcp, 1, "kept").await;
     stall(&a).await;
     let heartbeat = resume_heartbeat(&a);
     run_other_tasks().await;
@@ -170,7 +162,7 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
         let a = setup.start(&directory).await;
         a.until_settled().await;
         let mcp = a.session().await;
-        let mut call = running_call(&a, &mcp, 1, "begun").await;
+        let mut call = a.start_call(&mcp, 1, "begun").await;
         directory.set(Fault::Fails);
         pass(MIN_LEASE - HEARTBEAT_INTERVAL).await;
         assert_eq!(status(&mcp, 2).await, 200);
@@ -190,7 +182,7 @@ async fn a_session_that_was_ended_while_its_owner_was_suspended_stays_ended() {
     let directory = directory();
     let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;
-    let _call = running_call(&a, &mcp, 1, "ended").await;
+    let _call = a.start_call(&mcp, 1, "ended").await;
     stall(&a).await;
     assert_eq!(b.client_of(&mcp).delete().await, 202);
     // The session is open at the owner until the owner has written its sessions again.
@@ -282,19 +274,17 @@ async fn a_call_whose_body_arrives_after_a_suspension_waits_for_a_directory_for_
 /// The directory has lost a later claim. The new instance did not know the directory before that.
 #[tokio::test]
 async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     // While this call runs, the former owner does not exit.
     let other = a.session().await;
-    let _keeps = running_call(&a, &other, 1, "keeps").await;
+    let _keeps = a.start_call(&other, 1, "keeps").await;
     let older = directory.memory.take_snapshot();
     drop(a.public.take());
     let cluster = a.cluster.clone();
     let shutdown = spawn(async move { cluster.leave(300 * SECOND).await });
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);
-    let mut living = running_call(&b, &at_b, 3, "living").await;
+    let mut living = b.start_call(&at_b, 3, "living").await;
     pass(10 * SECOND).await;
 
     directory.memory.load_snapshot(&older);
@@ -314,18 +304,14 @@ async fn a_new_instance_claims_nothing_because_of_the_reply_of_a_former_owner() 
 #[tokio::test]
 async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
     for is_flushed in [true, false] {
-        let memory = MemoryDirectory::default();
-        let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-        let (a, b) = (Node::start(&link_a).await, Node::start(&link_b).await);
-        a.until_settled().await;
-        b.until_settled().await;
+        let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         drop(a.public);
         link_a.set(Fault::Fails);
         a.peers.abort();
         pass(2 * LEASE_TTL).await;
-        let _living = running_call(&b, &at_b, 1, "living").await;
+        let _living = b.start_call(&at_b, 1, "living").await;
         if is_flushed {
             memory.flush();
         } else {
@@ -347,7 +333,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
     let older = directory.memory.take_snapshot();
     stall(&a).await;
     let at_b = b.client_of(&mcp);
-    let mut call = running_call(&b, &at_b, 1, "living").await;
+    let mut call = b.start_call(&at_b, 1, "living").await;
 
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
@@ -362,11 +348,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
 /// The directory returns empty, and takes no answers for longer than a lease lasts.
 #[tokio::test]
 async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
-    let memory = MemoryDirectory::default();
-    let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let (a, b) = (Node::start(&link_a).await, Node::start(&link_b).await);
-    a.until_settled().await;
-    b.until_settled().await;
+    let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
     let mcp = a.session().await;
     let last_event_id = a.detach(&mcp, 1, "ended").await;
     let _shutdown = a.routing().shutdown.begin();
@@ -415,11 +397,7 @@ async fn a_log_that_panics_ends_neither_the_heartbeats_nor_the_closer_of_session
 
 #[tokio::test]
 async fn a_session_is_reported_missing_only_when_every_instance_has_written_its_sessions() {
-    let memory = MemoryDirectory::default();
-    let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let (a, b) = (Node::start(&link_a).await, Node::start(&link_b).await);
-    a.until_settled().await;
-    b.until_settled().await;
+    let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;
     let mcp = a.session().await;
     link_a.set(Fault::FailsAt("register"));
     memory.restart();

@@ -182,11 +182,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
 /// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
 async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
-    let memory = MemoryDirectory::default();
-    let [link_c, link_d] = [(); 2].map(|()| Faulty::new(memory.clone()));
-    let (c, d) = (Node::start(&link_c).await, Node::start(&link_d).await);
-    c.until_settled().await;
-    d.until_settled().await;
+    let (memory, [link_c, link_d], [c, d]) = Node::two_on_links().await;
     let mcp = d.session().await;
     let at_c = c.client_of(&mcp);
     until_heartbeat(&link_c).await;

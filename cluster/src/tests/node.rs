@@ -13,7 +13,7 @@ use rmcp::{
     RoleServer, service::RequestContext,
     transport::streamable_http_server::session::local::LocalSessionManager,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use test_support::{Connection, Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
     net::{TcpListener, TcpSocket},
@@ -22,10 +22,10 @@ use tokio::{
 };
 use tower_service::Service as _;
 
-use super::fake_owner::reserve_address;
+use super::{fake_owner::reserve_address, steps::directory};
 use crate::{
     cluster::{Cluster, Options, join},
-    directory::{LEASE_TTL, faulty::Faulty},
+    directory::{Directory as _, LEASE_TTL, MemoryDirectory, faulty::Faulty},
     ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
     membership::heartbeat::SETTLE_PERIOD,
     relay::{filter::PeersFilter, wire::Secret},
@@ -207,6 +207,25 @@ impl Node {
         nodes.try_into().ok().unwrap()
     }
 
+    /// Starts `N` instances on a new directory. Returns the client of a session of the first one, too.
+    pub(super) async fn with_session<const N: usize>() -> (Faulty, [Self; N], Mcp) {
+        let directory = directory();
+        let nodes = Self::several(&directory).await;
+        let mcp = nodes[0].session().await;
+        (directory, nodes, mcp)
+    }
+
+    /// Starts two instances on one directory, each over a link of its own. Returns when both are settled.
+    pub(super) async fn two_on_links() -> (MemoryDirectory, [Faulty; 2], [Self; 2]) {
+        let memory = MemoryDirectory::default();
+        let links = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let nodes = [Self::start(&links[0]).await, Self::start(&links[1]).await];
+        for node in &nodes {
+            node.until_settled().await;
+        }
+        (memory, links, nodes)
+    }
+
     /// Opens a session at this instance and returns its client.
     pub(super) async fn session(&self) -> Mcp {
         Mcp::session(self.addr, PATH).await
@@ -240,6 +259,56 @@ impl Node {
         self.routing()
             .sessions
             .has_open_gate(mcp.session_id().unwrap())
+    }
+
+    /// Starts a call, which this instance serves, and reads the head of its stream.
+    pub(super) async fn start_call(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        label: &str,
+    ) -> Connection {
+        let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+        assert_eq!(call.head().await.status, 200);
+        self.witness.started(label).await;
+        call
+    }
+
+    /// Asserts that the application has received no header that instances send to one another.
+    pub(super) fn assert_received_no_cluster_header(&self) {
+        for request in self.received_heads.lock().unwrap().iter() {
+            let mut names = request.keys();
+            assert!(
+                names.all(|name| !name.as_str().starts_with("mcp-cluster")),
+                "{request:?}"
+            );
+        }
+    }
+
+    pub(super) async fn until_calls_end(&self) {
+        while !self.calls.is_empty() {
+            yield_now().await;
+        }
+    }
+
+    pub(super) async fn until_detached(&self) {
+        while self.calls.detached() == 0 {
+            yield_now().await;
+        }
+    }
+
+    /// Returns when the directory has the answer of a call of this instance.
+    pub(super) async fn until_stored(&self, directory: &Faulty, mcp: &Mcp, last_event_id: &str) {
+        let (session, incarnation) = (hash(mcp), self.me.incarnation);
+        while directory
+            .memory
+            .answer(session, incarnation, call_number(last_event_id))
+            .await
+            .unwrap()
+            .is_none()
+        {
+            yield_now().await;
+        }
     }
 
     /// Makes a call whose client disconnects. Returns the id of the last event that the client received.

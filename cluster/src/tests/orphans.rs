@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use serde_json::json;
-use test_support::Connection;
+use test_support::{Connection, Mcp};
 use tokio::task::yield_now;
 
 use super::{
     node::{GRACE, Node, Setup, hash, pass},
-    steps::{directory, until_stored},
+    steps::directory,
 };
 use crate::{
     directory::{
@@ -30,12 +30,18 @@ async fn start_with_grace(directory: &Faulty) -> Node {
     node
 }
 
-#[tokio::test]
-async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
+/// Starts an instance with a call whose client has disconnected.
+async fn detached_call() -> (Faulty, Node, Mcp) {
     let directory = directory();
     let node = start_with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
+    (directory, node, mcp)
+}
+
+#[tokio::test]
+async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
+    let (_directory, node, _mcp) = detached_call().await;
     pass(GRACE - RECHECK_MARGIN).await;
     assert!(node.witness.is_running("a"));
 
@@ -47,10 +53,7 @@ async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
 
 #[tokio::test]
 async fn while_the_directory_is_unreachable_no_orphan_is_cancelled() {
-    let directory = directory();
-    let node = start_with_grace(&directory).await;
-    let mcp = node.session().await;
-    node.detach(&mcp, 1, "a").await;
+    let (directory, node, _mcp) = detached_call().await;
     for fault in [Fault::Fails, Fault::NoReply] {
         directory.set(fault);
         pass(4 * GRACE).await;
@@ -88,10 +91,7 @@ async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
 
 #[tokio::test]
 async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_written_again() {
-    let directory = directory();
-    let node = start_with_grace(&directory).await;
-    let mcp = node.session().await;
-    node.detach(&mcp, 1, "a").await;
+    let (directory, node, mcp) = detached_call().await;
     directory.memory.evict(hash(&mcp));
 
     pass(GRACE + 3 * RECHECK_MARGIN).await;
@@ -103,15 +103,11 @@ async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_writte
 
 #[tokio::test]
 async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instance() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    while !a.calls.is_empty() {
-        yield_now().await;
-    }
-    until_stored(&directory, &a, &mcp, &last_event_id).await;
+    a.until_calls_end().await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
@@ -122,15 +118,13 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
 
 #[tokio::test]
 async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     a.witness.release("a");
-    until_stored(&directory, &a, &mcp, &last_event_id).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
-    until_stored(&directory, &a, &mcp, &last_event_id).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     a.kill_and_expire().await;
     b.until_settled().await;
 
@@ -141,9 +135,7 @@ async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
 
 #[tokio::test]
 async fn only_answers_without_a_client_are_stored() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     // A call whose client is connected.
     let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
     assert_eq!(call.answer().await.unwrap()["id"], 7);
@@ -163,6 +155,6 @@ async fn only_answers_without_a_client_are_stored() {
         "the request id is reused: {last_event_id}"
     );
     a.witness.release("b");
-    until_stored(&directory, &a, &mcp, &last_event_id).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     assert_eq!(directory.request_count("keep_answer"), 1);
 }

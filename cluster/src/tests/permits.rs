@@ -150,6 +150,18 @@ impl LimitedInstance {
     }
 }
 
+/// Starts an instance with a session, and one with this number of permits, which relays a call of that session.
+async fn relaying(permits: usize) -> (Node, LimitedInstance, Mcp, Mcp) {
+    let directory = directory();
+    let a = Setup::with_grace().start(&directory).await;
+    let b = LimitedInstance::start(&directory, permits).await;
+    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
+    let mcp = a.session().await;
+    let at_b = b.client(mcp.session_id().unwrap());
+    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    (a, b, mcp, at_b)
+}
+
 fn report() -> Request {
     Request::get("/report").body(Body::empty()).unwrap()
 }
@@ -159,13 +171,7 @@ fn report() -> Request {
 ///
 /// Returns whether the call still runs, and whether the head of the resume's response has arrived.
 async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
-    let directory = directory();
-    let a = Setup::with_grace().start(&directory).await;
-    let b = LimitedInstance::start(&directory, permits).await;
-    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
-    let mcp = a.session().await;
-    let at_b = b.client(mcp.session_id().unwrap());
-    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    let (a, b, mcp, at_b) = relaying(permits).await;
     let last_event_id = a.detach(&mcp, 1, "long").await;
     let _shutdown = a.routing().shutdown.begin();
     // Waits on A until the first call is over.
@@ -201,9 +207,7 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
         pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
         let mcp = a.session().await;
         let at_b = b.client(mcp.session_id().unwrap());
-        let mut long = mcp.call(1, "hold", json!({ "label": "long" })).await;
-        assert_eq!(long.head().await.status, 200);
-        a.witness.started("long").await;
+        let _long = a.start_call(&mcp, 1, "long").await;
         let _shutdown = a.routing().shutdown.begin();
         let waiting = (10..14).map(|id| at_b.call(id, "echo", json!({ "text": "x" })));
         let _waiting = join_all(waiting).await;
@@ -301,13 +305,7 @@ async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
 /// B's inner service is not ready, because requests of another kind have its permits. The client resumes through B, which only has to
 /// relay.
 async fn resumed_through(permits: usize) -> bool {
-    let directory = directory();
-    let a = Setup::with_grace().start(&directory).await;
-    let b = LimitedInstance::start(&directory, permits).await;
-    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
-    let mcp = a.session().await;
-    let at_b = b.client(mcp.session_id().unwrap());
-    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    let (a, b, mcp, at_b) = relaying(permits).await;
     b.begin_report().await;
 
     let last_event_id = a.detach(&mcp, 1, "long").await;

@@ -12,7 +12,10 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, SECRET, hash, pass},
-    steps::{directory, status, unreachable_owner, until_stored},
+    steps::{
+        assert_refused, directory, post, post_echo, run_other_tasks, status, unreachable_owner,
+        until_requested,
+    },
 };
 use crate::{
     directory::{
@@ -27,12 +30,6 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
     contract::owner_of(&directory.memory, hash(mcp)).await
 }
 
-async fn until_calls_end(node: &Node) {
-    while !node.calls.is_empty() {
-        yield_now().await;
-    }
-}
-
 /// Another instance claims a session, `node` closes its copy, and `node` claims the session back.
 async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let other = unreachable_owner();
@@ -40,9 +37,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let claimed = claim_from(memory, session, node.me, other).await;
     assert_eq!(claimed, Claim::Won);
     node.routing().sessions.relinquish_to_owner(session, other);
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    run_other_tasks().await;
     let claimed = claim_from(memory, session, other, node.me).await;
     assert_eq!(claimed, Claim::Won);
 }
@@ -50,13 +45,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
 /// Makes a call and returns the body of its response, of which nothing has been read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
-    let request = http::Request::post("/mcp")
-        .header("host", "localhost")
-        .header("mcp-session-id", mcp.session_id().unwrap())
-        .header("accept", "application/json, text/event-stream")
-        .header("content-type", "application/json")
-        .body(Body::from(message.to_string()));
-    let answered = a.app.call(request.unwrap()).await.unwrap();
+    let answered = a.app.call(post(mcp, &message)).await.unwrap();
     assert_eq!(answered.status(), 200);
     answered.into_body()
 }
@@ -88,23 +77,17 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     a.witness.started("a").await;
     a.witness.release("a");
     a.witness.ended("a").await;
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    run_other_tasks().await;
     drop(body);
-    until_calls_end(a).await;
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    a.until_calls_end().await;
+    run_other_tasks().await;
     last_event_id
 }
 
 /// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer 421.
 #[tokio::test]
 async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     let client = b.client_of(&mcp).header("connection", "mcp-session-id");
     let status = status(&client, 1).await;
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
@@ -115,9 +98,7 @@ async fn no_client_can_have_a_session_claimed_from_a_running_owner() {
 /// An instance that claimed a session and has lost it since relies on the directory, not on its own claim.
 #[tokio::test]
 async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
-    let directory = directory();
-    let [mut a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b, c], mcp) = Node::with_session().await;
     let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
     a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
@@ -130,24 +111,18 @@ async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     while b.has(&mcp) {
         yield_now().await;
     }
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    run_other_tasks().await;
     assert_eq!(status(&at_b, 3).await, 200);
 }
 
 #[tokio::test]
 async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_clients() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(400)));
     let first = at_b.call(1, "echo", json!({ "text": "x" })).await;
-    while directory.request_count("load") == 0 {
-        yield_now().await;
-    }
+    until_requested(&directory, "load").await;
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
     while b.received_heads.lock().unwrap().len() < 2 {
         yield_now().await;
@@ -162,22 +137,11 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
 /// The client disconnects at each step of the restore.
 #[tokio::test]
 async fn a_session_that_is_half_restored_serves_the_next_request() {
-    let directory = directory();
-    let [mut a] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let message = mcp
-        .call_message(1, "echo", json!({ "text": "x" }))
-        .to_string();
+    let (directory, [mut a], mcp) = Node::with_session().await;
     for polls in 0..40 {
         close_and_restore(&directory, &a, &mcp).await;
         assert!(!a.has(&mcp), "{polls}");
-        let request = http::Request::post("/mcp")
-            .header("host", "localhost")
-            .header("mcp-session-id", mcp.session_id().unwrap())
-            .header("accept", "application/json, text/event-stream")
-            .header("content-type", "application/json")
-            .body(Body::from(message.clone()));
-        let mut first = Box::pin(a.app.call(request.unwrap()));
+        let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
         for _ in 0..polls {
             if (&mut first).now_or_never().is_some() {
                 break;
@@ -191,9 +155,7 @@ async fn a_session_that_is_half_restored_serves_the_next_request() {
 
 #[tokio::test]
 async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(700)));
@@ -206,16 +168,12 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
 /// The streams of a restored session count from 0 again, even in the same process.
 #[tokio::test]
 async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    until_calls_end(&a).await;
+    a.until_calls_end().await;
     close_and_restore(&directory, &a, &mcp).await;
-    let mut eighth = mcp.call(8, "hold", json!({ "label": "eighth" })).await;
-    assert_eq!(eighth.head().await.status, 200);
-    a.witness.started("eighth").await;
+    let mut eighth = a.start_call(&mcp, 8, "eighth").await;
 
     let mut resumed = mcp.resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -230,29 +188,24 @@ async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnat
 
 #[tokio::test]
 async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    until_stored(&directory, &a, &mcp, &last_event_id).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
     close_and_restore(&directory, &a, &mcp).await;
 
-    let mut resumed = mcp.resume(&last_event_id).await;
-    let answered = resumed.messages().await;
+    let answered = mcp.resume(&last_event_id).await.messages().await;
     assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
 #[tokio::test]
 async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [mut a, b], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 1, "first").await;
     a.witness.release("first");
-    until_stored(&directory, &a, &mcp, &last_event_id).await;
-    until_calls_end(&a).await;
+    a.until_stored(&directory, &mcp, &last_event_id).await;
+    a.until_calls_end().await;
     assert_eq!(
         mcp.resume(&last_event_id).await.answer().await.unwrap()["id"],
         1
@@ -260,24 +213,24 @@ async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     let last_event_id = a.detach(&mcp, 1, "second").await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
-    let answered = resumed.messages().await;
+    let answered = b
+        .client_of(&mcp)
+        .resume(&last_event_id)
+        .await
+        .messages()
+        .await;
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
 /// An instance that shuts down answers 421 only once its answers are in the directory.
 #[tokio::test]
 async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("a");
-    until_calls_end(&a).await;
-    while directory.request_count("keep_answer") == 0 {
-        yield_now().await;
-    }
+    a.until_calls_end().await;
+    until_requested(&directory, "keep_answer").await;
     directory.set(Fault::None);
 
     let at_b = b.client_of(&mcp);
@@ -293,14 +246,16 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
 /// The answer was sent, but the client that disconnects has not read it from its buffer.
 #[tokio::test]
 async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
-    let directory = directory();
-    let [mut a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [mut a, b], mcp) = Node::with_session().await;
     let last_event_id = unread_answer(&mut a, &mcp).await;
     a.kill_and_expire().await;
 
-    let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
-    let answered = resumed.messages().await;
+    let answered = b
+        .client_of(&mcp)
+        .resume(&last_event_id)
+        .await
+        .messages()
+        .await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
@@ -309,9 +264,7 @@ async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
 #[tokio::test]
 async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     for is_read in [true, false] {
-        let directory = directory();
-        let [mut a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [mut a, b], mcp) = Node::with_session().await;
         let mut body = unread_call(&mut a, &mcp).await;
         let last_event_id = event_id(&mut body).await;
         a.witness.started("a").await;
@@ -321,17 +274,19 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
             assert!(body.frame().await.is_none());
         }
         drop(body);
-        for _ in 0..100 {
-            yield_now().await;
-        }
+        run_other_tasks().await;
         assert_eq!(
             directory.request_count("keep_answer"),
             usize::from(!is_read)
         );
         a.kill_and_expire().await;
 
-        let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
-        let answered = resumed.messages().await;
+        let answered = b
+            .client_of(&mcp)
+            .resume(&last_event_id)
+            .await
+            .messages()
+            .await;
         assert_eq!(answered[0]["result"].is_object(), !is_read, "{answered:?}");
     }
 }
@@ -339,9 +294,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
 /// The owner decides to answer 421 to a request that arrives slowly. Before that answer is sent, the owner has restored the session.
 #[tokio::test]
 async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     close_and_restore(&directory, &a, &mcp).await;
     assert!(!a.has(&mcp));
     let peer = b.client_of(&mcp).header("mcp-cluster", SECRET);
@@ -351,9 +304,7 @@ async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() 
     for _ in 0..1_000 {
         yield_now().await;
     }
-    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
-    assert_eq!(call.head().await.status, 200);
-    a.witness.started("a").await;
+    let mut call = a.start_call(&mcp, 1, "a").await;
     assert_eq!(slow.head().await.status, 503);
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
     a.witness.release("a");
@@ -363,9 +314,7 @@ async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() 
 /// An instance does not ask for the body of a request whose session it does not have.
 #[tokio::test]
 async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     close_and_restore(&directory, &a, &mcp).await;
     let at_b = b.client_of(&mcp);
     let text = "x".repeat(3_000_000);
@@ -378,14 +327,10 @@ async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
 #[tokio::test]
 async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     for at_owner in [true, false] {
-        let directory = directory();
-        let [a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [a, b], mcp) = Node::with_session().await;
         directory.set(Fault::SlowAt("delete", Duration::from_millis(300)));
         let late = async {
-            while directory.request_count("delete") == 0 {
-                yield_now().await;
-            }
+            until_requested(&directory, "delete").await;
             let node = if at_owner { &a } else { &b };
             status(&node.client_of(&mcp), 1).await
         };
@@ -410,8 +355,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_have() {
         b.until_settled().await;
         link_a.set(fault);
         let mut refused = a.initialize().await;
-        let head = refused.head().await;
-        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+        let head = assert_refused(&mut refused).await;
         assert_eq!(head.header("mcp-session-id"), None);
         let error: Value = serde_json::from_slice(&refused.body_to_end().await).unwrap();
         assert_eq!(
@@ -445,9 +389,7 @@ async fn a_session_is_given_to_its_client_once_the_directory_has_it() {
 /// The answer was sent before the client disconnected.
 #[tokio::test]
 async fn a_call_that_has_ended_is_no_longer_pending() {
-    let directory = directory();
-    let [mut a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [mut a], mcp) = Node::with_session().await;
     unread_answer(&mut a, &mcp).await;
     assert_eq!(a.cluster.pending_answers(), 0);
 }

@@ -33,7 +33,8 @@ use tower_service::Service as _;
 use super::{
     node::{Node, SECRET, hash, pass},
     steps::{
-        close_session, directory, join_as, post_echo, run_other_tasks, status, unreachable_owner,
+        assert_refused, close_session, directory, join_as, post_echo, run_other_tasks, status,
+        unreachable_owner,
     },
 };
 use crate::{
@@ -68,9 +69,7 @@ async fn until_requested(directory: &Faulty, command: &str, count: usize) {
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
     for disconnects in [true, false] {
-        let directory = directory();
-        let [mut a, mut b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [mut a, mut b], mcp) = Node::with_session().await;
         a.kill_and_expire().await;
         let at_b = b.client_of(&mcp);
         directory.set(Fault::SlowAt("claim", OVER_TIMEOUT));
@@ -100,9 +99,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
 /// Other instances own the sessions of this instance from then on. A call that began here would be lost.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_the_session() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
     let mut call = mcp.call(1, "hold", json!({ "label": "first" })).await;
@@ -110,8 +107,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
     let cancelled = within("the shutdown", a.cluster.leave(Duration::ZERO)).await;
     assert_eq!(cancelled, 0);
     directory.set(Fault::None);
-    let head = within("a head", call.head()).await;
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_refused(&mut call).await;
     assert!(!a.witness.is_running("first"));
     assert_eq!(status(&b.client_of(&mcp), 2).await, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
@@ -122,9 +118,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
 #[tokio::test]
 async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_about_to_restore() {
     for is_claimed in [false, true] {
-        let directory = directory();
-        let [mut a, b, c] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [mut a, b, c], mcp) = Node::with_session().await;
         a.detach(&mcp, 1, "first").await;
         let cluster = a.cluster.clone();
         let _shutdown = cluster.router().shutdown.begin();
@@ -183,9 +177,7 @@ async fn half_a_body_locks_no_session() {
         (true, 1_000),
         (true, 100_000),
     ] {
-        let directory = directory();
-        let [a] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (_directory, [a], mcp) = Node::with_session().await;
         close_session(&a, &mcp).await;
         let half = mcp.post_request("{").header("mcp-cluster", SECRET);
         let address = if is_from_peer {
@@ -215,9 +207,7 @@ async fn half_a_body_locks_no_session() {
 /// The same on an instance that relays, and on one that transfers its sessions.
 #[tokio::test]
 async fn the_wait_for_half_a_body_is_limited() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
     let _shutdown = a.routing().shutdown.begin();
     let peer = mcp.header("mcp-cluster", SECRET);
@@ -241,9 +231,7 @@ async fn the_wait_for_half_a_body_is_limited() {
 /// client, and for clients of other peers.
 #[tokio::test]
 async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() {
-    let directory = directory();
-    let [a, b, c, d] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b, c, d], mcp) = Node::with_session().await;
     let at_d = d.client_of(&mcp);
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", WITHIN_TIMEOUT));
@@ -269,9 +257,7 @@ async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() 
 /// session.
 #[tokio::test]
 async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let _shutdown = a.routing().shutdown.begin();
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
@@ -287,9 +273,7 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
 #[tokio::test]
 async fn no_session_is_reported_missing_because_another_client_disconnected() {
     for is_waiting in [true, false] {
-        let directory = directory();
-        let [mut a] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [mut a], mcp) = Node::with_session().await;
         close_session(&a, &mcp).await;
         directory.set(Fault::SlowAt("load", WITHIN_TIMEOUT));
         let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
@@ -317,9 +301,7 @@ async fn no_session_is_reported_missing_because_another_client_disconnected() {
 /// The next request restores the session, as if no request had tried before.
 #[tokio::test]
 async fn a_session_that_was_loaded_for_a_disconnected_client_is_not_local() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a], mcp) = Node::with_session().await;
     let (routing, id) = (a.routing(), mcp.session_id().unwrap());
     routing.on_request_done(id);
     assert!(a.has(&mcp), "the session is open");
@@ -342,9 +324,7 @@ async fn a_session_that_was_loaded_for_a_disconnected_client_is_not_local() {
 /// A 404 would deny the session without proof, and a 500 would mean that the session is broken.
 #[tokio::test]
 async fn a_session_that_cannot_be_loaded_can_be_requested_again() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     let memory = &directory.memory;
     memory.evict(hash(&mcp));
     close_session(&a, &mcp).await;

@@ -10,11 +10,11 @@ use axum::{
 };
 use http::StatusCode;
 use serde_json::json;
-use test_support::{PATH, within};
+use test_support::{Mcp, PATH, within};
 use tower_service::Service as _;
 
 use super::{
-    node::{Setup, pass},
+    node::{Node, Setup, pass},
     steps::{SECOND, directory, post, run_other_tasks},
 };
 
@@ -29,40 +29,34 @@ fn refuse_bob(app: Router) -> Router {
     }))
 }
 
+/// Sends a cancel, which the application refuses.
+async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request)) {
+    let cancel = json!({
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": { "requestId": id },
+    });
+    let mut refused = post(mcp, &cancel);
+    change(&mut refused);
+    let refused = node.app.clone().call(refused).await.unwrap();
+    assert!(refused.status().is_client_error(), "{refused:?}");
+    run_other_tasks().await;
+}
+
 /// The application refuses a cancel of a call that waits for the transfer of its session. Returns the answer of the call.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, refuse_bob).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
-    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
-    assert_eq!(first.head().await.status, 200);
-    a.witness.started("first").await;
-    let cancel = json!({
-        "jsonrpc": "2.0",
-        "method": "notifications/cancelled",
-        "params": { "requestId": 1 },
-    });
-    let mut refused = post(&mcp, &cancel);
-    change(&mut refused);
-    let refused = b.app.clone().call(refused).await.unwrap();
-    assert!(refused.status().is_client_error(), "{refused:?}");
-    run_other_tasks().await;
+    let first = a.start_call(&at_b, 1, "first").await;
+    refused_cancel(&b, &mcp, 1, change).await;
     assert!(a.witness.is_running("first"), "control: a running call");
 
     let _shutdown = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
     run_other_tasks().await;
-    let cancel = json!({
-        "jsonrpc": "2.0",
-        "method": "notifications/cancelled",
-        "params": { "requestId": 2 },
-    });
-    let mut refused = post(&mcp, &cancel);
-    change(&mut refused);
-    let refused = b.app.clone().call(refused).await.unwrap();
-    assert!(refused.status().is_client_error(), "{refused:?}");
-    run_other_tasks().await;
+    refused_cancel(&b, &mcp, 2, change).await;
     a.witness.release("first");
     let head = within("a head", second.head()).await;
     assert_eq!(head.status, 200);

@@ -53,21 +53,12 @@ async fn a_call_and_its_answer_pass_through_another_instance() {
             .starts_with("done:a")
     );
 
-    for request in a.received_heads.lock().unwrap().iter() {
-        assert!(
-            request
-                .keys()
-                .all(|name| !name.as_str().starts_with("mcp-cluster")),
-            "{request:?}"
-        );
-    }
+    a.assert_received_no_cluster_header();
 }
 
 #[tokio::test]
 async fn a_client_resumes_through_another_instance() {
-    let directory = directory();
-    let [a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b, c], mcp) = Node::with_session().await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
     let event = call.event().await.unwrap();
@@ -86,9 +77,7 @@ async fn a_client_resumes_through_another_instance() {
 
 #[tokio::test]
 async fn a_cancel_and_a_delete_arrive_through_another_instance() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let _call = mcp.call(1, "hold", json!({ "label": "cancelled" })).await;
     a.witness.started("cancelled").await;
     assert_eq!(b.client_of(&mcp).cancel(1).await, 202);
@@ -179,9 +168,7 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
 /// The inner application reads the address of the client and watches its connection, in either way that axum offers.
 #[tokio::test]
 async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a], mcp) = Node::with_session().await;
     let (received, disconnected) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (on_disconnected, on_received) = (disconnected.clone(), received.clone());
     let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
@@ -238,9 +225,7 @@ async fn a_disconnect_before_the_head_is_one_at_the_owner() {
 
 #[tokio::test]
 async fn a_local_session_is_served_without_the_directory() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [_a, b], mcp) = Node::with_session().await;
     let count = || {
         directory.request_count("look")
             + directory.request_count("load")
@@ -284,9 +269,7 @@ async fn a_head_of_many_fields_passes_or_is_refused_with_the_reason() {
 /// rmcp uses the first of the two, and so does the routing to the owner.
 #[tokio::test]
 async fn a_session_that_is_named_twice_is_the_same_everywhere() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let id = mcp.session_id().unwrap();
     for (first, second, expected) in [(id, id, 200), (id, "another", 200), ("another", id, 404)] {
         for node in [&a, &b] {
@@ -381,9 +364,7 @@ async fn a_client_that_does_not_read_for_90_s_keeps_its_call_only_at_its_owner()
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn ended_relays_take_no_ports_of_the_relaying_instance() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let client = b.client_of(&mcp);
     for id in 0..300 {
         let mut call = client.call(id, "echo", json!({ "text": "x" })).await;

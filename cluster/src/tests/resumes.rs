@@ -5,10 +5,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
-use super::{
-    node::{Node, call_app, hash},
-    steps::directory,
-};
+use super::node::{Node, call_app, hash};
 use crate::{
     directory::{ANSWER_TTL, Directory as _, faulty::Fault},
     ids::{CallNumber, ClusterEventId, Incarnation, NamedCall},
@@ -25,9 +22,7 @@ fn event_id_of(incarnation: Incarnation, number: u64, request: &str) -> String {
 
 #[tokio::test]
 async fn a_client_resumes_from_an_event_of_a_live_incarnation_through_any_instance() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
     let last_event_id = call.event().await.unwrap().id.unwrap();
@@ -63,9 +58,7 @@ async fn a_client_resumes_from_an_event_of_a_live_incarnation_through_any_instan
 
 #[tokio::test]
 async fn a_resume_of_a_call_that_ended_with_its_instance_gets_the_stored_answer_or_an_error() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     let ended_incarnation = Incarnation::random();
     let answer = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"x 7","result":{"kept":true}}"#);
     let session = hash(&mcp);
@@ -115,9 +108,7 @@ async fn a_resume_of_a_call_that_ended_with_its_instance_gets_the_stored_answer_
 
 #[tokio::test]
 async fn a_resume_of_a_standalone_stream_that_ended_with_its_instance_opens_a_new_stream() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a], mcp) = Node::with_session().await;
     let last_event_id = ClusterEventId::new("5", Incarnation::random(), None).to_string();
     let mut listening = mcp.resume(&last_event_id).await;
     assert_eq!(listening.head().await.status, 200);
@@ -129,9 +120,7 @@ async fn a_resume_of_a_standalone_stream_that_ended_with_its_instance_opens_a_ne
 /// The application decides whether a client may have an answer, even if the answer is in the directory.
 #[tokio::test]
 async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_accepts() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a], mcp) = Node::with_session().await;
     let ended_incarnation = Incarnation::random();
     let answer = Bytes::from_static(b"{\"secret\":1}");
     directory

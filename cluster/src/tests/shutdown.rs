@@ -20,7 +20,7 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, hash, pass},
-    steps::{SECOND, directory, echo, join_as, run_other_tasks},
+    steps::{SECOND, assert_refused, directory, echo, join_as, run_other_tasks},
 };
 use crate::{
     Cluster,
@@ -31,13 +31,6 @@ use crate::{
 /// The limit of a shutdown, longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
-    let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
-    assert_eq!(call.head().await.status, 200);
-    node.witness.started(label).await;
-    call
-}
-
 async fn answered_id(call: &mut Connection) -> Value {
     let answer = within("an answer", call.answer()).await;
     answer.unwrap()["id"].clone()
@@ -46,12 +39,10 @@ async fn answered_id(call: &mut Connection) -> Value {
 /// The public listener closes, calls in flight complete, and new calls are served elsewhere. No answer is lost.
 #[tokio::test]
 async fn no_answer_is_lost_when_the_owner_shuts_down() {
-    let directory = directory();
-    let [mut a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [mut a, b, c], mcp) = Node::with_session().await;
     let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-    let mut first = running_call(&a, &at_b, 1, "first").await;
-    let mut second = running_call(&a, &at_c, 2, "second").await;
+    let mut first = a.start_call(&at_b, 1, "first").await;
+    let mut second = a.start_call(&at_c, 2, "second").await;
     let event = second.event().await.unwrap();
     second.fin();
 
@@ -91,11 +82,9 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
 #[tokio::test]
 async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
     for _ in 0..5 {
-        let directory = directory();
-        let [a, b, c] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (_directory, [a, b, c], mcp) = Node::with_session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-        let mut first = running_call(&a, &mcp, 1, "first").await;
+        let mut first = a.start_call(&mcp, 1, "first").await;
         let _shutdown = a.routing().shutdown.begin();
         let both = join(echo(&at_b, 2), echo(&at_c, 3));
         let released = async {
@@ -114,9 +103,7 @@ async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
 async fn a_call_in_flight_ends_on_its_instance() {
     let mut begun = 0;
     for polls in 0..30 {
-        let directory = directory();
-        let [mut a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (_directory, [mut a, b], mcp) = Node::with_session().await;
         let message = mcp.call_message(1, "echo", json!({ "text": "x" }));
         let request = http::Request::post("/mcp")
             .header("host", "localhost")
@@ -158,9 +145,7 @@ async fn a_call_in_flight_ends_on_its_instance() {
 /// owner.
 #[tokio::test]
 async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
-    let directory = directory();
-    let [a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b, c], mcp) = Node::with_session().await;
     let mut listening = mcp.listen().await;
     assert_eq!(listening.head().await.status, 200);
     let _shutdown = a.routing().shutdown.begin();
@@ -179,9 +164,7 @@ async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
 
 #[tokio::test]
 async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let _shutdown = a.routing().shutdown.begin();
     let mut listening = b.client_of(&mcp).listen().await;
     assert_eq!(listening.head().await.status, 200);
@@ -191,9 +174,7 @@ async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
 /// A request that cannot be sent again is not answered with 421.
 #[tokio::test]
 async fn a_long_call_is_served_where_its_session_still_is() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
     let _shutdown = a.routing().shutdown.begin();
     for length in [70_000, 1_000_000] {
@@ -212,11 +193,9 @@ async fn a_long_call_is_served_where_its_session_still_is() {
 
 #[tokio::test]
 async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_another_instance() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
-    let mut first = running_call(&a, &at_b, 1, "first").await;
+    let mut first = a.start_call(&at_b, 1, "first").await;
     let shutdown = a.cluster.leave(Duration::from_millis(500));
     let (cancelled, second) = within("the shutdown", join(shutdown, echo(&at_b, 2))).await;
     assert_eq!((cancelled, second), (1, json!(2)));
@@ -229,13 +208,11 @@ async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_ano
 /// opened again, and B does not wait for it.
 #[tokio::test]
 async fn a_shutdown_waits_for_the_calls_that_the_instance_relays() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
     let mut listening = at_b.listen().await;
     assert_eq!(listening.head().await.status, 200);
-    let mut call = running_call(&a, &at_b, 1, "first").await;
+    let mut call = a.start_call(&at_b, 1, "first").await;
     let own = b.session().await;
     let cluster = b.cluster.clone();
     let shutdown = tokio::spawn(async move { cluster.leave(LIMIT).await });
@@ -250,10 +227,8 @@ async fn a_shutdown_waits_for_the_calls_that_the_instance_relays() {
 
 #[tokio::test]
 async fn a_shutdown_waits_for_relayed_calls_until_its_limit() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let mut call = running_call(&a, &b.client_of(&mcp), 1, "first").await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let mut call = a.start_call(&b.client_of(&mcp), 1, "first").await;
     let cancelled = within("the shutdown", b.cluster.leave(Duration::from_millis(500))).await;
     assert_eq!(cancelled, 0);
     assert!(a.witness.is_running("first"));
@@ -264,10 +239,8 @@ async fn a_shutdown_waits_for_relayed_calls_until_its_limit() {
 /// A call that B relays waits at its owner A. Both shut down. The session moves to B, which serves the call.
 #[tokio::test]
 async fn a_relayed_call_that_waits_for_a_transfer_is_served_by_an_instance_that_shuts_down() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let mut first = running_call(&a, &mcp, 1, "first").await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let mut first = a.start_call(&mcp, 1, "first").await;
     let mut shutdowns = Vec::new();
     for node in [&a, &b] {
         let cluster = node.cluster.clone();
@@ -290,16 +263,13 @@ async fn a_relayed_call_that_waits_for_a_transfer_is_served_by_an_instance_that_
 /// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.
 #[tokio::test]
 async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_stored() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let mut call = a.start_call(&mcp, 1, "first").await;
     let event = call.event().await.unwrap().id.unwrap();
     call.fin();
     let cancelled = within("the shutdown", a.cluster.leave(Duration::from_millis(500))).await;
     assert_eq!(cancelled, 1);
-    let mut resumed = b.client_of(&mcp).resume(&event).await;
-    let answered = resumed.messages().await;
+    let answered = b.client_of(&mcp).resume(&event).await.messages().await;
     assert_eq!(answered.len(), 1);
     assert_eq!(answered[0]["error"]["code"], -32800, "{answered:?}");
 }
@@ -340,13 +310,10 @@ async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
 /// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_has_shut_down() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     within("the shutdown", a.cluster.leave(Duration::ZERO)).await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
-    let head = within("a head", call.head()).await;
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_refused(&mut call).await;
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
     assert_eq!(echo(&mcp, 3).await, 3);
     assert!(b.has(&mcp));
@@ -355,10 +322,8 @@ async fn nothing_begins_on_an_instance_that_has_shut_down() {
 /// The answer of a call that its client may not have read is in the directory.
 #[tokio::test]
 async fn an_unread_answer_survives_the_shutdown() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let mut call = a.start_call(&mcp, 1, "first").await;
     let event = call.event().await.unwrap().id.unwrap();
     let ends = async {
         run_other_tasks().await;
@@ -367,8 +332,7 @@ async fn an_unread_answer_survives_the_shutdown() {
     };
     within("the shutdown", join(a.cluster.leave(LIMIT), ends)).await;
     call.fin();
-    let mut resumed = b.client_of(&mcp).resume(&event).await;
-    let answered = resumed.messages().await;
+    let answered = b.client_of(&mcp).resume(&event).await.messages().await;
     assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
@@ -376,15 +340,11 @@ async fn an_unread_answer_survives_the_shutdown() {
 /// An instance that receives 421 finds all answers of the session in the directory, including late ones.
 #[tokio::test]
 async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
-    let directory = directory();
-    let [a, b, c] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let (directory, [a, b, c], mcp) = Node::with_session().await;
+    let mut call = a.start_call(&mcp, 1, "first").await;
     let last_event_id = call.event().await.unwrap().id.unwrap();
     call.fin();
-    while a.calls.detached() == 0 {
-        yield_now().await;
-    }
+    a.until_detached().await;
     let _shutdown = a.routing().shutdown.begin();
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("first");
@@ -455,10 +415,8 @@ async fn an_answer_is_stored_before_its_session_is_relinquished() {
 /// A shutdown whose future is dropped counts as completed, so requests that wait for it are notified.
 #[tokio::test]
 async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instance() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
-    let _first = running_call(&a, &mcp, 1, "first").await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
+    let _first = a.start_call(&mcp, 1, "first").await;
     let shutdown = timeout(Duration::from_millis(300), a.cluster.leave(LIMIT));
     let (shutdown, second) = join(shutdown, echo(&b.client_of(&mcp), 2)).await;
     assert!(shutdown.is_err());
@@ -469,9 +427,7 @@ async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instan
 /// A session that its client ended is not restored once the directory has recovered.
 #[tokio::test]
 async fn a_shutdown_waits_until_the_directory_has_the_tombstones_of_ended_sessions() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = Node::with_session().await;
     directory.set(Fault::Fails);
     assert_eq!(mcp.delete().await, 202);
     let cluster = a.cluster.clone();
@@ -514,17 +470,13 @@ async fn a_listener_is_disconnected_when_its_idle_session_is_relinquished() {
     let [y, x] = <[Mcp; 2]>::try_from(sessions).ok().unwrap();
     let mut listening = b.client_of(&x).listen().await;
     assert_eq!(listening.head().await.status, 200);
-    let mut first = x.call(1, "hold", json!({ "label": "x" })).await;
-    assert_eq!(first.head().await.status, 200);
-    a.witness.started("x").await;
+    let mut first = a.start_call(&x, 1, "x").await;
 
     let cluster = a.cluster.clone();
     let shutdown = tokio::spawn(async move { cluster.leave(60 * SECOND).await });
     run_other_tasks().await;
     pass(2 * SECOND).await;
-    let mut second = y.call(2, "hold", json!({ "label": "y" })).await;
-    assert_eq!(second.head().await.status, 200);
-    a.witness.started("y").await;
+    let second = a.start_call(&y, 2, "y").await;
     a.witness.release("x");
     assert!(within("an answer", first.answer()).await.is_some());
     run_other_tasks().await;
@@ -568,13 +520,9 @@ async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
 /// A call waits until its session is transferred. Its client cancels it. No owner begins it.
 #[tokio::test]
 async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
-    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
-    assert_eq!(first.head().await.status, 200);
-    a.witness.started("first").await;
+    let mut first = a.start_call(&at_b, 1, "first").await;
     let _shutdown = a.routing().shutdown.begin();
     let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
     run_other_tasks().await;

@@ -4,18 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::Stream;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
-use rmcp::{
-    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
-    transport::streamable_http_server::{
-        RestoreOutcome, SessionManager,
-        session::{
-            ServerSseMessage, SessionId,
-            local::{LocalSessionManager, LocalSessionManagerError},
-        },
-    },
+use rmcp::transport::streamable_http_server::{
+    SessionManager,
+    session::{SessionId, local::LocalSessionManager},
 };
 use serde_json::json;
-use test_support::{Mcp, Mode, PATH, Tools, Witness, router, serve, within};
+use test_support::{Mcp, Mode, PATH, Tools, Witness, forward_sessions, router, serve, within};
 use tokio::time::sleep;
 
 use super::{
@@ -28,67 +22,15 @@ use crate::membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD};
 struct SlowClose(LocalSessionManager, Duration);
 
 impl SessionManager for SlowClose {
-    type Error = LocalSessionManagerError;
-    type Transport = <LocalSessionManager as SessionManager>::Transport;
-
-    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
-        self.0.create_session().await
-    }
-
-    async fn initialize_session(
-        &self,
-        id: &SessionId,
-        message: ClientJsonRpcMessage,
-    ) -> Result<ServerJsonRpcMessage, Self::Error> {
-        self.0.initialize_session(id, message).await
-    }
-
-    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
-        self.0.has_session(id).await
-    }
+    forward_sessions!(|this| this.0 =>
+        create_session, initialize_session, has_session, create_stream, accept_message,
+        create_standalone_stream, resume, restore_session,
+    );
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         self.0.close_session(id).await?;
         sleep(self.1).await;
         Ok(())
-    }
-
-    async fn create_stream(
-        &self,
-        id: &SessionId,
-        message: ClientJsonRpcMessage,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.0.create_stream(id, message).await
-    }
-
-    async fn accept_message(
-        &self,
-        id: &SessionId,
-        message: ClientJsonRpcMessage,
-    ) -> Result<(), Self::Error> {
-        self.0.accept_message(id, message).await
-    }
-
-    async fn create_standalone_stream(
-        &self,
-        id: &SessionId,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.0.create_standalone_stream(id).await
-    }
-
-    async fn resume(
-        &self,
-        id: &SessionId,
-        last_event_id: String,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.0.resume(id, last_event_id).await
-    }
-
-    async fn restore_session(
-        &self,
-        id: SessionId,
-    ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
-        self.0.restore_session(id).await
     }
 }
 

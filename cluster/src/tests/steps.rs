@@ -11,18 +11,18 @@ use std::{
 
 use axum::body::Body;
 use serde_json::{Value, json};
-use test_support::{Mcp, within};
+use test_support::{Connection, Head, Mcp, within};
 use tokio::{
     task::yield_now,
     time::{Instant, sleep},
 };
 
-use super::node::{Node, SECRET, call_number, hash, pass};
+use super::node::{Node, SECRET, hash, pass};
 use crate::{
     Cluster,
     cluster::{self, Options},
     directory::{
-        Directory as _, MemoryDirectory,
+        MemoryDirectory,
         faulty::{ErasedRequest, Faulty, Gate},
     },
     ids::{Incarnation, Owner},
@@ -89,18 +89,18 @@ pub(super) async fn until(begun: Instant, at: Duration) {
     }
 }
 
-/// Returns when the directory has the answer of a call.
-pub(super) async fn until_stored(directory: &Faulty, node: &Node, mcp: &Mcp, last_event_id: &str) {
-    let (memory, incarnation) = (&directory.memory, node.me.incarnation);
-    let number = call_number(last_event_id);
-    while memory
-        .answer(hash(mcp), incarnation, number)
-        .await
-        .unwrap()
-        .is_none()
-    {
+/// Returns when the directory has received a request of this name.
+pub(super) async fn until_requested(directory: &Faulty, command: &'static str) {
+    while directory.request_count(command) == 0 {
         yield_now().await;
     }
+}
+
+/// Asserts that the next head is 503, with a request to try again in a second.
+pub(super) async fn assert_refused(connection: &mut Connection) -> Head {
+    let head = within("a head", connection.head()).await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    head
 }
 
 /// Makes a call and returns the status of its response.

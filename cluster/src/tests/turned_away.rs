@@ -21,7 +21,6 @@ use test_support::{Connection, Mcp, PATH, within};
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
-    task::yield_now,
     time::Instant,
 };
 
@@ -54,6 +53,14 @@ async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     [a, b]
 }
 
+/// Starts both on a new directory, and opens a session at the owner.
+async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], Mcp) {
+    let directory = directory();
+    let nodes = start_pair(&directory, can_reach_owner).await;
+    let mcp = nodes[0].session().await;
+    (directory, nodes, mcp)
+}
+
 /// Waits until the other end closes a connection.
 async fn until_closed(mut stream: TcpStream) {
     let mut sent = Vec::new();
@@ -64,9 +71,7 @@ async fn until_closed(mut stream: TcpStream) {
 
 #[tokio::test]
 async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps_its_call() {
-    let directory = directory();
-    let [a, b] = start_pair(&directory, false).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(false).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     for _ in 0..6 {
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
@@ -86,9 +91,7 @@ async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps
 
 #[tokio::test]
 async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() {
-    let directory = directory();
-    let [a, b] = start_pair(&directory, false).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(false).await;
     a.detach(&mcp, 1, "a").await;
     // Any request of the session shows that its client exists.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
@@ -104,9 +107,7 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
 /// The owner could not be looked up. The directory recovers before the grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call() {
-    let directory = directory();
-    let [a, b] = start_pair(&directory, true).await;
-    let mcp = a.session().await;
+    let (directory, [a, b], mcp) = start_pair_with_session(true).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("look"));
     let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
@@ -146,9 +147,7 @@ async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {
-        let directory = directory();
-        let [a, b] = start_pair(&directory, false).await;
-        let mcp = a.session().await;
+        let (directory, [a, b], mcp) = start_pair_with_session(false).await;
         pass(phase * SECOND / 2).await;
         let last_event_id = a.detach(&mcp, 1, "a").await;
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
@@ -163,9 +162,7 @@ async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
 /// An earlier heartbeat of an instance proves nothing about the last moment of the grace.
 #[tokio::test]
 async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
-    let directory = directory();
-    let [a, b] = start_pair(&directory, true).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
     a.detach(&mcp, 1, "a").await;
     pass(GRACE - HEARTBEAT_INTERVAL).await;
     b.cluster.stop_heartbeat();
@@ -182,9 +179,7 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
 /// The connection of the relay is established, but no byte arrives on it.
 #[tokio::test]
 async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() {
-    let directory = directory();
-    let [a, b] = start_pair(&directory, true).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let owner = Owner {
@@ -209,9 +204,7 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
 
 #[tokio::test]
 async fn a_client_whose_owner_answers_is_not_turned_away() {
-    let directory = directory();
-    let [a, b] = start_pair(&directory, true).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = start_pair_with_session(true).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -246,9 +239,7 @@ async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_
     assert_eq!(resumed.head().await.status, 503);
     pass(2 * SECOND).await;
     call.fin();
-    while a.calls.detached() == 0 {
-        yield_now().await;
-    }
+    a.until_detached().await;
     for second in 3..35 {
         assert!(a.witness.is_running("a"), "{second} s after the 503");
         pass(SECOND).await;

@@ -100,9 +100,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
     let mut results = Vec::new();
     for is_evicted in [false, true] {
-        let directory = directory();
-        let [a, b] = Node::several(&directory).await;
-        let mcp = a.session().await;
+        let (directory, [a, b], mcp) = Node::with_session().await;
         let at_b = b.client_of(&mcp);
         assert_eq!(echo(&at_b, 1).await, 1);
         let cluster = a.cluster.clone();

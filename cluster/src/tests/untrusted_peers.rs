@@ -22,9 +22,7 @@ fn request_with(mcp: &test_support::Mcp, fields: &[(&str, &str)]) -> Request {
 
 #[tokio::test]
 async fn a_client_cannot_impersonate_a_peer() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a, b], mcp) = Node::with_session().await;
     for value in [SECRET, "relay", "moved", ""] {
         let forged = b
             .client_of(&mcp)
@@ -36,21 +34,12 @@ async fn a_client_cannot_impersonate_a_peer() {
         let mut call = forged.call(2, "echo", json!({ "text": "x" })).await;
         assert_eq!(call.answer().await.unwrap()["id"], 2, "{value}");
     }
-    for request in a.received_heads.lock().unwrap().iter() {
-        assert!(
-            request
-                .keys()
-                .all(|name| !name.as_str().starts_with("mcp-cluster")),
-            "{request:?}"
-        );
-    }
+    a.assert_received_no_cluster_header();
 }
 
 #[tokio::test]
 async fn the_listener_for_peers_accepts_only_the_secret() {
-    let directory = directory();
-    let [a] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (_directory, [a], mcp) = Node::with_session().await;
     for fields in [
         &[][..],
         &[("mcp-cluster", "relay")],
@@ -72,9 +61,7 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
 /// A peer's request for a session that is not here is not looked up, relayed or begun. The peer gets 421 before it sends the body.
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
-    let directory = directory();
-    let [a, b] = Node::several(&directory).await;
-    let mcp = a.session().await;
+    let (directory, [_a, b], mcp) = Node::with_session().await;
     let look_ups = directory.request_count("look");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
     for mcp in [&mcp, &b.client("unknown"), &without_session] {
@@ -135,10 +122,7 @@ async fn a_secret_is_changed_by_rolling_restarts() {
 
 #[tokio::test]
 async fn a_response_that_is_not_from_a_peer_is_discarded() {
-    let directory = directory();
-    let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
+    let (_directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     for answer in [
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",

@@ -21,10 +21,12 @@ use rmcp::{
     transport::streamable_http_server::StreamableHttpService,
 };
 use sqlx::{PgPool, SqlitePool};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::task::JoinSet;
 
 #[path = "../../shared/raw.rs"]
 mod raw;
+#[path = "../../shared/serve.rs"]
+mod serve;
 #[path = "../../shared/verdict.rs"]
 mod verdict;
 
@@ -83,14 +85,7 @@ async fn serve(databases: Databases, servers: &mut JoinSet<()>) -> io::Result<So
     let app = Router::new()
         .nest_service("/mcp", mcp)
         .layer(CancelOnDisconnectLayer::new());
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let addr = listener.local_addr()?;
-    servers.spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            eprintln!("{error}");
-        }
-    });
-    Ok(addr)
+    serve::serve(app, servers).await
 }
 
 // === impl Databases ===

@@ -115,8 +115,7 @@ async fn cell(fault: Fault, phase: Phase) {
 
 impl Served {
     async fn in_phase(phase: Phase) -> Self {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, &[]).await;
+        let (upstream, proxy) = Running::start(&[]).await;
         let mut served = Self {
             upstream,
             proxy,
@@ -144,8 +143,7 @@ impl Served {
 
     /// Begins the call, up to its first event.
     async fn begin(&mut self) {
-        let mut client = Connection::open(self.proxy.addr).await;
-        client.send(&session_call("7")).await;
+        let mut client = Connection::sending(self.proxy.addr, &session_call("7")).await;
         let mut received = self.upstream.next_request().await;
         received.stream().await;
         let progress = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
@@ -188,8 +186,7 @@ impl Served {
                     .header("mcp-session-id", "s")
                     .header("mcp-protocol-version", "2025-11-25")
                     .header("last-event-id", &self.first_event);
-                let mut resumed = Connection::open(self.proxy.addr).await;
-                resumed.send(&resume).await;
+                let mut resumed = Connection::sending(self.proxy.addr, &resume).await;
                 assert_eq!(within("a head", resumed.head()).await.status, 200);
                 if phase == Phase::ClientAway {
                     self.answer().await;
@@ -242,21 +239,18 @@ impl Served {
 /// The client gets the same status with the same body.
 #[tokio::test]
 async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_served() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for status in [
         400, 401, 403, 404, 405, 406, 409, 410, 415, 422, 429, 500, 501, 502, 503, 504,
     ] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
+        let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
         let received = within("the request", upstream.next_request()).await;
         received.answer(&format!("{status} Said"), "why").await;
         let reply = within("a reply", client.reply()).await;
         assert_eq!((reply.status, reply.text()), (status, "why"));
     }
     proxy.calls_reach(0).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("2")).await;
+    let mut client = Connection::sending(proxy.addr, &session_call("2")).await;
     upstream
         .next_request()
         .await
@@ -268,8 +262,7 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
 /// A call is not sent twice, because the upstream may have begun it.
 #[tokio::test]
 async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_serves_the_next() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for written in ["", "HTTP/1.1 2", "HTTP/1.1 200 OK\r\ncontent-len"] {
         let mut client = Connection::open(proxy.addr).await;
         client

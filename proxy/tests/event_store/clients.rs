@@ -370,8 +370,7 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     assert_eq!(rest_request.headers["authorization"], "new");
     assert_eq!(rest_request.headers["last-event-id"], "up-1");
     let server = rest_request.events();
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(client.rest().await, [answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
@@ -422,8 +421,7 @@ async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
         drop(client);
         tokio::time::sleep(Duration::from_secs(4)).await;
         assert!(setup.arrived.is_empty(), "no cancel at once");
-        server.message(&answer(1)).await;
-        drop(server);
+        server.answer().await;
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
         assert_eq!(setup.outcome().await, Outcome::Completed);
     }

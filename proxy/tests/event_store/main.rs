@@ -1,10 +1,7 @@
 //! The event store between a server that the test controls and the layer that cancels.
 
 #![allow(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
+    clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
@@ -22,9 +19,6 @@ use mcp_cancel_proxy::event_store::{Event as StoreEvent, EventStore, Limits};
 
 use self::scripted::*;
 
-/// A revision whose clients support priming events.
-const WITH_PRIMING: &str = "2025-11-25";
-
 /// A revision whose clients do not support priming events.
 const WITHOUT_PRIMING: &str = "2025-06-18";
 
@@ -35,8 +29,7 @@ const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnecte
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_in_time_gets_every_event_once_and_in_order() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (mut setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
     server.progress(1).await;
     let first = client.event().await.unwrap();
     drop(client);
@@ -45,21 +38,17 @@ async fn a_client_that_resumes_in_time_gets_every_event_once_and_in_order() {
     settle().await;
     let mut client = setup.resumed(&first).await;
     assert_eq!(client.event().await.unwrap().data, progress_of(2));
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(client.rest().await, [progress_of(3), answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_after_the_end_gets_the_answer() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (mut setup, client, primed, server) = Setup::primed().await;
     assert_eq!(primed.data, "");
     drop(client);
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(setup.outcome().await, Outcome::Completed);
     for _ in 0..2 {
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
@@ -68,13 +57,9 @@ async fn a_client_that_resumes_after_the_end_gets_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_the_grace() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (mut setup, primed, server) = Setup::detached().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(setup.outcome().await, Outcome::Completed);
     // Later than the grace, and earlier than the end of the retention.
     tokio::time::sleep(Duration::from_secs(50)).await;
@@ -84,10 +69,7 @@ async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_th
 
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (mut setup, primed, server) = Setup::detached().await;
     let disconnected = tokio::time::Instant::now();
     let cancel = setup.next().await;
     assert!(
@@ -117,8 +99,7 @@ async fn a_call_whose_client_never_resumes_is_cancelled_and_its_stream_closed() 
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
-    let (client, server) = setup.call(1).await;
+    let (mut setup, client, server) = Setup::called(WITHOUT_PRIMING).await;
     let before = tokio::time::Instant::now();
     drop(client);
     let cancel = setup.next().await;
@@ -130,9 +111,7 @@ async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_last_of_two_clients_that_resume_reads_the_stream() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (mut setup, mut client, primed, server) = Setup::primed().await;
     let mut one = setup.resumed(&primed).await;
     assert_eq!(
         client.event().await,
@@ -144,21 +123,16 @@ async fn the_last_of_two_clients_that_resume_reads_the_stream() {
     // A client whose stream was taken over has not disconnected.
     tokio::time::sleep(AFTER_GRACE).await;
     assert!(setup.arrived.is_empty());
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(two.rest().await, [answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_as_the_answer_arrives_gets_it_once() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (mut setup, primed, server) = Setup::detached().await;
     let resume = setup.resume(primed.id.as_deref().unwrap());
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     let mut client = in_time(resume).await.unwrap();
     assert_eq!(client.rest().await, [answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
@@ -191,9 +165,7 @@ async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (mut setup, mut client, primed, server) = Setup::primed().await;
     server.send("id: up/1\nretry: 2000\ndata:\n\n").await;
     server
         .send(format!("id: up/2\ndata: {}\n\ndata: half", progress_of(1)))
@@ -220,8 +192,7 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
     let resume = setup.next().await;
     assert_eq!(resume.headers["last-event-id"], "up/3");
     let last_stream = resume.events();
-    last_stream.message(&answer(1)).await;
-    drop(last_stream);
+    last_stream.answer().await;
     assert_eq!(client.rest().await, [answer(1)]);
     assert_eq!(
         setup.resumed(&primed).await.rest().await,
@@ -231,8 +202,7 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (mut setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
     server
         .send(format!("id: up/1\ndata: {}\n\n", progress_of(1)))
         .await;
@@ -247,15 +217,11 @@ async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_progress_drops_and_reports_the_oldest_and_keeps_the_answer() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (setup, primed, server) = Setup::detached().await;
     for progress in 0..1_000 {
         server.progress(progress).await;
     }
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     settle().await;
     let text = setup.resumed(&primed).await.text().await;
     assert!(
@@ -269,8 +235,7 @@ async fn a_flood_of_progress_drops_and_reports_the_oldest_and_keeps_the_answer()
 
 #[tokio::test(start_paused = true)]
 async fn an_undroppable_event_waits_for_a_connected_client() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (_setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
     let sent = async {
         for id in 0..1_000 {
             server.message(&request_of(id)).await;
@@ -292,10 +257,7 @@ async fn an_undroppable_event_waits_for_a_connected_client() {
 
 #[tokio::test(start_paused = true)]
 async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_client() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (setup, primed, server) = Setup::detached().await;
     for id in 0..255 {
         server.message(&request_of(id)).await;
     }
@@ -310,9 +272,7 @@ async fn an_undroppable_event_without_room_ends_the_call_of_a_disconnected_clien
 
 #[tokio::test(start_paused = true)]
 async fn an_event_too_large_to_keep_passes_to_a_client_that_reads() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (setup, mut client, primed, server) = Setup::primed().await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
         "x".repeat(6 << 20)
@@ -371,9 +331,7 @@ async fn an_event_of_several_megabytes_is_kept_for_a_resume() {
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (setup, client, primed, server) = Setup::primed().await;
     let begun = async {
         server.send("data: ").await;
         for _ in 0..80 {
@@ -394,8 +352,7 @@ async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (_setup, mut client, server) = Setup::called(WITH_PRIMING).await;
     client.event().await.unwrap();
     let cut = async {
         server.send("data: ").await;
@@ -421,9 +378,7 @@ async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it(
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_session_ends_its_streams_and_none_of_another_session() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (mut setup, mut client, primed, server) = Setup::primed().await;
     let other = setup.send(posted("other", call(1)));
     let other_server = setup.next().await.events();
     let mut other = in_time(other).await.unwrap();
@@ -484,8 +439,7 @@ async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pas
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_it() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (mut setup, mut client, server) = Setup::called(WITH_PRIMING).await;
     client.event().await.unwrap();
     for (status, is_closed) in [(500, false), (202, true)] {
         let cancel = setup.post(cancel_of(1));
@@ -549,8 +503,7 @@ async fn a_cancel_before_the_head_closes_the_stream() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (_setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
     server.message(&answer(1)).await;
     assert_eq!(client.event().await.unwrap().data, answer(1));
     in_time(server.closed()).await;
@@ -590,10 +543,7 @@ async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
 #[tokio::test(start_paused = true)]
 async fn a_batch_with_the_answer_is_the_answer() {
     let batch = format!("[{},{}]", progress_of(1), answer(1));
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (mut setup, primed, server) = Setup::detached().await;
     server.message(&batch).await;
     drop(server);
     assert_eq!(setup.outcome().await, Outcome::Completed);
@@ -797,8 +747,7 @@ async fn a_call_with_trailers_or_an_identity_coding_can_be_resumed() {
         assert_eq!(arrived.body, call(1));
         let server = arrived.events();
         let primed = in_time(waiting).await.unwrap().event().await.unwrap();
-        server.message(&answer(1)).await;
-        drop(server);
+        server.answer().await;
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
     }
 }
@@ -858,8 +807,7 @@ async fn the_server_decides_about_a_client_that_resumes_with_another_authorizati
         .await
         .unwrap();
     assert_eq!(fresh.event().await, None);
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(same.rest().await, [answer(1)]);
 }
 

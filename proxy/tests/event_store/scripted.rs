@@ -17,6 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use tower::{Service, ServiceExt, util::BoxCloneService};
 use tower_layer::Layer;
 
+/// A revision whose clients support priming events.
+pub const WITH_PRIMING: &str = "2025-11-25";
+
 /// The session of the tests.
 pub const SESSION: &str = "s";
 
@@ -167,6 +170,11 @@ impl Events {
         self.message(&progress_of(progress)).await;
     }
 
+    /// Answers call 1, and ends the stream.
+    pub async fn answer(self) {
+        self.message(&answer(1)).await;
+    }
+
     pub async fn cut(self) {
         let error = std::io::Error::other("cut");
         self.0.send(Err(error)).await.expect("a client reads");
@@ -260,6 +268,36 @@ impl Setup {
         arrived.answer(response);
         assert_eq!(waiting.await.unwrap().status, 200);
         setup
+    }
+
+    /// Creates a setup whose server answers call 1 with a stream of events.
+    pub async fn called(revision: &str) -> (Self, Stream, Events) {
+        let mut setup = Self::begun(revision).await;
+        let (client, server) = setup.call(1).await;
+        (setup, client, server)
+    }
+
+    /// Does the same for a client that has read the priming event.
+    pub async fn primed() -> (Self, Stream, Seen, Events) {
+        Self::primed_with(Limits::default()).await
+    }
+
+    async fn primed_with(limits: Limits) -> (Self, Stream, Seen, Events) {
+        let mut setup = Self::begun_with(WITH_PRIMING, limits).await;
+        let (mut client, server) = setup.call(1).await;
+        let primed = client.event().await.unwrap();
+        (setup, client, primed, server)
+    }
+
+    /// Does the same for a client that has then disconnected.
+    pub async fn detached() -> (Self, Seen, Events) {
+        Self::detached_with(Limits::default()).await
+    }
+
+    pub async fn detached_with(limits: Limits) -> (Self, Seen, Events) {
+        let (setup, client, primed, server) = Self::primed_with(limits).await;
+        drop(client);
+        (setup, primed, server)
     }
 
     /// Returns the next request that the server receives.

@@ -24,9 +24,7 @@ fn large_answer(id: u32, size: usize) -> String {
 /// The connection breaks before the client has received more than the first event.
 #[tokio::test(start_paused = true)]
 async fn a_request_of_the_server_is_not_lost_with_the_connection() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (mut setup, mut client, primed, server) = Setup::primed().await;
     server.message(&request_of(7)).await;
     for count in 0..300 {
         let updated = format!(
@@ -35,8 +33,7 @@ async fn a_request_of_the_server_is_not_lost_with_the_connection() {
         server.message(&updated).await;
         client.read_frame().await;
     }
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(setup.outcome().await, Outcome::Completed);
     drop(client);
     let rest = setup.resumed(&primed).await.rest().await;
@@ -81,10 +78,7 @@ async fn a_log_event_of_three_kilobytes_is_read_without_room() {
         session_bytes: 9_200,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (_setup, primed, server) = Setup::detached_with(limits).await;
     server.message(&log_of(3_000)).await;
     settle().await;
     assert!(!server.is_closed(), "the call continues");
@@ -98,15 +92,11 @@ async fn a_log_event_without_room_does_not_end_its_call() {
         session_bytes: 20_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (setup, primed, server) = Setup::detached_with(limits).await;
     server.message(&log_of(40_000)).await;
     settle().await;
     assert!(!server.is_closed(), "the call continues");
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest.last(), Some(&answer(1)));
 }
@@ -114,9 +104,7 @@ async fn a_log_event_without_room_does_not_end_its_call() {
 /// The client takes a part of a log line that is too large to keep, and disconnects.
 #[tokio::test(start_paused = true)]
 async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
+    let (mut setup, mut client, primed, server) = Setup::primed().await;
     let large = log_of(6 << 20);
     let sent = async {
         server.message(&large).await;
@@ -144,8 +132,7 @@ fn large_request() -> String {
 /// The server sends a large request with an event id, and then cuts the stream.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (mut setup, mut client, server) = Setup::called(WITH_PRIMING).await;
     let large = large_request();
     let sent = async {
         server.send(format!("id: up-1\ndata: {large}\n\n")).await;
@@ -163,16 +150,14 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
         .unwrap();
     assert_eq!(resume.headers["last-event-id"], "up-1");
     let server = resume.events();
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     assert_eq!(client.rest().await, [answer(1)]);
 }
 
 /// The server sends no event ids, so the rest cannot be requested.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (_setup, mut client, server) = Setup::called(WITH_PRIMING).await;
     let large = large_request();
     let sent = async {
         server.send(format!("data: {large}\n\n")).await;
@@ -194,8 +179,7 @@ async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
 /// The server never ends the stream of an answered call.
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
+    let (_setup, mut client, server) = Setup::called(WITH_PRIMING).await;
     let large = large_answer(1, 6 << 20);
     let read = async {
         client.event().await.unwrap();
@@ -210,15 +194,11 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_gap_is_counted_once_its_stream_is_removed() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
+    let (setup, primed, server) = Setup::detached().await;
     for progress in 0..300 {
         server.progress(progress).await;
     }
-    server.message(&answer(1)).await;
-    drop(server);
+    server.answer().await;
     settle().await;
     setup.resumed(&primed).await.rest().await;
     assert_eq!(setup.store.stats().gaps, 0);
@@ -316,8 +296,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
         r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#,
         r#"{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}"#,
     ] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
-        let (mut client, server) = setup.call(1).await;
+        let (mut setup, mut client, server) = Setup::called(WITH_PRIMING).await;
         server.message(line).await;
         drop(server);
         assert_eq!(client.rest().await, ["", line]);

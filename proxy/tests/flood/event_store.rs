@@ -1,9 +1,15 @@
 //! The memory that the event store uses for clients that have disconnected.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures_util::Stream;
 use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -58,11 +64,7 @@ async fn check_events() {
             let frame = frames.get(at)?.clone();
             Some((Ok::<_, Infallible>(Frame::data(frame)), (frames, at + 1)))
         });
-        let response = Response::builder()
-            .header(header::CONTENT_TYPE, "text/event-stream")
-            .body(Body::new(StreamBody::new(body)))
-            .unwrap();
-        std::future::ready(Ok::<_, Infallible>(response))
+        answer(body)
     });
     let limits = Limits {
         bytes: BUFFER,
@@ -105,6 +107,16 @@ async fn check_events() {
     assert_eq!(store.stats().buffer_bytes, 0);
 }
 
+fn answer(
+    frames: impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static,
+) -> Ready<Result<Response<Body>, Infallible>> {
+    let response = Response::builder()
+        .header(header::CONTENT_TYPE, "text/event-stream")
+        .body(Body::new(StreamBody::new(frames)))
+        .unwrap();
+    ready(Ok(response))
+}
+
 /// Calls, reads a little, and disconnects.
 async fn client<S>(service: S, session: &str)
 where
@@ -133,11 +145,7 @@ async fn check_ids() {
     let server = service_fn(move |_: Request<Body>| {
         let first = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(begun.clone()))]);
         let body = futures_util::StreamExt::chain(first, futures_util::stream::pending());
-        let response = Response::builder()
-            .header(header::CONTENT_TYPE, "text/event-stream")
-            .body(Body::new(StreamBody::new(body)))
-            .unwrap();
-        std::future::ready(Ok::<_, Infallible>(response))
+        answer(body)
     });
     let limits = Limits {
         bytes: BUFFER,

@@ -12,14 +12,9 @@ async fn get(admin: SocketAddr, path: &str) -> Reply {
 
 #[tokio::test]
 async fn health_metrics_and_calls_are_shown() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let (upstream, proxy) = Running::start(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (_client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
 
     assert_eq!(get(admin, "/healthz").await.status, 200);
     assert_eq!(get(admin, "/readyz").await.status, 200);
@@ -33,14 +28,9 @@ async fn health_metrics_and_calls_are_shown() {
 
 #[tokio::test]
 async fn the_button_of_a_call_cancels_it() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0", "--no-resumable"]).await;
+    let (upstream, proxy) = Running::start(&["--admin=127.0.0.1:0", "--no-resumable"]).await;
     let admin = proxy.admin.expect("an address");
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (mut client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
     let calls = get(admin, "/calls.json").await.json();
     let id = calls["calls"][0]["call"]
         .as_str()
@@ -77,19 +67,11 @@ fn with_token(request: Request) -> Request {
 
 #[tokio::test]
 async fn a_script_with_the_token_cancels_one_call() {
-    let upstream = Upstream::start().await;
     let token = format!("--admin-token={TOKEN}");
-    let proxy = Running::in_front_of(
-        &upstream,
-        &["--admin=127.0.0.1:0", "--no-resumable", &token],
-    )
-    .await;
+    let (upstream, proxy) =
+        Running::start(&["--admin=127.0.0.1:0", "--no-resumable", &token]).await;
     let admin = proxy.admin.expect("an address");
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (mut client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
     let listing = get(admin, "/calls.json").await.json();
     let id = listing["calls"][0]["call"].as_str().expect("an id");
     let process = listing["process"].as_str().expect("an id");
@@ -137,8 +119,7 @@ async fn a_script_with_the_token_cancels_one_call() {
 
 #[tokio::test]
 async fn without_a_token_no_script_cancels() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let (_upstream, proxy) = Running::start(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let refused = Connection::fetch(admin, &with_token(cancel("1"))).await;
     assert_eq!(refused.status, 404);
@@ -146,9 +127,8 @@ async fn without_a_token_no_script_cancels() {
 
 #[tokio::test]
 async fn other_machines_see_and_cancel_calls_with_the_token_only() {
-    let upstream = Upstream::start().await;
     let token = format!("--admin-token={TOKEN}");
-    let proxy = Running::in_front_of(&upstream, &["--admin=0.0.0.0:0", &token]).await;
+    let (_upstream, proxy) = Running::start(&["--admin=0.0.0.0:0", &token]).await;
     let port = proxy.admin.expect("an address").port();
     let admin = SocketAddr::from(([127, 0, 0, 1], port));
     for path in ["/healthz", "/readyz", "/metrics", "/"] {
@@ -203,8 +183,7 @@ async fn list_tools(proxy: &Running, upstream: &Upstream, kind: &str, body: &str
     let request = post(r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#)
         .header("mcp-protocol-version", "2025-11-25")
         .header("mcp-session-id", "s");
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&request).await;
+    let mut client = Connection::sending(proxy.addr, &request).await;
     let received = upstream.next_request().await;
     let head = format!("200 OK\r\ncontent-type: {kind}");
     received.answer(&head, body).await;
@@ -218,8 +197,7 @@ async fn call_tool(proxy: &Running, upstream: &Upstream, tool: &str) {
         body: call.into(),
         ..session_call("1")
     };
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&request).await;
+    let mut client = Connection::sending(proxy.addr, &request).await;
     let received = upstream.next_request().await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
     received
@@ -230,8 +208,7 @@ async fn call_tool(proxy: &Running, upstream: &Upstream, tool: &str) {
 
 #[tokio::test]
 async fn a_tool_is_a_label_once_the_server_has_listed_it() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let (upstream, proxy) = Running::start(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let started = async |tool: &str| {
         let metrics = get(admin, "/metrics").await;
@@ -261,8 +238,7 @@ async fn a_tool_is_a_label_once_the_server_has_listed_it() {
 
 #[tokio::test]
 async fn a_call_keeps_its_label_when_its_tool_is_listed_meanwhile() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let (upstream, proxy) = Running::start(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let mut client = Connection::open(proxy.addr).await;
     let call = call("1").replace("work", "listed-late");
@@ -369,8 +345,7 @@ async fn idle_connections_block_other_operators_only_for_a_limited_time() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_calls_are_shown_on_any_loopback_address() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.2:0"]).await;
+    let (_upstream, proxy) = Running::start(&["--admin=127.0.0.2:0"]).await;
     let admin = proxy.admin.expect("an address");
     for path in ["/calls", "/calls.json", "/calls.js"] {
         assert_eq!(get(admin, path).await.status, 200, "{path}");
@@ -470,13 +445,8 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
 
 #[tokio::test]
 async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, proxy) = Running::start(&["--admin=127.0.0.1:0"]).await;
+    let (_client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
     let metrics = own_metrics(proxy.admin.expect("an address")).await;
     assert_eq!(
         (value(&metrics, "sessions"), value(&metrics, "children")),

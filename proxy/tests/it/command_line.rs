@@ -730,8 +730,7 @@ async fn a_call_that_no_disconnect_cancels_because_of_its_id_is_logged_once() {
     let mut program = Program::start(Program::command(&args));
     let addr = program.addr();
     for id in ["18446744073709551615", "0.5"] {
-        let mut client = Connection::open(addr).await;
-        client.send(&session_call(id)).await;
+        let mut client = Connection::sending(addr, &session_call(id)).await;
         upstream.next_request().await.answer("200 OK", "{}").await;
         client.reply().await;
     }
@@ -752,8 +751,7 @@ async fn a_call_that_is_ambiguous_is_logged_once() {
     let escaped = call("1").replace("params", "\\u0070arams");
     let old = call("1").replace(r#""jsonrpc":"2.0","#, "");
     for body in [&escaped, &old, &escaped, &old, &call("1")] {
-        let mut client = Connection::open(addr).await;
-        client.send(&post(body).header("mcp-session-id", "s")).await;
+        let mut client = Connection::sending(addr, &post(body).header("mcp-session-id", "s")).await;
         upstream.next_request().await.answer("200 OK", "{}").await;
         client.reply().await;
     }

@@ -31,8 +31,7 @@ async fn get(proxy: &Running, upstream: &Upstream, headers: &str) -> Head {
 
 #[tokio::test]
 async fn a_preflight_request_of_an_allowed_page_is_answered() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &OPTION).await;
+    let (upstream, proxy) = Running::start(&OPTION).await;
     for origin in [PAGE, "https://other.example.com"] {
         let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
         let head = client.head().await;
@@ -52,8 +51,7 @@ async fn a_preflight_request_of_an_allowed_page_is_answered() {
 
 #[tokio::test]
 async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &OPTION).await;
+    let (upstream, proxy) = Running::start(&OPTION).await;
     let head = get(&proxy, &upstream, &format!("origin: {PAGE}\r\n")).await;
     assert_eq!(head.status, 405);
     assert_eq!(head.header("access-control-allow-origin"), Some(PAGE));
@@ -67,8 +65,7 @@ async fn an_allowed_page_may_read_the_responses_and_the_session_id() {
 
 #[tokio::test]
 async fn pages_of_other_origins_get_no_cors_headers() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &OPTION).await;
+    let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "OPTIONS", &preflight("https://evil.example")).await;
     let head = client.head().await;
     assert_eq!(head.status, 403);
@@ -81,8 +78,7 @@ async fn pages_of_other_origins_get_no_cors_headers() {
 
 #[tokio::test]
 async fn without_the_option_the_server_answers_preflight_requests() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let origin = "http://localhost:6274";
     let mut client = send(&proxy, "OPTIONS", &preflight(origin)).await;
     let received = upstream.next_request().await;
@@ -96,8 +92,7 @@ async fn without_the_option_the_server_answers_preflight_requests() {
 /// Beside `*`, browsers ignore that a server allows credentials. Beside the origin of the page they would not.
 #[tokio::test]
 async fn a_header_of_the_server_gives_a_page_no_credentials() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &OPTION).await;
+    let (upstream, proxy) = Running::start(&OPTION).await;
     let mut client = send(&proxy, "GET", &format!("origin: {PAGE}\r\n")).await;
     let received = upstream.next_request().await;
     let head = "405 Method Not Allowed\r\naccess-control-allow-origin: *\r\n\

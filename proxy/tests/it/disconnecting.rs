@@ -19,40 +19,35 @@ async fn cancel_of(upstream: &Upstream) -> Value {
     message["params"]["requestId"].clone()
 }
 
-#[tokio::test]
-async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&stateless_call("1")).await;
-    let mut received = upstream.next_request().await;
-    client.fin();
+/// Asserts that the server sees the end of the connection, and no cancel.
+async fn assert_only_closed(upstream: &Upstream, proxy: &Running, mut received: ReceivedRequest) {
     received.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
+}
+
+#[tokio::test]
+async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
+    let (upstream, proxy) = Running::start(&[]).await;
+    let client = Connection::sending(proxy.addr, &stateless_call("1")).await;
+    let received = upstream.next_request().await;
+    client.fin();
+    assert_only_closed(&upstream, &proxy, received).await;
 }
 
 #[tokio::test]
 async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&stateless_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
+    let (upstream, proxy) = Running::start(&[]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &stateless_call("1")).await;
     received.chunk("data: 1\n\n").await;
-    client.head().await;
     client.event().await.expect("an event");
     client.rst();
-    received.closed().await;
-    proxy.calls_reach(0).await;
-    assert!(!upstream.has_more().await, "nothing is injected");
+    assert_only_closed(&upstream, &proxy, received).await;
 }
 
 #[tokio::test]
 async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let abandoned = connection.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
@@ -66,10 +61,8 @@ async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
 
 #[tokio::test]
 async fn a_session_call_without_a_head_is_cancelled() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
+    let (upstream, proxy) = Running::start(&["--no-resumable"]).await;
+    let client = Connection::sending(proxy.addr, &session_call("1")).await;
     let mut received = upstream.next_request().await;
     client.fin();
     assert_eq!(cancel_of(&upstream).await, 1);
@@ -78,14 +71,9 @@ async fn a_session_call_without_a_head_is_cancelled() {
 
 #[tokio::test]
 async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--no-resumable", "--grace=100ms"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("\"a\"")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
+    let (upstream, proxy) = Running::start(&["--no-resumable", "--grace=100ms"]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &session_call("\"a\"")).await;
     received.chunk("id: x\ndata: \n\n").await;
-    client.head().await;
     client.event().await.expect("an event");
     client.fin();
     received.closed().await;
@@ -96,14 +84,9 @@ async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
 #[tokio::test]
 async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
     for option in ["--exempt=work", "--tool-grace=work=always=1h"] {
-        let upstream = Upstream::start().await;
-        let proxy =
-            Running::in_front_of(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
-        let mut received = upstream.next_request().await;
-        received.stream().await;
-        client.head().await;
+        let (upstream, proxy) =
+            Running::start(&["--no-resumable", "--grace=immediate", option]).await;
+        let (client, mut received) = proxy.streaming(&upstream, &session_call("1")).await;
         client.fin();
         received.closed().await;
         while proxy.calls.detached() == 0 {
@@ -119,10 +102,8 @@ async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
 async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
         for has_head in [false, true] {
-            let upstream = Upstream::start().await;
-            let proxy = Running::in_front_of(&upstream, &[option]).await;
-            let mut client = Connection::open(proxy.addr).await;
-            client.send(&stateless_call("1")).await;
+            let (upstream, proxy) = Running::start(&[option]).await;
+            let mut client = Connection::sending(proxy.addr, &stateless_call("1")).await;
             let mut received = upstream.next_request().await;
             if has_head {
                 received.stream().await;
@@ -156,14 +137,9 @@ async fn a_request_that_may_be_an_exempt_call_without_a_session_keeps_its_connec
         post("compressed").header("content-encoding", "gzip"),
     ];
     for option in ["--exempt=work", "--grace=never"] {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, &[option]).await;
+        let (upstream, proxy) = Running::start(&[option]).await;
         for request in &requests {
-            let mut client = Connection::open(proxy.addr).await;
-            client.send(request).await;
-            let mut received = upstream.next_request().await;
-            received.stream().await;
-            client.head().await;
+            let (client, received) = proxy.streaming(&upstream, request).await;
             client.fin();
             received.answer_at_length().await;
         }
@@ -172,10 +148,8 @@ async fn a_request_that_may_be_an_exempt_call_without_a_session_keeps_its_connec
 
 #[tokio::test]
 async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--exempt=work"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&stateless_call("1")).await;
+    let (upstream, proxy) = Running::start(&["--exempt=work"]).await;
+    let mut client = Connection::sending(proxy.addr, &stateless_call("1")).await;
     let received = upstream.next_request().await;
     assert!(received.body().contains("work"), "{}", received.body());
     received.answer("200 OK", "{}").await;
@@ -186,11 +160,9 @@ async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
 
 #[tokio::test]
 async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--exempt=other"]).await;
+    let (upstream, proxy) = Running::start(&["--exempt=other"]).await;
     for request in [stateless_call("1"), post(&format!("[{}]", call("1")))] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&request).await;
+        let client = Connection::sending(proxy.addr, &request).await;
         let mut received = upstream.next_request().await;
         client.fin();
         received.closed().await;
@@ -200,9 +172,8 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
 
 #[tokio::test]
 async fn a_timeout_closes_the_connection_of_an_exempt_call() {
-    let upstream = Upstream::start().await;
     let options = ["--exempt=work", "--call-timeout=1s"];
-    let proxy = Running::in_front_of(&upstream, &options).await;
+    let (upstream, proxy) = Running::start(&options).await;
     let mut client = Connection::open(proxy.addr).await;
     let begun = Instant::now();
     client.send(&stateless_call("1")).await;
@@ -217,13 +188,8 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
 #[tokio::test]
 async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, &["--no-resumable", grace]).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
-        let mut received = upstream.next_request().await;
-        received.stream().await;
-        client.head().await;
+        let (upstream, proxy) = Running::start(&["--no-resumable", grace]).await;
+        let (client, mut received) = proxy.streaming(&upstream, &session_call("1")).await;
         client.fin();
         received.closed().await;
         if is_kept {
@@ -250,18 +216,12 @@ async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
             "retry: 1500\n",
         ),
     ] {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, options).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&post(initialize)).await;
+        let (upstream, proxy) = Running::start(options).await;
+        let mut client = Connection::sending(proxy.addr, &post(initialize)).await;
         let head = "200 OK\r\nmcp-session-id: s\r\ncontent-type: application/json";
         upstream.next_request().await.answer(head, "{}").await;
         client.reply().await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
-        let mut received = upstream.next_request().await;
-        received.stream().await;
-        client.head().await;
+        let (mut client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
         let first = client.data().await.expect("an event");
         assert!(
             first.starts_with(retry.as_bytes()),
@@ -277,15 +237,10 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
         &["--grace=immediate"][..],
         &["--grace=immediate", "--no-resumable"],
     ] {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, options).await;
+        let (upstream, proxy) = Running::start(options).await;
         let (mut clients, mut requests) = (Vec::new(), Vec::new());
         for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
-            let mut client = Connection::open(proxy.addr).await;
-            client.send(&session_call(id)).await;
-            let mut received = upstream.next_request().await;
-            received.stream().await;
-            client.head().await;
+            let (client, received) = proxy.streaming(&upstream, &session_call(id)).await;
             clients.push(client);
             requests.push(received);
         }
@@ -302,10 +257,8 @@ async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
 
 #[tokio::test]
 async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
+    let (upstream, proxy) = Running::start(&["--no-resumable", "--call-timeout=100ms"]).await;
+    let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
     let _received = upstream.next_request().await;
     let reply = client.reply().await.json();
     assert_eq!(
@@ -317,15 +270,13 @@ async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_clien
 
 #[tokio::test]
 async fn a_client_of_a_silent_server_gets_an_event_stream() {
-    let upstream = Upstream::start().await;
     let options = [
         "--no-resumable",
         "--commit-after=250ms",
         "--keep-alive=100ms",
     ];
-    let proxy = Running::in_front_of(&upstream, &options).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
+    let (upstream, proxy) = Running::start(&options).await;
+    let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
     let received = upstream.next_request().await;
     assert!(client.head().await.is_event_stream());
     assert!(
@@ -343,10 +294,8 @@ async fn a_client_of_a_silent_server_gets_an_event_stream() {
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, options).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
+        let (upstream, proxy) = Running::start(options).await;
+        let client = Connection::sending(proxy.addr, &session_call("1")).await;
         let _received = upstream.next_request().await;
         client.fin();
         upstream
@@ -361,10 +310,8 @@ async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
 
 #[tokio::test]
 async fn a_cancel_that_the_server_refuses_is_sent_once() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
+    let (upstream, proxy) = Running::start(&["--no-resumable"]).await;
+    let client = Connection::sending(proxy.addr, &session_call("1")).await;
     let _received = upstream.next_request().await;
     client.fin();
     upstream
@@ -381,8 +328,7 @@ async fn a_cancel_that_the_server_refuses_is_sent_once() {
 async fn a_call_without_a_session_shows_no_grace() {
     for option in ["--grace=1h", "--tool-grace=work=1h"] {
         for is_older in [true, false] {
-            let upstream = Upstream::start().await;
-            let proxy = Running::in_front_of(&upstream, &[option]).await;
+            let (upstream, proxy) = Running::start(&[option]).await;
             let mut client = Connection::open(proxy.addr).await;
             let request = if is_older {
                 post(&call("1")).header("mcp-protocol-version", "2025-11-25")
@@ -411,10 +357,8 @@ async fn a_call_without_a_session_shows_no_grace() {
 async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() {
     let options = [["--stall-timeout", "off"], ["--stall-timeout", "10m"]];
     let waits = options.map(async |options| {
-        let upstream = Upstream::start().await;
-        let proxy = Running::in_front_of(&upstream, &options).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&stateless_call("1")).await;
+        let (upstream, proxy) = Running::start(&options).await;
+        let mut client = Connection::sending(proxy.addr, &stateless_call("1")).await;
         let mut received = upstream.next_request().await;
         received.stream().await;
         // More than the client's receive buffer and what is unsent in the proxy's socket.

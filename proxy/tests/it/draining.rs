@@ -22,20 +22,13 @@ async fn send_questions_and_the_answer(received: &mut ReceivedRequest) {
         let question = format!(r#"{{"jsonrpc":"2.0","id":"q{id}","method":"roots/list"}}"#);
         received.chunk(&format!("data: {question}\n\n")).await;
     }
-    received
-        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
-        .await;
+    received.send_result().await;
 }
 
 #[tokio::test]
 async fn a_call_that_ends_in_time_gets_its_answer() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--admin=127.0.0.1:0"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, mut proxy) = Running::start(&["--admin=127.0.0.1:0"]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &session_call("1")).await;
 
     proxy.stop();
 
@@ -54,8 +47,7 @@ async fn a_call_that_ends_in_time_gets_its_answer() {
 
 #[tokio::test]
 async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, mut proxy) = Running::start(&[]).await;
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
     let mut call = connection.send(&session_call("1")).await;
     let mut received = upstream.next_request().await;
@@ -76,13 +68,8 @@ async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit()
 
 #[tokio::test]
 async fn a_call_that_keeps_running_without_its_client_may_continue() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--exempt=work"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&stateless_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, mut proxy) = Running::start(&["--exempt=work"]).await;
+    let (client, received) = proxy.streaming(&upstream, &stateless_call("1")).await;
     client.fin();
     proxy.calls_reach(0).await;
 
@@ -96,25 +83,17 @@ async fn a_call_that_keeps_running_without_its_client_may_continue() {
 
 #[tokio::test]
 async fn a_client_that_resumes_for_its_answer_gets_it() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &[]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
+    let (upstream, mut proxy) = Running::start(&[]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &session_call("1")).await;
     received
         .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"roots/list\"}\n\n")
         .await;
-    client.head().await;
     let last = client.event().await.and_then(|event| event.id);
     client.rst();
     send_questions_and_the_answer(&mut received).await;
     received.end().await;
     proxy.calls_reach(0).await;
-    let resume = Request::new("GET", "/mcp")
-        .header("accept", "text/event-stream")
-        .header("mcp-session-id", "s")
-        .header("last-event-id", &last.expect("an id"));
+    let resume = resume_after(&last.expect("an id"));
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
     let mut resumed = connection.send(&resume).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -129,29 +108,18 @@ async fn a_client_that_resumes_for_its_answer_gets_it() {
 /// The reconnect delay that the proxy sends is 1 s.
 #[tokio::test]
 async fn a_client_that_was_asked_to_wait_gets_its_answer() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--grace=4s"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, mut proxy) = Running::start(&["--grace=4s"]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &session_call("1")).await;
     let last = client.event().await.and_then(|event| event.id);
     client.rst();
     proxy.stop();
-    received
-        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
-        .await;
+    received.send_result().await;
     received.end().await;
     proxy.calls_reach(0).await;
 
     sleep(Duration::from_secs(1)).await;
-    let resume = Request::new("GET", "/mcp")
-        .header("accept", "text/event-stream")
-        .header("mcp-session-id", "s")
-        .header("last-event-id", &last.expect("an id"));
-    let mut resumed = Connection::open(proxy.addr).await;
-    resumed.send(&resume).await;
+    let resume = resume_after(&last.expect("an id"));
+    let mut resumed = Connection::sending(proxy.addr, &resume).await;
 
     assert!(resumed.answer().await.expect("the answer")["result"].is_object());
     proxy.ended().await;
@@ -181,8 +149,7 @@ async fn an_answer_that_is_not_a_stream_may_take_the_whole_drain() {
     let (first, rest) = answer.split_at(10);
     for call in [session_call("1"), stateless_call("1")] {
         let mut proxy = Running::in_front_of(&upstream, &[]).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&call).await;
+        let mut client = Connection::sending(proxy.addr, &call).await;
         let mut received = upstream.next_request().await;
         let length = answer.len();
         received
@@ -210,10 +177,8 @@ async fn an_answer_whose_head_has_not_arrived_may_take_the_whole_drain() {
         post(&batch).header("mcp-session-id", "s"),
         stateless_call("0.5"),
     ] {
-        let upstream = Upstream::start().await;
-        let mut proxy = Running::in_front_of(&upstream, &[]).await;
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&request).await;
+        let (upstream, mut proxy) = Running::start(&[]).await;
+        let mut client = Connection::sending(proxy.addr, &request).await;
         let received = upstream.next_request().await;
 
         proxy.stop();
@@ -228,8 +193,7 @@ async fn an_answer_whose_head_has_not_arrived_may_take_the_whole_drain() {
 
 #[tokio::test]
 async fn a_stream_without_a_head_does_not_delay_the_shutdown() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--drain=1h"]).await;
+    let (upstream, mut proxy) = Running::start(&["--drain=1h"]).await;
     let mut client = Connection::open(proxy.addr).await;
     let listen = Request::new("GET", "/mcp").header("mcp-session-id", "s");
     client.send(&listen).await;
@@ -240,13 +204,8 @@ async fn a_stream_without_a_head_does_not_delay_the_shutdown() {
 
 #[tokio::test]
 async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--drain=100ms"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, mut proxy) = Running::start(&["--drain=100ms"]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &session_call("1")).await;
 
     proxy.stop();
 
@@ -264,17 +223,12 @@ async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
 
 #[tokio::test]
 async fn connections_that_never_end_are_cut() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--drain=100ms"]).await;
+    let (upstream, mut proxy) = Running::start(&["--drain=100ms"]).await;
     let mut idle = Connection::open(proxy.addr).await;
     let mut half = Connection::open(proxy.addr).await;
     half.send_cut(&post("{"), 100).await;
     let listen = Request::new("GET", "/mcp").header("mcp-session-id", "s");
-    let mut listening = Connection::open(proxy.addr).await;
-    listening.send(&listen).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    listening.head().await;
+    let (mut listening, _received) = proxy.streaming(&upstream, &listen).await;
 
     proxy.stop();
 
@@ -286,15 +240,10 @@ async fn connections_that_never_end_are_cut() {
 
 #[tokio::test]
 async fn many_open_streams_do_not_delay_the_shutdown() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--drain=100ms"]).await;
+    let (upstream, mut proxy) = Running::start(&["--drain=100ms"]).await;
     let mut open = Vec::new();
     for _ in 0..100 {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&stateless_call("1")).await;
-        let mut received = upstream.next_request().await;
-        received.stream().await;
-        client.head().await;
+        let (client, received) = proxy.streaming(&upstream, &stateless_call("1")).await;
         open.push((client, received));
     }
 
@@ -318,8 +267,7 @@ async fn with_call(
     args.extend(options);
     let mut program = Program::start(Program::command(&args));
     let addr = program.addr();
-    let mut client = Connection::open(addr).await;
-    client.send(&session_call("1")).await;
+    let mut client = Connection::sending(addr, &session_call("1")).await;
     let mut received = upstream.next_request().await;
     received.stream().await;
     client.head().await;
@@ -332,9 +280,7 @@ async fn either_signal_ends_the_program_when_its_calls_have_ended() {
         let upstream = Upstream::start().await;
         let (program, mut client, mut received) = with_call(&upstream, &[]).await;
         program.signal(signal);
-        received
-            .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
-            .await;
+        received.send_result().await;
         assert!(client.answer_event().await.is_some());
         received.end().await;
         let (status, logged) = program.ended().await;
@@ -362,9 +308,7 @@ async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
         let ready = Request::new("GET", "/readyz");
         while Connection::fetch(admin, &ready).await.status != 503 {}
         if is_answered {
-            received
-                .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
-                .await;
+            received.send_result().await;
         }
         assert!(client.answer_event().await.is_some());
         let (_, logged) = program.ended().await;
@@ -398,9 +342,7 @@ async fn a_signal_that_arrives_twice_loses_no_call() {
     while !program.line().contains("SIGTERM: waiting up to") {}
     program.signal(Signal::TERM);
     while !program.line().contains("signal ignored") {}
-    received
-        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
-        .await;
+    received.send_result().await;
     assert!(client.answer_event().await.is_some());
     let (status, logged) = program.ended().await;
     assert!(status.success(), "{logged}");

@@ -50,8 +50,7 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let proxy = Running::in_front_of_url(&format!("https://localhost:{port}/mcp"), &[]).await;
     let (mut probe, _) = listener.accept().await.expect("the probe of the start");
     assert_eq!(probe.read(&mut [0]).await.expect("its end"), 0);
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
+    let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
     let (mut stream, _) = listener.accept().await.expect("a connection");
     let mut greeting = vec![0; 512];
     let length = stream.read(&mut greeting).await.expect("a greeting");
@@ -80,11 +79,9 @@ async fn the_wait_for_a_tls_handshake_is_limited() {
 
 #[tokio::test]
 async fn a_server_that_closes_before_it_answers_causes_an_error() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for written in ["", "HTTP/1.1 200", "nonsense\r\n\r\n"] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("7")).await;
+        let mut client = Connection::sending(proxy.addr, &session_call("7")).await;
         let mut received = upstream.next_request().await;
         received.write(written).await;
         drop(received);
@@ -101,14 +98,9 @@ async fn a_server_that_closes_before_it_answers_causes_an_error() {
 
 #[tokio::test]
 async fn a_response_that_is_cut_is_cut_for_the_client() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&stateless_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
+    let (upstream, proxy) = Running::start(&["--no-resumable"]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &stateless_call("1")).await;
     received.chunk("data: half\n").await;
-    client.head().await;
     assert_eq!(client.data().await.expect("data"), "data: half\n");
     drop(received);
     assert_eq!(client.data().await, None);
@@ -117,11 +109,9 @@ async fn a_response_that_is_cut_is_cut_for_the_client() {
 
 #[tokio::test]
 async fn the_error_for_an_answer_with_more_than_a_hundred_header_fields_names_the_limit() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for (fields, status) in [(90, 200), (101, 502)] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("7")).await;
+        let mut client = Connection::sending(proxy.addr, &session_call("7")).await;
         let fields: String = (0..fields).map(|n| format!("\r\nx-{n}: 1")).collect();
         let received = upstream.next_request().await;
         received.answer(&format!("200 OK{fields}"), "{}").await;

@@ -53,8 +53,7 @@ async fn assert_completes(
 
 #[tokio::test]
 async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--grace=immediate"]).await;
+    let (upstream, proxy) = Running::start(&["--grace=immediate"]).await;
     let mut lost = H2::open(proxy.addr).await;
     let mut kept = H2::open(proxy.addr).await;
     let (mut streams, mut requests) = (Vec::new(), Vec::new());
@@ -103,8 +102,7 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
 
 #[tokio::test]
 async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut open = Vec::new();
     for id in 0..205 {
@@ -147,8 +145,7 @@ fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
 #[tokio::test]
 async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() {
     const GOAWAY: u8 = 7;
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--grace=immediate"]).await;
+    let (upstream, proxy) = Running::start(&["--grace=immediate"]).await;
     let authority = proxy.addr.to_string();
     let fields = [
         (":method", "POST"),
@@ -179,8 +176,7 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
 
 #[tokio::test]
 async fn an_idle_client_does_not_delay_the_shutdown() {
-    let upstream = Upstream::start().await;
-    let mut proxy = Running::in_front_of(&upstream, &["--drain=1h"]).await;
+    let (upstream, mut proxy) = Running::start(&["--drain=1h"]).await;
     let authority = proxy.addr.to_string();
     let fields = [
         (":method", "GET"),
@@ -200,8 +196,7 @@ async fn an_idle_client_does_not_delay_the_shutdown() {
 
 #[tokio::test]
 async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let mut idle = H2::open(proxy.addr).await;
     let mut past = idle.send(&stateless_call("1")).await;
     upstream.next_request().await.answer("200 OK", "{}").await;

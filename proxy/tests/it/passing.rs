@@ -4,16 +4,14 @@ use crate::support::*;
 
 #[tokio::test]
 async fn a_request_and_its_response_pass_byte_for_byte() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let message = " {\"jsonrpc\":\"2.0\", \"id\":1.0,\"method\":\"x\\u0079\",\"params\":{\"task\":{\"n\":1e2},\"\u{e9}\":\"\\/\"}}\n";
     let request = post(message)
         .header("authorization", "Bearer a")
         .header("mcp-session-id", "s")
         .header("x-twice", "1")
         .header("x-twice", "2");
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&request).await;
+    let mut client = Connection::sending(proxy.addr, &request).await;
 
     let received = upstream.next_request().await;
 
@@ -39,9 +37,8 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
-    let upstream = Upstream::start().await;
     let headers = ["--header=x-key: secret", "--header=x-key: other"];
-    let proxy = Running::in_front_of(&upstream, &headers).await;
+    let (upstream, proxy) = Running::start(&headers).await;
     let request = post(&call("1"))
         .header("connection", "x-hop, Keep-Alive")
         .header("x-hop", "1")
@@ -50,8 +47,7 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
         .header("proxy-authorization", "Basic a")
         .header("x-key", "the client's")
         .header("x-forwarded-user", "a");
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&request).await;
+    let mut client = Connection::sending(proxy.addr, &request).await;
 
     let received = upstream.next_request().await;
 
@@ -78,8 +74,7 @@ async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
 
 #[tokio::test]
 async fn bodies_in_chunks_and_large_ones_pass() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"text":"{}"}}}}"#,
         "a".repeat(4_000_000)
@@ -102,14 +97,12 @@ async fn bodies_in_chunks_and_large_ones_pass() {
 /// RFC 9112, section 6.3: a length has no meaning beside a transfer coding.
 #[tokio::test]
 async fn a_length_beside_chunks_does_not_cut_the_answer() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for order in [
         "content-length: 2\r\ntransfer-encoding: chunked",
         "transfer-encoding: chunked\r\ncontent-length: 2",
     ] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
+        let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
         let mut received = upstream.next_request().await;
         let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{order}\r\n\r\n");
         received.write(head).await;
@@ -122,8 +115,7 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
 
 #[tokio::test]
 async fn statuses_pass_unchanged() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for head in [
         "202 Accepted",
         "307 Temporary Redirect\r\nlocation: /mcp/",
@@ -133,8 +125,7 @@ async fn statuses_pass_unchanged() {
         "429 Too Many Requests\r\nretry-after: 3",
         "502 Bad Gateway",
     ] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&session_call("1")).await;
+        let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
         upstream
             .next_request()
             .await
@@ -152,13 +143,8 @@ async fn statuses_pass_unchanged() {
 
 #[tokio::test]
 async fn events_pass_as_they_arrive() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--no-resumable"]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&stateless_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, proxy) = Running::start(&["--no-resumable"]).await;
+    let (mut client, mut received) = proxy.streaming(&upstream, &stateless_call("1")).await;
     for event in [
         "id: 1\nretry: 5\ndata: \n\n",
         ": a comment\n\n",
@@ -190,8 +176,7 @@ async fn event_streams_are_requested_without_a_content_coding() {
             (no_stream, "gzip, br"),
         ] {
             let request = request.header("accept-encoding", "gzip, br");
-            let mut client = Connection::open(proxy.addr).await;
-            client.send(&request).await;
+            let mut client = Connection::sending(proxy.addr, &request).await;
             let received = upstream.next_request().await;
             assert_eq!(
                 received.headers["accept-encoding"], expected,
@@ -210,8 +195,7 @@ async fn event_streams_are_requested_without_a_content_coding() {
 
 #[tokio::test]
 async fn get_delete_and_paths_below_the_endpoint_pass() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for (method, path) in [
         ("GET", "/mcp"),
         ("DELETE", "/mcp"),
@@ -222,8 +206,7 @@ async fn get_delete_and_paths_below_the_endpoint_pass() {
         ("GET", "/.well-known/oauth-protected-resource/mcp"),
         ("GET", "/.well-known/oauth-authorization-server"),
     ] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&Request::new(method, path)).await;
+        let mut client = Connection::sending(proxy.addr, &Request::new(method, path)).await;
         let received = upstream.next_request().await;
         assert_eq!(received.line, format!("{method} {path} HTTP/1.1"));
         received.answer("200 OK", "").await;
@@ -241,8 +224,7 @@ async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
         ("/a/mcp?b", "/a/mcp?key=1&b"),
         ("/.well-known/x?b", "/.well-known/x?b"),
     ] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&Request::new("GET", requested)).await;
+        let mut client = Connection::sending(proxy.addr, &Request::new("GET", requested)).await;
         let received = upstream.next_request().await;
         assert_eq!(received.line, format!("GET {expected} HTTP/1.1"));
         received.answer("200 OK", "").await;
@@ -252,8 +234,7 @@ async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
 
 #[tokio::test]
 async fn a_connection_serves_one_request_after_another() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let mut client = Connection::open(proxy.addr).await;
     for id in ["1", "2", "3"] {
         client.send(&session_call(id)).await;
@@ -268,8 +249,7 @@ async fn a_connection_serves_one_request_after_another() {
 
 #[tokio::test]
 async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let message = call("1");
     let request = post("").header("expect", "100-continue");
     let mut client = Connection::open(proxy.addr).await;
@@ -285,8 +265,7 @@ async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
 
 #[tokio::test]
 async fn http_2_passes_too() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let mut connection = H2::open(proxy.addr).await;
     let mut stream = connection.send(&stateless_call("1")).await;
     let received = upstream.next_request().await;
@@ -304,8 +283,7 @@ async fn http_2_passes_too() {
 /// See RFC 9113, section 8.2.3.
 #[tokio::test]
 async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let request = stateless_call("1")
         .header("cookie", "a=1")
         .header("x-twice", "1")

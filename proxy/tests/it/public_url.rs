@@ -25,8 +25,7 @@ async fn exchange(
     head: &str,
     body: &str,
 ) -> ([String; 4], Reply) {
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(request).await;
+    let mut client = Connection::sending(proxy.addr, request).await;
     let received = upstream.next_request().await;
     let names = [
         "x-forwarded-for",
@@ -49,8 +48,7 @@ async fn exchange(
 
 #[tokio::test]
 async fn the_server_gets_the_address_of_the_client_and_the_host_that_it_used() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let address = proxy.addr.to_string();
     for request in [
         session_call("1"),
@@ -72,10 +70,8 @@ async fn the_server_gets_the_address_of_the_client_and_the_host_that_it_used() {
 
 #[tokio::test]
 async fn only_headers_about_the_connection_are_removed() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&forwarded(session_call("1"))).await;
+    let (upstream, proxy) = Running::start(&[]).await;
+    let _client = Connection::sending(proxy.addr, &forwarded(session_call("1"))).await;
     let received = upstream.next_request().await;
     assert!(!received.headers.contains_key("x-forwarded-prefix"));
     assert_eq!(
@@ -86,12 +82,11 @@ async fn only_headers_about_the_connection_are_removed() {
 
 #[tokio::test]
 async fn the_headers_of_a_trusted_proxy_count() {
-    let upstream = Upstream::start().await;
     let trust = [
         "--trust-forwarded=10.0.0.0/8,127.0.0.0/8",
         "--allow-host=mcp.example.com",
     ];
-    let proxy = Running::in_front_of(&upstream, &trust).await;
+    let (upstream, proxy) = Running::start(&trust).await;
     let request = forwarded(session_call("1"));
     let (seen, _) = exchange(&upstream, &proxy, &request, "200 OK", "").await;
     let chain = "192.0.2.1, [2001:db8::1]:5000, 127.0.0.1";
@@ -116,8 +111,7 @@ async fn the_headers_of_a_trusted_proxy_count() {
 
 #[tokio::test]
 async fn a_host_that_clients_may_not_use_is_not_forwarded() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;
     for host in [
         "evil.example",
         "a@localhost",
@@ -253,11 +247,7 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
         &["--public-url=https://mcp.example.com", "--grace=immediate"],
     )
     .await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (client, received) = proxy.streaming(&upstream, &session_call("1")).await;
     drop(client);
     let cancel = upstream.next_request().await;
     assert!(cancel.body().contains("notifications/cancelled"));
@@ -286,13 +276,8 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
 async fn a_client_that_changes_its_address_resumes_without_the_server() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
-    let mut received = upstream.next_request().await;
-    received.stream().await;
-    client.head().await;
+    let (upstream, proxy) = Running::start(&[]).await;
+    let (mut client, _received) = proxy.streaming(&upstream, &session_call("1")).await;
     let first = client.event().await.expect("an event").id.expect("an id");
     drop(client);
 
@@ -314,10 +299,8 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
 /// Otherwise the server may refuse the request, for example because it accepts https only.
 #[tokio::test]
 async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &OPTIONS).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&session_call("1")).await;
+    let (upstream, proxy) = Running::start(&OPTIONS).await;
+    let _client = Connection::sending(proxy.addr, &session_call("1")).await;
     let mut received = upstream.next_request().await;
     let call = received.headers.clone();
     received.stream().await;
@@ -338,8 +321,7 @@ async fn the_request_for_the_rest_of_an_answer_has_the_same_headers() {
 /// CGI, WSGI, Rack and PHP read `X_Forwarded_For` as `X-Forwarded-For` (CVE-2024-45614).
 #[tokio::test]
 async fn an_impostor_cannot_write_the_headers_with_underscores() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &OPTIONS).await;
+    let (upstream, proxy) = Running::start(&OPTIONS).await;
     let mut client = Connection::open(proxy.addr).await;
     let names = ["x_forwarded_for", "x-forwarded_host", "x_forwarded-proto"];
     let request = names
@@ -357,8 +339,7 @@ async fn an_impostor_cannot_write_the_headers_with_underscores() {
 /// chi prefers `X-Real-IP`.
 #[tokio::test]
 async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let mut client = Connection::open(proxy.addr).await;
     let headers = [
         ("x-forwarded-ssl", "on"),
@@ -382,12 +363,11 @@ async fn an_impostor_cannot_write_the_other_headers_about_the_connection() {
 /// Apache does so with `X-Forwarded-Host`.
 #[tokio::test]
 async fn the_first_of_several_proxies_names_the_public_url() {
-    let upstream = Upstream::start().await;
     let trust = [
         "--trust-forwarded=127.0.0.1",
         "--allow-host=mcp.example.com",
     ];
-    let proxy = Running::in_front_of(&upstream, &trust).await;
+    let (upstream, proxy) = Running::start(&trust).await;
     for (host, proto) in [
         ("mcp.example.com", "https, http"),
         ("mcp.example.com, 127.0.0.1:8080", "https"),
@@ -403,8 +383,7 @@ async fn the_first_of_several_proxies_names_the_public_url() {
 /// A reverse proxy names the new address of the client.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_without_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;
     let mut client = Connection::open(proxy.addr).await;
     let call = session_call("1").header("x-forwarded-for", "192.0.2.1");
     client.send(&call).await;
@@ -458,8 +437,7 @@ fn the_samples_for_reverse_proxies_name_each_header_that_an_impostor_may_send() 
 /// nginx, HAProxy, Caddy, Envoy and Traefik do so.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_cannot_claim_another_address() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;
     let request = session_call("1")
         .header("x-forwarded-for", "192.0.2.1")
         .header("forwarded", "for=6.6.6.6;host=evil.example");

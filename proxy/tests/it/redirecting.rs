@@ -10,8 +10,7 @@ async fn exchange(upstream: &Upstream, proxy: &Running, path: &str, head: &str) 
         path: path.to_owned(),
         ..session_call("7")
     };
-    let mut client = Connection::open(proxy.addr).await;
-    client.send(&request).await;
+    let mut client = Connection::sending(proxy.addr, &request).await;
     let received = upstream.next_request().await;
     let line = received.line.clone();
     received
@@ -84,8 +83,7 @@ async fn a_redirect_past_the_proxy_is_answered_with_502_and_the_reason() {
 /// The authorization server may be another one, which the client contacts itself.
 #[tokio::test]
 async fn metadata_may_be_elsewhere_and_other_responses_pass() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for (path, head) in [
         (
             "/.well-known/oauth-authorization-server",
@@ -97,8 +95,7 @@ async fn metadata_may_be_elsewhere_and_other_responses_pass() {
         ),
         ("/mcp", "201 Created\r\nlocation: https://other.example/"),
     ] {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&Request::new("GET", path)).await;
+        let mut client = Connection::sending(proxy.addr, &Request::new("GET", path)).await;
         let mut received = upstream.next_request().await;
         received
             .write(format!(

@@ -11,8 +11,7 @@ async fn response_to(proxy: &Running, bytes: &str) -> Head {
 
 #[tokio::test]
 async fn only_requests_for_a_path_pass() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for (line, status) in [
         ("CONNECT example.com:443 HTTP/1.1", 405),
         ("GET http://example.com/mcp HTTP/1.1", 400),
@@ -32,8 +31,7 @@ async fn only_requests_for_a_path_pass() {
 
 #[tokio::test]
 async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_header() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &["--header=x-key: secret"]).await;
+    let (upstream, proxy) = Running::start(&["--header=x-key: secret"]).await;
     for method in ["TRACE", "PUT", "PATCH", "PROPFIND", "get"] {
         for path in ["/mcp", "/.well-known/x"] {
             let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
@@ -47,10 +45,9 @@ async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_h
 
 #[tokio::test]
 async fn only_requests_for_this_host_pass() {
-    let upstream = Upstream::start().await;
     let hosts = "--allow-host=mcp.example.com,other:81,tls:443,[2001:db8:0::1]:80";
     let options = [hosts];
-    let proxy = Running::in_front_of(&upstream, &options).await;
+    let (_upstream, proxy) = Running::start(&options).await;
     for (hosts, status) in [
         ("", 400),
         ("host: localhost\r\nhost: localhost\r\n", 400),
@@ -80,9 +77,8 @@ async fn only_requests_for_this_host_pass() {
 
 #[tokio::test]
 async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
-    let upstream = Upstream::start().await;
     let options = ["--allow-origin=https://app.example.com, https://plain.example.com:443"];
-    let proxy = Running::in_front_of(&upstream, &options).await;
+    let (_upstream, proxy) = Running::start(&options).await;
     for (origins, status) in [
         ("", 404),
         ("origin: http://localhost:6274\r\n", 404),
@@ -126,8 +122,7 @@ async fn send_too_large(proxy: &Running) -> Reply {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_is_refused() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     let announced = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4194305\r\n\r\n";
     assert_eq!(response_to(&proxy, announced).await.status, 413);
     assert!(!upstream.has_more().await);
@@ -143,12 +138,10 @@ async fn a_body_that_is_too_large_is_refused() {
 /// A client that first sends its whole body would lose the answer to a reset.
 #[tokio::test]
 async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (_upstream, proxy) = Running::start(&[]).await;
     let large = post(&" ".repeat(20 << 20));
     for _ in 0..10 {
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&large).await;
+        let mut client = Connection::sending(proxy.addr, &large).await;
         assert_eq!(client.reply().await.status, 413);
     }
 }
@@ -214,8 +207,7 @@ async fn all_bodies_that_are_being_received_have_64_mib_together() {
 
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (_upstream, proxy) = Running::start(&[]).await;
     let head = |length| {
         let long = "a".repeat(length);
         format!("GET /other HTTP/1.1\r\nhost: localhost\r\nx-long: {long}\r\n\r\n")
@@ -242,12 +234,10 @@ async fn a_connection_whose_head_does_not_arrive_is_closed() {
 
 #[tokio::test]
 async fn bodies_that_are_not_messages_pass_to_the_server() {
-    let upstream = Upstream::start().await;
-    let proxy = Running::in_front_of(&upstream, &[]).await;
+    let (upstream, proxy) = Running::start(&[]).await;
     for body in [&b"{"[..], b"\xff\xfe", b"[]", b""] {
         let request = post("").body(body.to_vec());
-        let mut client = Connection::open(proxy.addr).await;
-        client.send(&request).await;
+        let mut client = Connection::sending(proxy.addr, &request).await;
         let received = upstream.next_request().await;
         assert_eq!(received.body, body);
         received.answer("400 Bad Request", "no").await;

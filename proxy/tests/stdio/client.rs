@@ -7,12 +7,12 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Request, Response, StatusCode, request};
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-use mcp_cancel_proxy::stdio::Stdio;
+use mcp_cancel_proxy::stdio::{Options, Stdio};
 use serde_json::Value;
 use tokio::{sync::oneshot, time::timeout};
 use tower::{Layer as _, Service as _, ServiceExt as _};
 
-use crate::server::LIMIT;
+use crate::server::{LIMIT, serve};
 
 /// A revision whose clients support priming events.
 pub const WITH_PRIMING: &str = "2025-11-25";
@@ -62,7 +62,29 @@ pub fn initialize(revision: &str) -> String {
     )
 }
 
+/// Requests a session, and returns the response.
+pub async fn begin(stdio: &Stdio) -> Response<Body> {
+    send(
+        stdio,
+        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
+    )
+    .await
+}
+
+/// Asserts that there is no session now, and that the client may try again in this many seconds.
+pub fn assert_refused(response: &Response<Body>, seconds: &str) {
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], seconds);
+}
+
 impl Client {
+    /// Opens a session of a server with these options. Returns the id of its process, too.
+    pub async fn with_process(options: Options) -> (Self, i32) {
+        let client = Self::begin(&serve(options), WITHOUT_PRIMING).await;
+        let pid = client.pid().await;
+        (client, pid)
+    }
+
     /// Opens a session, and waits until the server has answered.
     pub async fn begin(stdio: &Stdio, revision: &str) -> Self {
         let (client, mut events) = Self::initialize(stdio, revision).await;

@@ -160,8 +160,7 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
 async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
     let mut options = scripted(&[]);
     options.lost_timeout = Some(Duration::from_millis(400));
-    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
-    let pid = client.pid().await;
+    let (client, pid) = Client::with_process(options).await;
     drop(client.get(None).await);
     until_exited(pid).await;
 }
@@ -171,8 +170,7 @@ async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
 async fn the_cancel_of_a_call_does_not_count_as_a_request_of_its_client() {
     let mut options = scripted(&[]);
     options.lost_timeout = Some(Duration::from_millis(400));
-    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
-    let pid = client.pid().await;
+    let (client, pid) = Client::with_process(options).await;
     let listening = client.get(None).await;
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work","arguments":{"seconds":60}}}"#;
     let working = client.post_through_layer(call).await;
@@ -184,8 +182,7 @@ async fn the_cancel_of_a_call_does_not_count_as_a_request_of_its_client() {
 async fn an_unused_session_ends() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));
-    let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
-    let pid = client.pid().await;
+    let (client, pid) = Client::with_process(options).await;
     // A call in flight and an attached client count as use.
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
     assert!(working.answer().await["result"].is_object());
@@ -248,8 +245,7 @@ async fn a_server_is_not_killed_because_the_program_stalled() {
 
 #[tokio::test]
 async fn the_processes_end_with_the_last_handle() {
-    let client = Client::begin(&serve(scripted(&[])), WITHOUT_PRIMING).await;
-    let pid = client.pid().await;
+    let (client, pid) = Client::with_process(scripted(&[])).await;
     drop(client);
     until_exited(pid).await;
 }
@@ -284,11 +280,7 @@ async fn a_shutdown_ends_everything_in_time() {
     stdio.shutdown(within).await;
     assert!(begun.elapsed() < within);
     assert!(!pids.into_iter().any(process_exists));
-    let refused = send(
-        &stdio,
-        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
-    )
-    .await;
+    let refused = begin(&stdio).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -332,13 +324,7 @@ async fn servers_that_crash_at_once_are_not_restarted_forever() {
         );
         until(|| stdio.stats().children == 0).await;
     }
-    let refused = send(
-        &stdio,
-        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
-    )
-    .await;
-    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(refused.headers().contains_key("retry-after"));
+    assert_refused(&begin(&stdio).await, "10");
 }
 
 #[tokio::test]
@@ -357,11 +343,7 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));
-    let refused = send(
-        &stdio,
-        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
-    )
-    .await;
+    let refused = begin(&stdio).await;
     assert_eq!(refused.status(), StatusCode::BAD_GATEWAY);
     assert!(
         json(refused).await["error"]["message"]

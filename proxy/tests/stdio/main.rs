@@ -1,10 +1,7 @@
 //! Real processes behind the service: the outcomes of calls, and that no process is left.
 #![cfg(unix)]
 #![allow(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
+    clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 

@@ -394,13 +394,7 @@ async fn the_number_of_sessions_is_limited() {
     options.max_sessions = 1;
     let stdio = serve(options);
     let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
-    let refused = send(
-        &stdio,
-        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
-    )
-    .await;
-    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(refused.headers().contains_key("retry-after"));
+    assert_refused(&begin(&stdio).await, "1");
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
     until(|| stdio.stats().children == 0).await;
     drop(Client::begin(&stdio, WITHOUT_PRIMING).await);

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
-use http::{Response, StatusCode};
+use http::StatusCode;
 use mcp_cancel_proxy::stdio::{Options, Stdio};
 use tokio::time::sleep;
 
 use crate::{
-    client::{Client, NOTIFICATION, WITHOUT_PRIMING, initialize, post, send},
+    client::{Client, NOTIFICATION, WITHOUT_PRIMING, assert_refused, begin},
     server::{process_exists, scripted, serve, until_exited},
 };
 
@@ -20,17 +19,9 @@ fn limited(max_sessions: usize) -> Options {
     options
 }
 
-async fn begin(stdio: &Stdio) -> Response<Body> {
-    send(
-        stdio,
-        post().body(initialize(WITHOUT_PRIMING).into()).unwrap(),
-    )
-    .await
-}
-
-fn assert_refused(response: &Response<Body>) {
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(response.headers()["retry-after"], "1");
+async fn two_clients(stdio: &Stdio) -> (Client, Client) {
+    let first = Client::begin(stdio, WITHOUT_PRIMING).await;
+    (first, Client::begin(stdio, WITHOUT_PRIMING).await)
 }
 
 #[tokio::test]
@@ -38,10 +29,7 @@ async fn the_session_that_was_unused_for_longest_makes_room() {
     let stdio = serve(limited(3));
     let listens = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let listening = listens.get(None).await;
-    let (oldest, newer) = (
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-    );
+    let (oldest, newer) = two_clients(&stdio).await;
     let (oldest_pid, newer_pid) = (oldest.pid().await, newer.pid().await);
     sleep(2 * SESSION_TIMEOUT).await;
 
@@ -60,15 +48,12 @@ async fn the_session_that_was_unused_for_longest_makes_room() {
 #[tokio::test]
 async fn a_session_in_use_makes_no_room() {
     let stdio = serve(limited(2));
-    let (listens, works) = (
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-    );
+    let (listens, works) = two_clients(&stdio).await;
     let listening = listens.get(None).await;
     let mut working = works.call("1", "work", r#"{"seconds":2}"#).await;
     sleep(2 * SESSION_TIMEOUT).await;
 
-    assert_refused(&begin(&stdio).await);
+    assert_refused(&begin(&stdio).await, "1");
 
     assert!(working.answer().await["result"].is_object());
     drop(listening);
@@ -86,7 +71,7 @@ async fn a_session_whose_request_is_arriving_makes_no_room() {
 
     let (status, refused) = client.post_slowly(NOTIFICATION, meanwhile).await;
 
-    assert_refused(&refused);
+    assert_refused(&refused, "1");
     assert_eq!(status, StatusCode::ACCEPTED);
 }
 
@@ -94,17 +79,14 @@ async fn a_session_whose_request_is_arriving_makes_no_room() {
 #[tokio::test]
 async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has_its_answer() {
     let stdio = serve(limited(2));
-    let (listens, works) = (
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-    );
+    let (listens, works) = two_clients(&stdio).await;
     let listening = listens.get(None).await;
     let mut working = works.call("1", "work", r#"{"seconds":1}"#).await;
     sleep(SESSION_TIMEOUT).await;
     assert!(working.answer().await["result"].is_object());
     drop((listening, working));
 
-    assert_refused(&begin(&stdio).await);
+    assert_refused(&begin(&stdio).await, "1");
 
     sleep(2 * SESSION_TIMEOUT).await;
     assert_eq!(begin(&stdio).await.status(), StatusCode::OK);
@@ -131,10 +113,7 @@ async fn each_new_session_takes_the_place_of_one() {
 #[tokio::test]
 async fn a_process_that_is_ending_makes_room_before_another_session() {
     let stdio = serve(limited(2));
-    let (deleted, kept) = (
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-        Client::begin(&stdio, WITHOUT_PRIMING).await,
-    );
+    let (deleted, kept) = two_clients(&stdio).await;
     let pid = kept.pid().await;
     sleep(2 * SESSION_TIMEOUT).await;
     assert_eq!(deleted.delete().await, StatusCode::NO_CONTENT);

@@ -5,18 +5,14 @@ use std::sync::atomic::Ordering;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{CountedWakes, Unread, reset, unread};
+use super::{CountedWakes, reset, unread};
 use test_support::within;
 
 // === The peer disconnects ===
 
 #[tokio::test]
 async fn a_fin_behind_unread_bytes_is_detected() {
-    let Unread {
-        stream: _stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (_stream, peer, mut client) = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     drop(client);
     within("the peer to close", peer.closed()).await;
@@ -25,11 +21,7 @@ async fn a_fin_behind_unread_bytes_is_detected() {
 
 #[tokio::test]
 async fn a_reset_behind_unread_bytes_is_detected() {
-    let Unread {
-        stream: _stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (_stream, peer, mut client) = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     reset(client);
     within("the peer to close", peer.closed()).await;
@@ -37,11 +29,7 @@ async fn a_reset_behind_unread_bytes_is_detected() {
 
 #[tokio::test]
 async fn a_half_close_counts_as_closed() {
-    let Unread {
-        stream: _stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (_stream, peer, mut client) = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     client.shutdown().await.unwrap();
     within("the peer to close", peer.closed()).await;
@@ -49,11 +37,7 @@ async fn a_half_close_counts_as_closed() {
 
 #[tokio::test]
 async fn a_peer_that_closed_before_the_first_poll_is_closed() {
-    let Unread {
-        stream: _stream,
-        peer,
-        client,
-    } = unread().await;
+    let (_stream, peer, client) = unread().await;
     drop(client);
     within("the first waiter", peer.closed()).await;
     within("the second waiter", peer.clone().closed()).await;
@@ -61,11 +45,7 @@ async fn a_peer_that_closed_before_the_first_poll_is_closed() {
 
 #[tokio::test]
 async fn every_waiter_is_notified() {
-    let Unread {
-        stream: _stream,
-        peer,
-        client,
-    } = unread().await;
+    let (_stream, peer, client) = unread().await;
     let mut waiting: Vec<_> = (0..100).map(|_| CountedWakes::new(peer.clone())).collect();
     for waiter in &mut waiting {
         assert!(waiter.poll_once().is_pending());
@@ -81,11 +61,7 @@ async fn every_waiter_is_notified() {
 #[tokio::test]
 async fn unread_data_wakes_no_task() {
     const SEGMENTS: usize = 200;
-    let Unread {
-        stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (stream, peer, mut client) = unread().await;
     let mut closed = CountedWakes::new(peer);
     assert!(closed.poll_once().is_pending());
 
@@ -112,11 +88,7 @@ async fn unread_data_wakes_no_task() {
 
 #[tokio::test]
 async fn an_idle_connection_is_not_closed() {
-    let Unread {
-        mut stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (mut stream, peer, mut client) = unread().await;
     let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     for _ in 0..10 {
@@ -132,11 +104,7 @@ async fn an_idle_connection_is_not_closed() {
 
 #[tokio::test]
 async fn urgent_data_does_not_count_as_a_disconnect() {
-    let Unread {
-        mut stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (mut stream, peer, mut client) = unread().await;
     let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     SockRef::from(&client).send_out_of_band(b"!").unwrap();
@@ -150,11 +118,7 @@ async fn urgent_data_does_not_count_as_a_disconnect() {
 
 #[tokio::test]
 async fn a_stored_peer_does_not_keep_the_connection_open() {
-    let Unread {
-        stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (stream, peer, mut client) = unread().await;
     let mut extensions = http::Extensions::new();
     extensions.insert(peer.clone());
     drop(stream);
@@ -164,11 +128,7 @@ async fn a_stored_peer_does_not_keep_the_connection_open() {
 
 #[tokio::test]
 async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
-    let Unread {
-        stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (stream, peer, mut client) = unread().await;
     let mut closed = CountedWakes::new(peer.clone());
     assert!(closed.poll_once().is_pending());
     drop(stream);
@@ -186,11 +146,7 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
 
 #[tokio::test]
 async fn shutting_down_our_write_side_does_not_count_as_a_disconnect() {
-    let Unread {
-        mut stream,
-        peer,
-        mut client,
-    } = unread().await;
+    let (mut stream, peer, mut client) = unread().await;
     let mut closed = CountedWakes::new(peer);
     assert!(closed.poll_once().is_pending());
     stream.shutdown().await.unwrap();

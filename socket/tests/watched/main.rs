@@ -3,10 +3,7 @@
 //! The tests show which disconnects are detected, which events do not count as one, and what watching costs.
 
 #![allow(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
+    clippy::restriction,
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
@@ -29,13 +26,6 @@ use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use watched_socket::{Peer, WatchedStream};
 
-/// A watched stream that is not read, its peer, and the client's end.
-struct Unread {
-    stream: WatchedStream,
-    peer: Peer,
-    client: TcpStream,
-}
-
 /// A future that waits for a peer to close, and counts how often it is woken.
 struct CountedWakes<F> {
     future: Pin<Box<F>>,
@@ -50,8 +40,8 @@ struct Wakes {
     waiting: AtomicWaker,
 }
 
-/// Opens a connection whose server end is not read.
-async fn unread() -> Unread {
+/// Opens a connection whose server end is not read. Returns that stream, its peer, and the client's end.
+async fn unread() -> (WatchedStream, Peer, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let client = TcpStream::connect(addr).await.unwrap();
@@ -59,11 +49,7 @@ async fn unread() -> Unread {
     let stream = WatchedStream::new(stream, addr);
     let peer = stream.peer();
     assert_eq!(peer.addr(), client.local_addr().unwrap());
-    Unread {
-        stream,
-        peer,
-        client,
-    }
+    (stream, peer, client)
 }
 
 /// Closes the client's end with an RST.

@@ -4,16 +4,12 @@ use std::io::{ErrorKind, IoSlice};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Unread, reset, unread};
+use super::{reset, unread};
 use test_support::within;
 
 #[tokio::test]
 async fn megabytes_pass_in_both_directions_through_full_buffers() {
-    let Unread {
-        stream,
-        peer: _peer,
-        client,
-    } = unread().await;
+    let (stream, _peer, client) = unread().await;
     let data: Vec<u8> = (0..8_000_000_u32)
         .map(|index| (index % 251) as u8)
         .collect();
@@ -40,11 +36,7 @@ async fn megabytes_pass_in_both_directions_through_full_buffers() {
 #[tokio::test]
 async fn more_slices_than_the_kernel_accepts_are_written_in_parts() {
     const SLICES: usize = 5_000;
-    let Unread {
-        mut stream,
-        peer: _peer,
-        mut client,
-    } = unread().await;
+    let (mut stream, _peer, mut client) = unread().await;
     let send = async {
         let mut slices = &mut vec![IoSlice::new(b"x"); SLICES][..];
         while !slices.is_empty() {
@@ -58,11 +50,7 @@ async fn more_slices_than_the_kernel_accepts_are_written_in_parts() {
 
 #[tokio::test]
 async fn a_reset_stream_fails_and_still_shuts_down() {
-    let Unread {
-        mut stream,
-        peer,
-        client,
-    } = unread().await;
+    let (mut stream, peer, client) = unread().await;
     reset(client);
     within("the peer to close", peer.closed()).await;
     let error = stream.read(&mut [0]).await.unwrap_err();

@@ -1,5 +1,5 @@
 use super::{
-    call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT, TIMER_RESOLUTION},
+    call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT},
     event_ids::MAX_EVENT_IDS,
     model::{assert_empty, scope_of, session_id, unobserved},
     *,
@@ -7,10 +7,7 @@ use super::{
 use crate::{
     call::{CancelReason, DetachCause, Outcome, RequestId},
     limits::Limits,
-    timer::{
-        LatenessTracker, MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD,
-        Timeliness,
-    },
+    timer::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD, Timeliness},
 };
 
 type TestSession = SessionState<&'static str, &'static str>;
@@ -85,6 +82,20 @@ fn detach(session: &mut TestSession, id: CallId, now: Instant) -> DetachOutcome 
     )
 }
 
+/// Returns a session with an accepted call, and the time.
+fn with_call(call: &'static str) -> (TestSession, CallId, Instant) {
+    let mut session = session();
+    let id = accepted(&mut session, request(1), call);
+    (session, id, Instant::now())
+}
+
+/// Does the same, and detaches the call.
+fn with_detached_call(call: &'static str) -> (TestSession, CallId, Instant) {
+    let (mut session, id, now) = with_call(call);
+    detach(&mut session, id, now);
+    (session, id, now)
+}
+
 fn answered(answer: &'static str, until: Instant) -> Option<Completion<&'static str>> {
     Some(Completion {
         outcome: RetainedOutcome::Answered(answer),
@@ -111,15 +122,6 @@ fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
 }
 
 #[test]
-fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
-    let mut session = session();
-    let mine = accepted(&mut session, request(1), "mine");
-    let refused = CallId::next();
-    session.start(refused, request(2), "refused", None);
-    assert_eq!(session.begin_close(&here()), [(mine, "mine")]);
-}
-
-#[test]
 fn invariant_2_a_call_ends_once() {
     let now = Instant::now();
     let mut session = session();
@@ -129,17 +131,6 @@ fn invariant_2_a_call_ends_once() {
     assert_eq!(detach(&mut session, id, now), DetachOutcome::Ignored);
     assert_eq!(session.attach(id), None);
     assert!(!session.begin_resume(id, now));
-    assert_empty(&session);
-}
-
-#[test]
-fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_injected() {
-    let mut session = session();
-    let [first, second] = [CallId::next(), CallId::next()];
-    session.start(first, request(7), "first", None);
-    session.start(second, request(7), "second", None);
-    assert!(!session.finish(second, None).unwrap().may_cancel_server);
-    assert!(session.finish(first, None).unwrap().may_cancel_server);
     assert_empty(&session);
 }
 
@@ -197,46 +188,8 @@ fn a_call_that_was_resumed_in_its_grace_keeps_its_deadline() {
 }
 
 #[test]
-fn invariant_3_only_detached_calls_are_orphaned() {
-    let now = Instant::now();
-    let mut session = session();
-    let attached = accepted(&mut session, request(1), "attached");
-    let detached = accepted(&mut session, request(2), "detached");
-    assert_eq!(detach(&mut session, detached, now), DetachOutcome::Waiting);
-    assert_eq!(session.next_deadline(), Some(now + SECOND));
-
-    assert!(session.expire(now).is_empty());
-    assert_eq!(
-        session.expire(now + SECOND),
-        [(detached, "detached", Expired::Grace)]
-    );
-    assert!(
-        session.expire(now + UNOBSERVED_TTL).is_empty(),
-        "an orphan expires once"
-    );
-    session.finish(detached, None);
-    session.finish(attached, None);
-    assert_empty(&session);
-}
-
-#[test]
-fn invariant_3_a_resume_between_the_deadline_and_the_cancel_keeps_the_call() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    assert_eq!(session.expire(now + SECOND), [(id, "call", Expired::Grace)]);
-    session.attach(id).unwrap();
-    let ended = answered("", now + SECOND).unwrap();
-    assert_eq!(session.finish_due(id, ended), None);
-    assert_eq!(session.len(), 1);
-}
-
-#[test]
 fn invariant_3_a_deadline_of_now_is_due_at_once() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
+    let (mut session, id, now) = with_call("call");
     assert_eq!(
         session.detach(id, POST_GENERATION, until(now), false, detachment(now)),
         DetachOutcome::CancelNow
@@ -247,9 +200,7 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
 
 #[test]
 fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
+    let (mut session, id, now) = with_call("call");
     let second = session.attach(id).unwrap();
     assert_eq!(detach(&mut session, id, now), DetachOutcome::Ignored);
     assert!(!session.is_detached(id));
@@ -268,87 +219,8 @@ fn invariant_4_the_late_drop_of_an_older_stream_has_no_effect() {
 }
 
 #[test]
-fn invariant_4_a_call_is_detached_when_its_last_stream_has_ended_in_any_order() {
-    let now = Instant::now();
-    for order in [
-        [0, 1, 2],
-        [2, 1, 0],
-        [1, 2, 0],
-        [2, 0, 1],
-        [0, 2, 1],
-        [1, 0, 2],
-    ] {
-        let mut session = session();
-        let id = accepted(&mut session, request(1), "call");
-        let streams = [
-            POST_GENERATION,
-            session.attach(id).unwrap(),
-            session.attach(id).unwrap(),
-        ];
-        for (nth, stream) in order.into_iter().enumerate() {
-            let detach = |session: &mut TestSession| {
-                session.detach(
-                    id,
-                    streams[stream],
-                    until(now + SECOND),
-                    false,
-                    detachment(now),
-                )
-            };
-            assert!(!session.is_detached(id), "{order:?}");
-            let detached = detach(&mut session);
-            assert_eq!(detached == DetachOutcome::Waiting, nth == 2, "{order:?}");
-            assert_eq!(
-                detach(&mut session),
-                DetachOutcome::Ignored,
-                "it is removed once"
-            );
-        }
-        assert!(session.is_detached(id));
-    }
-}
-
-#[test]
-fn invariant_6_a_cancel_takes_no_effect_if_the_timer_is_stopped_or_started_anew() {
-    let now = Instant::now();
-    let due = |session: &mut TestSession| {
-        let id = accepted(session, request(1), "call");
-        detach(session, id, now);
-        assert_eq!(session.expire(now + SECOND).len(), 1);
-        id
-    };
-    let ended = || answered("", now).unwrap();
-
-    let mut session = session();
-    let id = due(&mut session);
-    let second = session.attach(id).unwrap();
-    session.detach(id, second, until(now + 9 * SECOND), false, detachment(now));
-    assert_eq!(session.finish_due(id, ended()), None, "it has a new grace");
-    session.finish(id, None);
-
-    let id = due(&mut session);
-    assert!(session.begin_resume(id, now + SECOND));
-    assert_eq!(
-        session.finish_due(id, ended()),
-        None,
-        "its client has resumed"
-    );
-    session.end_resume(id, now + SECOND);
-    assert_eq!(
-        session.finish_due(id, ended()),
-        None,
-        "it was not checked again"
-    );
-    assert_eq!(session.expire(now + SECOND).len(), 1);
-    assert!(session.finish_due(id, ended()).is_some());
-}
-
-#[test]
 fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     assert_eq!(session.expiry(id), None, "its grace has not expired");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
@@ -386,10 +258,7 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
 
 #[test]
 fn invariant_7_a_stall_during_a_confirmation_postpones_the_call() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
     assert!(session.confirm(id, due, now + SECOND));
@@ -409,10 +278,7 @@ fn invariant_7_a_stall_during_a_confirmation_postpones_the_call() {
 /// A confirmation from before a stall may be outdated: for example, a lease may have expired meanwhile.
 #[test]
 fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     session.expire(now + SECOND);
     let due = session.expiry(id).unwrap();
     assert!(session.confirm(id, due, now + SECOND));
@@ -423,41 +289,8 @@ fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
 }
 
 #[test]
-fn invariant_5_a_call_with_a_pending_resume_is_not_superseded() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    assert!(session.begin_resume(id, now));
-    assert_eq!(
-        session.finish_detached(id, answered("", now).unwrap()),
-        None
-    );
-    session.end_resume(id, now);
-    assert!(
-        session
-            .finish_detached(id, answered("", now).unwrap())
-            .is_some()
-    );
-}
-
-#[test]
-fn invariant_4_an_accepted_resume_stops_the_timer_for_good() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    session.attach(id).unwrap();
-    assert!(session.expire(now + UNOBSERVED_TTL).is_empty());
-    assert_eq!(session.next_deadline(), None);
-}
-
-#[test]
 fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     assert!(session.begin_resume(id, now) && session.begin_resume(id, now));
 
     assert!(
@@ -469,47 +302,8 @@ fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
 }
 
 #[test]
-fn invariant_5_a_refused_resume_lets_the_timer_continue() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    session.begin_resume(id, now);
-    session.end_resume(id, now);
-    assert_eq!(session.next_deadline(), Some(now + SECOND));
-    assert!(
-        session.begin_resume(id, now),
-        "another resume may be pending then"
-    );
-    session.end_resume(id, now);
-    assert_eq!(session.expire(now + SECOND).len(), 1);
-}
-
-#[test]
-fn invariant_5_a_resume_that_is_dropped_does_not_end_another() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    session.begin_resume(id, now);
-    session.begin_resume(id, now + SECOND / 2);
-
-    session.end_resume(id, now + 2 * SECOND);
-
-    assert!(
-        session.expire(now + 2 * SECOND).is_empty(),
-        "the second resume is pending"
-    );
-    session.end_resume(id, now + 3 * SECOND);
-    assert_eq!(session.expire(now + 3 * SECOND).len(), 1);
-}
-
-#[test]
 fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     session.begin_resume(id, now);
     let second = session.attach(id).unwrap();
     session.detach(id, second, until(now + SECOND), false, detachment(now));
@@ -524,25 +318,8 @@ fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
 }
 
 #[test]
-fn invariant_5_a_resume_before_the_drop_stops_the_timer_too() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    session.begin_resume(id, now);
-    assert_eq!(
-        session.detach(id, POST_GENERATION, until(now), false, detachment(now)),
-        DetachOutcome::Waiting
-    );
-    assert!(session.expire(now + MAX_RESUME_WAIT / 2).is_empty());
-    session.attach(id).unwrap();
-    assert!(session.expire(now + UNOBSERVED_TTL).is_empty());
-}
-
-#[test]
 fn invariant_6_every_detach_starts_the_grace_in_full() {
-    let start = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "polled");
+    let (mut session, id, start) = with_call("polled");
     let mut generation = POST_GENERATION;
     for poll in 0..100 {
         let now = start + poll * SECOND;
@@ -558,10 +335,7 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
 
 #[test]
 fn invariant_6_empty_resumes_renew_the_grace_a_few_times_only() {
-    let start = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "polled in vain");
-    detach(&mut session, id, start);
+    let (mut session, id, start) = with_detached_call("polled in vain");
     let mut renewals = 0;
     loop {
         let now = start + (renewals + 1) * SECOND;
@@ -576,10 +350,7 @@ fn invariant_6_empty_resumes_renew_the_grace_a_few_times_only() {
 
 #[test]
 fn invariant_6_resumes_that_are_turned_away_renew_the_grace_a_few_times_only() {
-    let mut now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, mut now) = with_detached_call("call");
     for _ in 0..MAX_EMPTY_RESUMES {
         now += SECOND - Duration::from_millis(1);
         assert_eq!(session.expire(now), []);
@@ -595,29 +366,6 @@ fn invariant_6_resumes_that_are_turned_away_renew_the_grace_a_few_times_only() {
     assert_eq!(session.expire(now + SECOND), [(id, "call", Expired::Grace)]);
 }
 
-#[test]
-fn invariant_6_after_an_event_resumes_renew_the_grace_again() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    for is_empty_resume in [true, false]
-        .into_iter()
-        .cycle()
-        .take(4 * MAX_EMPTY_RESUMES as usize)
-    {
-        let generation = session.attach(id).unwrap();
-        let detached = session.detach(
-            id,
-            generation,
-            until(now + SECOND),
-            is_empty_resume,
-            detachment(now),
-        );
-        assert_eq!(detached, DetachOutcome::Waiting);
-    }
-}
-
 /// Expires the next deadline, `late` after its time.
 fn expire_next(session: &mut TestSession, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
     let at = session.next_deadline().unwrap();
@@ -626,10 +374,7 @@ fn expire_next(session: &mut TestSession, late: Duration) -> Vec<(CallId, &'stat
 
 #[test]
 fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     let handled_at = now + SECOND + 12 * SECOND;
     assert!(session.expire(handled_at).is_empty());
     assert_eq!(session.next_deadline(), Some(handled_at + 2 * RETRY));
@@ -648,10 +393,7 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
 
 #[test]
 fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     let handled_at = now + SECOND;
     assert!(
         session
@@ -698,9 +440,7 @@ fn invariant_7_a_deadline_behind_a_backlog_of_the_timer_task_is_not_late() {
 
 #[test]
 fn invariant_7_a_deadline_between_two_turns_that_runs_a_little_late_is_checked_again() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
+    let (mut session, id, now) = with_call("call");
     detach(&mut session, id, now + SECOND / 1_000);
     let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     tracker.next_turn(now + SECOND + SECOND / 100);
@@ -762,60 +502,6 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
 }
 
 #[test]
-fn invariant_7_a_deadline_on_time_is_not_postponed() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    assert_eq!(session.expire(now + SECOND + TIMER_RESOLUTION).len(), 1);
-}
-
-#[test]
-fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
-    for late in [
-        TIMER_RESOLUTION + TIMER_RESOLUTION / 2,
-        3 * SECOND / 10,
-        STALL_THRESHOLD,
-    ] {
-        let now = Instant::now();
-        let mut session = session();
-        let id = accepted(&mut session, request(1), "call");
-        detach(&mut session, id, now);
-        let handled_at = now + SECOND + late;
-        assert!(session.expire(handled_at).is_empty(), "{late:?}");
-        let recheck = Some(handled_at + RECHECK_DELAY);
-        assert_eq!(session.next_deadline(), recheck);
-        let (_, entry) = session.calls().next().unwrap();
-        assert_eq!(entry.grace_deadline(), recheck, "which is what is reported");
-        assert_eq!(
-            expire_next(&mut session, RECHECK_TOLERANCE),
-            [(id, "call", Expired::Grace)]
-        );
-    }
-}
-
-#[test]
-fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    let handled_at = now + SECOND + 3 * SECOND / 10;
-    assert!(session.expire(handled_at).is_empty());
-
-    let received = handled_at + RECHECK_DELAY / 2;
-    assert!(session.begin_resume(id, received));
-    assert!(
-        session.expire(handled_at + RECHECK_DELAY).is_empty(),
-        "a resume is pending"
-    );
-    session.attach(id).unwrap();
-
-    assert!(session.expire(now + UNOBSERVED_TTL).is_empty());
-    assert_eq!(session.next_deadline(), None);
-}
-
-#[test]
 fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
     let handled_at = now + SECOND + 3 * SECOND / 10;
@@ -836,52 +522,8 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_o
 }
 
 #[test]
-fn invariant_7_a_pending_resume_that_expires_late_gets_no_more_time() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    session.begin_resume(id, now);
-    let handled_at = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
-    assert!(session.expire(handled_at).is_empty());
-    assert_eq!(session.next_deadline(), Some(handled_at + RECHECK_DELAY));
-    assert_eq!(expire_next(&mut session, RECHECK_TOLERANCE).len(), 1);
-}
-
-#[test]
-fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    for _ in 0..MAX_RECHECKS {
-        assert!(expire_next(&mut session, 2 * RECHECK_TOLERANCE).is_empty());
-    }
-    assert_eq!(
-        expire_next(&mut session, 2 * RECHECK_TOLERANCE),
-        [(id, "call", Expired::Grace)]
-    );
-}
-
-#[test]
-fn invariant_7_a_deadline_that_passed_during_a_pending_resume_is_not_late() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
-    session.begin_resume(id, now);
-    let refused = now + SECOND + MAX_RESUME_WAIT / 2;
-    session.end_resume(id, refused);
-    assert_eq!(session.next_deadline(), Some(refused));
-    assert_eq!(session.expire(refused).len(), 1, "not postponed");
-}
-
-#[test]
 fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_was_late() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     let handled_at = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
     assert!(session.begin_resume(id, handled_at));
     assert!(session.expire(handled_at).is_empty());
@@ -987,15 +629,6 @@ fn invariant_9_a_reused_id_untracks_the_older_call_and_does_not_cancel_it() {
 }
 
 #[test]
-fn invariant_9_accepting_twice_is_not_a_reuse() {
-    let mut session = session();
-    let id = accepted(&mut session, request(7), "call");
-    session.accept(id);
-    assert!(session.finish(id, None).unwrap().may_cancel_server);
-    assert_empty(&session);
-}
-
-#[test]
 fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     let now = Instant::now();
     let mut session = session();
@@ -1010,15 +643,6 @@ fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     assert_eq!(session.len(), 0);
     session.expire(now + SECOND);
     assert_eq!(session.match_event(&here(), b"1/0"), EventMatch::Nothing);
-    assert_empty(&session);
-}
-
-#[test]
-fn invariant_11_a_call_without_an_event_id_is_not_retained() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(7), "silent");
-    session.finish(id, answered("42", now + SECOND));
     assert_empty(&session);
 }
 
@@ -1058,38 +682,6 @@ fn assert_untouched(session: &TestSession, victim: CallId) {
     let found = session.find(&here(), &RequestId::Number(7));
     assert_eq!(found, Some((victim, "victim")));
     assert!(session.is_detached(victim));
-}
-
-#[test]
-fn invariant_11_a_retained_call_outlives_its_deadline_behind_one_with_a_later_one() {
-    let now = Instant::now();
-    let mut session = session();
-    for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
-        let id = accepted(&mut session, request(stream), "call");
-        session.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
-        session.finish(id, answered("42", now + seconds * SECOND));
-    }
-    assert_eq!(session.next_deadline(), Some(now + SECOND));
-    session.expire(now + SECOND);
-    let matches = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| session.match_event(&here(), id));
-    let ended = || EventMatch::Ended(RetainedOutcome::Answered("42"));
-    assert_eq!(matches, [EventMatch::Nothing, ended(), ended()]);
-    assert_eq!(session.next_deadline(), Some(now + 9 * SECOND));
-    session.expire(now + 9 * SECOND);
-    assert_empty(&session);
-}
-
-#[test]
-fn invariant_11_the_oldest_answers_are_evicted_first() {
-    let now = Instant::now();
-    let mut session = limited(Limits::default().retained_of_session(1_400));
-    for stream in 0..4 {
-        end_with(&mut session, now, stream, false, 2);
-    }
-    let is_kept = [0, 1, 2, 3].map(|stream| is_retained(&session, stream));
-    assert_eq!(is_kept, [false, false, true, true]);
-    session.expire(now + SECOND);
-    assert_empty(&session);
 }
 
 /// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
@@ -1303,9 +895,7 @@ fn invariant_12_the_end_of_a_session_returns_its_calls_and_removes_retained_ones
 
 #[test]
 fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
+    let (mut session, id, now) = with_call("call");
     session.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
     session.begin_close(&here());
     assert_eq!(session.match_event(&here(), b"0/0"), EventMatch::Nothing);
@@ -1366,42 +956,10 @@ fn invariant_13_a_call_without_a_background_reader_is_removed() {
 
 #[test]
 fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    detach(&mut session, id, now);
+    let (mut session, id, now) = with_detached_call("call");
     session.set_maybe_resumed(id, unobserved(now));
     assert!(session.expire(now + 60 * SECOND).is_empty());
     assert_eq!(session.len(), 1);
-}
-
-#[test]
-fn invariant_14_an_attached_call_that_is_maybe_resumed_is_so_until_its_client_resumes() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    assert!(session.set_maybe_resumed(id, unobserved(now)));
-    assert!(session.is_maybe_resumed(id));
-    session.detach(id, POST_GENERATION, unobserved(now), false, detachment(now));
-    assert!(session.is_maybe_resumed(id));
-    session.attach(id);
-    assert!(!session.is_maybe_resumed(id));
-    session.finish(id, None);
-    assert!(
-        !session.set_maybe_resumed(id, unobserved(now)),
-        "it has ended"
-    );
-}
-
-#[test]
-fn invariant_13_a_call_whose_end_is_observed_elsewhere_is_not_removed() {
-    let now = Instant::now();
-    let mut session = session();
-    let id = accepted(&mut session, request(1), "call");
-    session.add_background_reader(id);
-    session.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
-    session.remove_background_reader(id, None);
-    assert_eq!(session.next_deadline(), None);
 }
 
 #[test]
@@ -1637,41 +1195,6 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     }
     assert_eq!(matched, [(first, "first"), (third, "third")]);
     assert_eq!(session.expire(now + SECOND), [], "its client has resumed");
-}
-
-#[test]
-fn an_event_that_one_call_records_after_another_matches_both() {
-    let (mut session, now) = (session(), Instant::now());
-    let counts = accepted(&mut session, request(1), "counts");
-    let other = accepted(&mut session, request(2), "other");
-    session.record_event_id(counts, b"0/0", EventIdFormat::Any);
-    session.record_event_id(other, b"1/0", EventIdFormat::Any);
-    session.record_event_id(counts, b"1/0", EventIdFormat::Any);
-
-    detach(&mut session, other, now);
-    let mut matched = session.match_event(&here(), b"1/0").in_flight();
-    matched.sort_unstable();
-    for (id, _) in &matched {
-        session.begin_resume(*id, now);
-    }
-    assert_eq!(matched, [(counts, "counts"), (other, "other")]);
-    assert_eq!(session.expire(now + SECOND), [], "its client has resumed");
-}
-
-#[test]
-fn an_event_of_two_calls_still_matches_the_first_when_the_second_has_ended() {
-    let mut session = session();
-    let first = accepted(&mut session, request(1), "first");
-    let second = accepted(&mut session, request(2), "second");
-    session.record_event_id(first, b"x", EventIdFormat::Any);
-    session.record_event_id(second, b"x", EventIdFormat::Any);
-    session.finish(second, None);
-    assert_eq!(
-        session.match_event(&here(), b"x"),
-        EventMatch::Call(first, "first")
-    );
-    session.finish(first, None);
-    assert_empty(&session);
 }
 
 /// The client has resumed elsewhere. It is unknown in which of the two sessions.

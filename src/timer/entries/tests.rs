@@ -91,29 +91,49 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
+/// A target that does this in its deadline. Its entry ends with it.
+struct Acts {
+    at_deadline: Box<dyn Fn(Instant) -> Option<Rearm> + Send + Sync>,
+    handle: OnceLock<TimerHandle>,
+}
+
+impl Acts {
+    fn set(
+        timer: &Arc<Timer>,
+        deadline: Instant,
+        at_deadline: impl Fn(Instant) -> Option<Rearm> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let acts = Arc::new(Self {
+            at_deadline: Box::new(at_deadline),
+            handle: OnceLock::new(),
+        });
+        let weak: Weak<Self> = Arc::downgrade(&acts);
+        assert!(acts.handle.set(timer.set(deadline, weak)).is_ok());
+        acts
+    }
+}
+
+impl OnDeadline for Acts {
+    fn on_deadline(&self, lateness: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
+        (self.at_deadline)(lateness.now())
+    }
+}
+
+/// Runs what has expired, as another timer task. Returns when it would wake.
+fn run_elsewhere(timer: &Arc<Timer>, now: Instant) -> Option<Instant> {
+    timer.run_all_expired(&LatenessTracker::new(now, Timeliness::Late))
+}
+
 /// Two timer tasks may run at once. One of them may sleep without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
-    struct RunsOthers(Arc<Timer>, OnceLock<TimerHandle>);
-    impl OnDeadline for RunsOthers {
-        fn on_deadline(
-            &self,
-            lateness: &LatenessTracker,
-            _timeliness: Timeliness,
-        ) -> Option<Rearm> {
-            let now = lateness.now();
-            let other = self
-                .0
-                .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
-            assert_eq!(other, None, "it is taken out");
-            Some(Rearm::At(now + MINUTE))
-        }
-    }
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let target = Arc::new(RunsOthers(timer.clone(), OnceLock::new()));
-    let weak: Weak<RunsOthers> = Arc::downgrade(&target);
-    assert!(target.1.set(timer.set(now, weak)).is_ok());
+    let others = timer.clone();
+    let target = Acts::set(&timer, now, move |now| {
+        assert_eq!(run_elsewhere(&others, now), None, "it is taken out");
+        Some(Rearm::At(now + MINUTE))
+    });
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(timer.entries().next_wake, Some(now + MINUTE));
     drop(target);
@@ -123,26 +143,13 @@ fn two_timer_tasks_at_once_lose_no_entry() {
 /// A callback that does not return delays no other entry. The other entries are still queued.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
-    struct SlowCallback(Arc<Timer>, OnceLock<TimerHandle>);
-    impl OnDeadline for SlowCallback {
-        fn on_deadline(
-            &self,
-            lateness: &LatenessTracker,
-            _timeliness: Timeliness,
-        ) -> Option<Rearm> {
-            let now = lateness.now();
-            let other = self
-                .0
-                .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
-            assert_eq!(other, Some(now + MINUTE));
-            None
-        }
-    }
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let slow = Arc::new(SlowCallback(timer.clone(), OnceLock::new()));
-    let weak: Weak<SlowCallback> = Arc::downgrade(&slow);
-    assert!(slow.1.set(timer.set(now, weak)).is_ok());
+    let others = timer.clone();
+    let _slow = Acts::set(&timer, now, move |now| {
+        assert_eq!(run_elsewhere(&others, now), Some(now + MINUTE));
+        None
+    });
     let _behind = Stream::timed(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
@@ -150,21 +157,9 @@ fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
 
 #[test]
 fn a_callback_that_panics_affects_no_other_entry() {
-    struct Panics(OnceLock<TimerHandle>);
-    impl OnDeadline for Panics {
-        fn on_deadline(
-            &self,
-            _lateness: &LatenessTracker,
-            _timeliness: Timeliness,
-        ) -> Option<Rearm> {
-            std::panic::panic_any("on purpose");
-        }
-    }
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let panics = Arc::new(Panics(OnceLock::new()));
-    let weak: Weak<Panics> = Arc::downgrade(&panics);
-    assert!(panics.0.set(timer.set(now, weak)).is_ok());
+    let _panics = Acts::set(&timer, now, |_| std::panic::panic_any("on purpose"));
     let _other = Stream::timed(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));

@@ -4,7 +4,7 @@ use axum::{Router, extract::Request};
 use http::{StatusCode, header::AUTHORIZATION};
 use tower_http::validate_request::ValidateRequestHeaderLayer;
 
-use super::{ID, assert_answered, assert_orphaned_on_time, label, lost, with_grace};
+use super::{ID, assert_answered, assert_orphaned_on_time, label, lost};
 use crate::{
     setup::{Plan, Server, Setup, StoppedClock, for_servers},
     support::*,
@@ -17,7 +17,7 @@ enum Side {
     Outside,
 }
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     what_is_refused_inside_ends_no_call,
     what_is_refused_outside_ends_no_call,
     what_is_refused_inside_keeps_no_call,
@@ -73,7 +73,7 @@ async fn assert_all_are_refused(attacker: &Mcp) {
 
 /// Returns a server with two clients: a victim that is let in, and an attacker with the victim's session that is not.
 async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
-    let plan: Plan = with_grace(server);
+    let plan: Plan = Plan::with_grace(server);
     let plan = match side {
         Side::Inside => plan.inside(refusing),
         Side::Outside => plan.outside(refusing),

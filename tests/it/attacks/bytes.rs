@@ -11,12 +11,7 @@ use crate::{
 /// A content length that is larger than any body sent here.
 const ANNOUNCED: usize = 10_000;
 
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_body_that_never_ends_is_no_call,
     a_body_that_arrives_byte_by_byte_is_one_call_as_any_other,
     bytes_of_a_next_request_do_not_hide_an_answer,
@@ -50,8 +45,7 @@ async fn a_body_that_never_ends_is_no_call(server: Server) {
 }
 
 async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let request = mcp.call_request(ID, "hold", json!({ "label": "slow" }));
     let mut slow = Connection::open(setup.served.addr).await;
     slow.send_chunked(&request, &vec![1; request.body.len()])
@@ -67,8 +61,7 @@ async fn a_body_that_arrives_byte_by_byte_is_one_call_as_any_other(server: Serve
 
 /// hyper does not read on, so it does not notice the disconnect. The call completes with its answer.
 async fn bytes_of_a_next_request_do_not_hide_an_answer(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, ID, "hold", "a").await;
     call.write(b"POST /mcp HTTP/1.1\r\nhost: ").await;
 

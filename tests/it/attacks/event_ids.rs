@@ -2,13 +2,13 @@
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::any};
 
-use super::{ID, assert_answered, assert_orphaned_on_time, label, lost, resumed, with_grace};
+use super::{ID, assert_answered, assert_orphaned_on_time, label, lost, resumed};
 use crate::{
-    setup::{Server, StoppedClock, for_servers},
+    setup::{Plan, Server, StoppedClock, for_servers},
     support::*,
 };
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_its_call,
     guessed_event_ids_neither_keep_nor_show_a_call_of_another_session,
     guessed_request_ids_end_no_call_of_another_session,
@@ -19,7 +19,7 @@ async fn a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_i
     server: Server,
 ) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
+    let setup = Plan::with_grace(server).start().await;
     let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     lost(&setup, &victim).await;
 
@@ -35,7 +35,7 @@ async fn a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_i
 
 async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
+    let setup = Plan::with_grace(server).start().await;
     let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     lost(&setup, &victim).await;
 
@@ -62,7 +62,7 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
 }
 
 async fn guessed_request_ids_end_no_call_of_another_session(server: Server) {
-    let setup = with_grace(server).start().await;
+    let setup = Plan::with_grace(server).start().await;
     let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     let call = setup.start_call(&victim, ID, "hold", "victim").await;
 
@@ -80,7 +80,7 @@ async fn guessed_request_ids_end_no_call_of_another_session(server: Server) {
 /// The service on the other path accepts everything.
 async fn a_session_id_on_another_path_is_another_session(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server).inside(beside).start().await;
+    let setup = Plan::with_grace(server).inside(beside).start().await;
     let victim = setup.mcp().await;
     lost(&setup, &victim).await;
     let session = victim.session_id().expect("a session");

@@ -2,13 +2,11 @@
 //!
 //! `SECURITY.md` names these tests, and other tests that cover the same property.
 
-use std::time::Duration;
-
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use serde_json::json;
 
 use crate::{
-    setup::{EventKind, Plan, Server, Setup, StoppedClock},
+    setup::{EventKind, GRACE, Setup, StoppedClock, TICK},
     support::*,
 };
 
@@ -20,23 +18,12 @@ mod restored;
 mod stored;
 mod text;
 
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
 /// The JSON-RPC id of the victim's call, which every attacker knows.
 const ID: u64 = 7;
 
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
-}
-
 /// Starts a call in a session of its own and disconnects its client after two delivered events.
 async fn lost(setup: &Setup, mcp: &Mcp) {
-    let mut call = setup.start_call(mcp, ID, "chatty", "victim").await;
-    call.head().await;
-    assert!(call.event().await.expect("an event").is_priming());
+    let mut call = setup.start_primed(mcp, ID, "chatty", "victim").await;
     call.event().await.expect("the progress");
     call.fin();
     setup.events.detached(mcp, ID).await;

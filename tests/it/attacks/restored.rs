@@ -1,21 +1,16 @@
 //! A session that starts anew under its old id counts its streams from `0/0` again.
 
-use std::sync::Arc;
-
 use mcp_cancel_on_disconnect::Outcome;
 
-use super::{GRACE, ID, lost, resumed, with_grace};
+use super::{GRACE, ID, lost, resumed};
 use crate::{
-    setup::{EventKind, SavedSessions, Server, Setup, StoppedClock},
+    setup::{EventKind, FIRST_EVENT, Plan, SavedSessions, Server, Setup},
     support::*,
 };
 
-const FIRST_EVENT: &str = "0/0";
-
 #[tokio::test]
 async fn a_retained_answer_does_not_outlive_the_restore_of_its_session() {
-    let setup = saved().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = saved(Server::Wrapped).client().await;
     answered(&setup, &mcp).await;
     let kept = resumed(&mcp, FIRST_EVENT).await.expect("a stream");
     assert!(kept.contains("done:victim"), "before: {kept}");
@@ -29,17 +24,11 @@ async fn a_retained_answer_does_not_outlive_the_restore_of_its_session() {
 
 #[tokio::test]
 async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
-    let setup = saved().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = saved(Server::Wrapped).client().await;
     answered(&setup, &mcp).await;
     forget(&setup, &mcp).await;
 
-    let mut call = setup.start_call(&mcp, "new", "hold", "new").await;
-    call.head().await;
-    let first = call.event().await.expect("the priming event");
-    assert_eq!(first.id.as_deref(), Some(FIRST_EVENT));
-    call.fin();
-    setup.events.detached(&mcp, "new").await;
+    assert_eq!(setup.cut(&mcp, "new", "new").await, FIRST_EVENT);
     setup.witness.release("new");
     setup.events.ended(&mcp, "new").await;
 
@@ -52,7 +41,7 @@ async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
 
 #[tokio::test]
 async fn a_retained_answer_reaches_no_restored_session_of_another_client() {
-    let setup = saved().await;
+    let setup = saved(Server::Wrapped).start().await;
     let (mcp, attacker) = (setup.mcp().await, setup.mcp().await);
     answered(&setup, &mcp).await;
     forget(&setup, &attacker).await;
@@ -67,17 +56,10 @@ async fn a_retained_answer_reaches_no_restored_session_of_another_client() {
 /// With the layer alone, the event id of the lost older call is also an event id of the newer call.
 #[tokio::test]
 async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
-    let clock = StoppedClock::stop();
-    let setup = saved_by(Server::LayerOnly).await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = saved(Server::LayerOnly).stopped().await;
     lost(&setup, &mcp).await;
     expire(&setup, &mcp).await;
-    let mut call = setup.start_call(&mcp, "new", "hold", "new").await;
-    call.head().await;
-    let first = call.event().await.expect("the priming event");
-    assert_eq!(first.id.as_deref(), Some(FIRST_EVENT));
-    call.fin();
-    setup.events.detached(&mcp, "new").await;
+    assert_eq!(setup.cut(&mcp, "new", "new").await, FIRST_EVENT);
 
     let mut resumed = mcp.resume(FIRST_EVENT).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -89,8 +71,7 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
     assert!(setup.witness.is_running("new"));
     assert!(!setup.tokens.of("new").is_cancelled());
     setup.witness.release("new");
-    let answer = resumed.answer().await.expect("an answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:new");
+    resumed.assert_done("new").await;
     assert!(setup.witness.ended("new").await.is_completed());
     let of_victim = setup.events.of(&mcp, ID);
     let is_reported_completed = of_victim.contains(&EventKind::Ended(Outcome::Completed));
@@ -104,9 +85,7 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
 /// The newer call has the id of the lost call. The cancel of the lost call must not reach it.
 #[tokio::test]
 async fn the_cancel_of_a_lost_call_does_not_hit_one_with_its_id_in_the_restored_session() {
-    let clock = StoppedClock::stop();
-    let setup = saved_by(Server::LayerOnly).await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = saved(Server::LayerOnly).stopped().await;
     lost(&setup, &mcp).await;
     expire(&setup, &mcp).await;
     let mut call = setup.start_call(&mcp, ID, "hold", "new").await;
@@ -119,17 +98,8 @@ async fn the_cancel_of_a_lost_call_does_not_hit_one_with_its_id_in_the_restored_
     setup.assert_completes("new", &mut call).await;
 }
 
-async fn saved() -> Setup {
-    saved_by(Server::Wrapped).await
-}
-
-async fn saved_by(server: Server) -> Setup {
-    let store = Arc::new(SavedSessions::default());
-    let plan = with_grace(server).config(|mut config| {
-        config.session_store = Some(store);
-        config
-    });
-    plan.start().await
+fn saved(server: Server) -> Plan {
+    Plan::with_grace(server).saving(SavedSessions::default())
 }
 
 /// Has a call complete while its client is disconnected.

@@ -3,8 +3,7 @@
 use mcp_cancel_on_disconnect::CancelReason;
 use serde_json::{Value, json};
 
-use super::with_grace;
-use crate::setup::{Lines, Server, Setup, arguments, for_servers};
+use crate::setup::{Lines, Plan, Server, Setup, arguments, for_servers};
 
 /// Each of these would end a line, an event, a field or a string in some format.
 const HOSTILE: [&str; 7] = [
@@ -19,23 +18,15 @@ const HOSTILE: [&str; 7] = [
 
 const MEGABYTE: usize = 1_000_000;
 
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     no_id_breaks_the_event_that_reports_a_cancel,
     an_id_of_a_megabyte_is_sent_whole_and_logged_truncated,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     no_id_breaks_the_event_that_a_late_client_gets,
 });
 
 async fn no_id_breaks_the_event_that_reports_a_cancel(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     for (nth, hostile) in HOSTILE.into_iter().enumerate() {
         let label = format!("call {nth}");
         let mut call = setup.start_call(&mcp, hostile, "hold", &label).await;
@@ -51,8 +42,7 @@ async fn no_id_breaks_the_event_that_reports_a_cancel(server: Server) {
 
 async fn an_id_of_a_megabyte_is_sent_whole_and_logged_truncated(server: Server) {
     let lines = Lines::all();
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let id = "\n".repeat(MEGABYTE);
     let mut call = setup.start_call(&mcp, id.clone(), "hold", "a").await;
 
@@ -68,8 +58,7 @@ async fn an_id_of_a_megabyte_is_sent_whole_and_logged_truncated(server: Server) 
 }
 
 async fn no_id_breaks_the_event_that_a_late_client_gets(server: Server) {
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
     for (nth, hostile) in HOSTILE.into_iter().enumerate() {
         let label = format!("call {nth}");
         let mut call = setup.start_call(&mcp, hostile, "hold", &label).await;
@@ -93,8 +82,7 @@ async fn no_id_breaks_the_event_that_a_late_client_gets(server: Server) {
 /// The layer repeats the id with which the client resumes, and sends the answer after it.
 #[tokio::test]
 async fn no_event_id_breaks_the_event_that_repeats_it() {
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
     let mut call = mcp.call(1, "hold", arguments("a")).await;
     setup.witness.started("a").await;
     call.head().await;

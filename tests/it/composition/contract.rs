@@ -1,12 +1,5 @@
 //! The promises of the layer to the services inside and outside of it, tested without a socket.
 
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
-)]
-
 mod answered;
 mod clean_up;
 mod doubtful;

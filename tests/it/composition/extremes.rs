@@ -38,8 +38,8 @@ use tokio::time::{sleep, timeout};
 use tower::ServiceExt as _;
 
 use crate::{
-    setup::{Scripted, Server, Sessions},
-    support::{Dice, Mode, PATH},
+    setup::{Scripted, Server, Sessions, paused_runtime},
+    support::{Dice, Mode, PATH, handshake},
 };
 
 /// Number of pairs that `cargo test` runs.
@@ -344,12 +344,7 @@ impl Cell {
     }
 
     fn run(self) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
+        paused_runtime().block_on(async {
             self.answers_a_client_that_stays().await;
             if self.server.has_sessions() && !self.times_out() {
                 self.answers_a_client_that_returns().await;
@@ -500,20 +495,12 @@ impl World {
     }
 
     async fn connect(&mut self) -> bool {
-        let initialize = json!({
-            "jsonrpc": "2.0", "id": "init", "method": "initialize",
-            "params": {
-                "protocolVersion": "2025-11-25",
-                "capabilities": {},
-                "clientInfo": { "name": "extremes", "version": "0" },
-            },
-        });
+        let [initialize, initialized] = handshake("2025-11-25");
         let response = self.send("POST", &[], initialize.to_string()).await;
         let session = response.headers().get("mcp-session-id");
         self.session = session.map(|id| id.to_str().expect("visible").to_owned());
         let mut stream = Reading::of(response);
         stream.read_to_end().await;
-        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
         let response = self.send("POST", &[], initialized.to_string()).await;
         response.status() == 202
     }

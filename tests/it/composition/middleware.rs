@@ -4,13 +4,6 @@
 //! Every stack is served on a real socket, in each [`SessionMode`]. Stacks are written as in axum: the last layer is the
 //! outermost.
 
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
-)]
-
 use axum::Router;
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancelReason::ClientDisconnected, Outcome,

@@ -17,7 +17,7 @@ use rmcp::transport::streamable_http_server::{
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    setup::{Events, Server, arguments},
+    setup::{Events, Server, arguments, paused_runtime},
     support::*,
 };
 
@@ -62,23 +62,16 @@ for_servers! {
 fn a_call_is_cancelled_at_a_disconnect_while_the_thread_of_the_first_runtime_computes(
     server: Server,
 ) {
-    clients().block_on(async {
-        let cores = Cores::of(server, Grace::Immediate).await;
-        let mcp = Mcp::session(cores.second.addr(), PATH).await;
-        let call = cores.start_call(&mcp, "a").await;
-        let computing = cores.first.compute();
-
-        call.fin();
-
-        assert!(cores.witness.ended("a").await.is_cancelled());
-        drop(computing);
-        cores.end();
-    });
+    assert_cancelled_while_the_first_runtime_computes(server, Grace::Immediate);
 }
 
 fn a_grace_ends_while_the_thread_of_the_first_runtime_computes(server: Server) {
+    assert_cancelled_while_the_first_runtime_computes(server, Grace::After(SOON));
+}
+
+fn assert_cancelled_while_the_first_runtime_computes(server: Server, grace: Grace) {
     clients().block_on(async {
-        let cores = Cores::of(server, Grace::After(SOON)).await;
+        let cores = Cores::of(server, grace).await;
         let mcp = Mcp::session(cores.second.addr(), PATH).await;
         let call = cores.start_call(&mcp, "a").await;
         let computing = cores.first.compute();
@@ -153,8 +146,7 @@ fn when_a_runtime_ends_another_one_reads_its_streams() {
 
             assert_eq!(cores.events.ended(&mcp, 1).await, Outcome::Completed);
             let mut resumed = mcp.resume("0/0").await;
-            let answer = resumed.answer().await.expect("it was kept");
-            assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+            resumed.assert_done("a").await;
             cores.second.runtime.shutdown_background();
         });
     }
@@ -164,7 +156,7 @@ fn when_a_runtime_ends_another_one_reads_its_streams() {
 fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
     let manager = LocalSessionManager::default();
     let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(300));
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let (id, _transport) = first
         .block_on(sessions.create_session())
         .expect("a session");
@@ -185,13 +177,6 @@ fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
 fn clients() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().expect("a runtime")
-}
-
-/// A runtime whose clock jumps to the next deadline.
-fn paused() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().start_paused(true);
-    builder.build().expect("a runtime")
 }
 
 /// Returns the same client with connections to another runtime.

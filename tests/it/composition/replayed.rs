@@ -12,17 +12,15 @@ use axum::{
     response::IntoResponse,
 };
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 use tower::ServiceExt as _;
 
 use crate::{
-    setup::{EXCHANGE, EventKind, Events, Plan, SavedSessions, Server, arguments},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, Events, Plan, SavedSessions, Server, arguments},
     stack::{bare, wrapped},
     support::*,
 };
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 /// Headers by which a service recognizes a repeated request, or checks its body.
 const OF_ONE_REQUEST: [&str; 10] = [
@@ -65,8 +63,7 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
             }
         }))
     };
-    let setup = Plan::of(Server::LayerOnly).inside(once).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::LayerOnly).inside(once).client().await;
     for (id, name) in (1..).zip(OF_ONE_REQUEST) {
         let marked = mcp.clone().header(name, "\"of this request\"");
         let call = setup.start_call(&marked, id, "hold", name).await;
@@ -159,8 +156,7 @@ async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed()
             }
         }))
     };
-    let setup = Plan::of(Server::LayerOnly).inside(once).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::LayerOnly).inside(once).client().await;
     let proven = mcp.clone().header("dpop", "a proof");
     let call = setup.start_call(&proven, 1, "stubborn", "runs on").await;
 
@@ -231,8 +227,7 @@ async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_th
             assert!(echo.answer().await.is_some(), "{case}");
             assert!(witness.is_running("staying"), "{case}");
             witness.release("staying");
-            let answer = connected_call.answer().await.expect("an answer");
-            assert_eq!(answer["result"]["content"][0]["text"], "done:staying");
+            connected_call.assert_done("staying").await;
         }
     }
 }

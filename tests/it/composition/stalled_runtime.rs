@@ -69,9 +69,9 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
         let mcp = setup.mcp().await;
         let mut calls = Vec::new();
         for id in 0..CALLS {
-            let mut call = setup.start_call(&mcp, id, "hold", &format!("a{id}")).await;
-            call.head().await;
-            call.event().await.expect("the priming event");
+            let call = setup
+                .start_primed(&mcp, id, "hold", &format!("a{id}"))
+                .await;
             calls.push(call);
         }
         for call in calls {

@@ -1,23 +1,19 @@
 //! A gateway between the layer and rmcp reports that it has the answer of a call.
 
-use std::time::Duration;
-
 use axum::{
     Router,
     extract::Request,
     middleware::{Next, from_fn},
 };
-use mcp_cancel_on_disconnect::{CallToken, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CallToken, Outcome};
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{GRACE, Plan, Server, Setup, StoppedClock, for_servers},
     support::*,
 };
 
-const GRACE: Duration = Duration::from_secs(20);
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_detached_call_runs_on_after_its_grace_if_a_gateway_has_its_answer,
     a_late_resume_afterwards_is_handled_by_the_server,
 });
@@ -53,8 +49,7 @@ async fn a_late_resume_afterwards_is_handled_by_the_server(server: Server) {
 
     assert_eq!(late.head().await.status, 200);
     setup.witness.release("a");
-    let answer = late.answer().await.expect("rmcp's own answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    late.assert_done("a").await;
 }
 
 /// Returns a server with a middleware inside the layer that hands out the tokens of calls.
@@ -69,7 +64,7 @@ async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallTok
             next.run(request)
         }))
     };
-    let plan = Plan::of(server).grace(Grace::After(GRACE)).inside(gateway);
+    let plan = Plan::with_grace(server).inside(gateway);
     (plan.start().await, tokens)
 }
 
@@ -81,10 +76,6 @@ async fn cut(
 ) -> CallToken {
     // Discards the tokens of the handshake.
     while tokens.try_recv().is_ok() {}
-    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
-    call.head().await;
-    assert!(call.event().await.expect("an event").is_priming());
-    call.fin();
-    setup.events.detached(mcp, 1).await;
+    setup.cut(mcp, 1, "a").await;
     tokens.try_recv().expect("the token of the call")
 }

@@ -2,20 +2,16 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
+use mcp_cancel_on_disconnect::{Grace, MIN_GRACE, Outcome};
 
 use crate::{
-    setup::{EventKind, Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{
+        DISCONNECTED, EventKind, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, for_servers,
+    },
     support::*,
 };
 
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_call_with_event_ids_waits_for_its_client,
     a_server_that_sends_a_longer_retry_gives_its_clients_more_time,
     a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_countable_grace,
@@ -23,9 +19,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 });
 
 async fn a_call_with_event_ids_waits_for_its_client(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(server).grace(Grace::Auto).stopped().await;
     let grace = cut(&setup, &mcp).await;
     assert_eq!(grace, Some(MIN_GRACE));
 
@@ -44,8 +38,7 @@ async fn a_server_that_sends_a_longer_retry_gives_its_clients_more_time(server: 
         local.session_config.sse_retry = retry;
         local
     });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
 
     let grace = cut(&setup, &mcp).await;
 
@@ -61,8 +54,7 @@ async fn a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_coun
             local.session_config.sse_retry = retry;
             local
         });
-        let setup = setup.start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = setup.client().await;
 
         let grace = cut(&setup, &mcp).await;
 
@@ -77,8 +69,7 @@ async fn a_call_without_event_ids_is_cancelled_at_once(server: Server) {
         local.session_config.sse_retry = None;
         local
     });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     assert_eq!(call.head().await.status, 200);
 
@@ -114,7 +105,7 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
 async fn a_client_of_a_store_that_polls_gets_its_answer() {
     let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
     let mcp = setup.mcp().await;
-    let first = cut_after_first(&setup, &mcp).await;
+    let first = setup.cut(&mcp, 1, "a").await;
     for _ in 0..3 {
         let mut polled = mcp.resume(&first).await;
         assert_eq!(polled.head().await.status, 200);
@@ -125,8 +116,7 @@ async fn a_client_of_a_store_that_polls_gets_its_answer() {
 
     let mut polled = mcp.resume(&first).await;
 
-    let answer = polled.answer().await.expect("the answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    polled.assert_done("a").await;
 }
 
 #[tokio::test]
@@ -150,7 +140,16 @@ async fn a_client_without_a_session_that_polls_a_store_keeps_its_call_if_the_gra
     let grace = Grace::AutoAfter(Duration::from_secs(7));
     let setup = stored(Plan::of(Server::StatelessSse).grace(grace)).await;
     let mcp = setup.mcp().await;
-    let id = cut_after_first(&setup, &mcp).await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let id = call
+        .event()
+        .await
+        .and_then(|event| event.id)
+        .expect("an id");
+    call.fin();
+    let is_disconnect = |kind| matches!(kind, EventKind::Detached(_) | EventKind::Ended(_));
+    setup.events.count(&mcp, 1, 1, is_disconnect).await;
 
     for _ in 0..5 {
         clock.advance(Duration::from_secs(3)).await;
@@ -167,17 +166,6 @@ async fn stored(plan: Plan) -> Setup {
 
 /// Disconnects the client of call 1 after its first event. Returns the grace of the call.
 async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
-    cut_after_first(setup, mcp).await;
+    setup.cut(mcp, 1, "a").await;
     setup.events.detached(mcp, 1).await.0
-}
-
-/// Does the same, and returns the id of that event.
-async fn cut_after_first(setup: &Setup, mcp: &Mcp) -> String {
-    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
-    call.head().await;
-    let first = call.event().await.expect("an event");
-    call.fin();
-    let is_disconnect = |kind| matches!(kind, EventKind::Detached(_) | EventKind::Ended(_));
-    setup.events.count(mcp, 1, 1, is_disconnect).await;
-    first.id.expect("an id")
 }

@@ -1,15 +1,13 @@
 //! Many concurrent calls, and disconnects at random times.
 
-use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+use mcp_cancel_on_disconnect::Outcome;
 
 use serde_json::json;
 
 use crate::{
-    setup::{EXCHANGE, EventKind, Server, Setup, arguments, for_servers},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, Server, Setup, arguments, for_servers},
     support::*,
 };
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 /// Number of sessions. All sessions use the same request ids.
 const SESSIONS: usize = 8;
@@ -109,8 +107,7 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_whose_clients_disconnec
 /// The disconnect may happen at any step of the request's processing.
 async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
     let mut dice = Dice::new();
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     for id in 0..EARLY_DISCONNECTS {
         let marked = mcp.clone().header(EXCHANGE, &format!("call {id}"));
         let call = marked
@@ -142,8 +139,7 @@ async fn no_call_outlives_its_client_whenever_it_disconnects(server: Server) {
 
 /// The client does not read the end of the stream.
 async fn a_disconnect_after_the_answer_cancels_nothing(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     for id in 0..EARLY_DISCONNECTS {
         let label = format!("call {id}");
         let marked = mcp.clone().header(EXCHANGE, &label);

@@ -3,8 +3,6 @@
 //! The clock is stopped and moves only when a test advances it. So the bounds are exact up to the millisecond to which
 //! tokio's timers round.
 
-use std::time::Duration;
-
 use axum::{
     Router,
     extract::Request,
@@ -12,28 +10,21 @@ use axum::{
     response::IntoResponse,
 };
 use http::{Method, StatusCode};
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{EventKind, Plan, Scripted, Server, Setup, StoppedClock, for_servers},
+    setup::{
+        EventKind, FIRST_EVENT, GRACE, ORPHANED, Plan, Scripted, Server, Setup, StoppedClock, TICK,
+        for_servers,
+    },
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
-/// The id of the first event of the first stream of a session.
-const FIRST_EVENT: &str = "0/0";
 
 /// The id of the first event of its second stream.
 const SECOND_STREAM: &str = "0/1";
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before,
     the_server_receives_that_the_client_did_not_resume,
     a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer,
@@ -43,10 +34,8 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 });
 
 async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     let mut attached = setup.start_call(&mcp, 2, "hold", "attached").await;
     let (grace, since) = setup.events.detached(&mcp, 1).await;
     assert_eq!(grace, Some(GRACE));
@@ -79,9 +68,9 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
         Ok("unread".to_owned())
     });
     let handler = handler.on_cancelled(cancels);
-    let setup = with_grace(server).start_scripted(handler).await;
+    let setup = Plan::with_grace(server).start_scripted(handler).await;
     let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    setup.cut(&mcp, 1, "a").await;
 
     clock.advance(GRACE + TICK).await;
 
@@ -93,10 +82,8 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
 
 #[tokio::test]
 async fn a_call_that_completes_within_its_grace_is_completed_and_not_cancelled() {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;
 
     setup.witness.release("a");
@@ -116,10 +103,8 @@ async fn a_call_that_completes_within_its_grace_is_completed_and_not_cancelled()
 }
 
 async fn a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE - TICK).await;
 
     let mut resumed = mcp.resume(FIRST_EVENT).await;
@@ -134,10 +119,11 @@ async fn a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer(server
 }
 
 async fn a_resume_that_is_refused_does_not_keep_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).inside(refusing_resumes).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server)
+        .inside(refusing_resumes)
+        .stopped()
+        .await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;
 
     let refused = mcp.resume(FIRST_EVENT).await.head().await;
@@ -147,10 +133,8 @@ async fn a_resume_that_is_refused_does_not_keep_the_call(server: Server) {
 }
 
 async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     let other_client = setup.mcp().await;
     setup
         .start_call(&other_client, 1, "hold", "other")
@@ -167,10 +151,8 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
 /// With the layer alone it does keep the call, because the layer does not know to which call an event id belongs.
 #[tokio::test]
 async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     let other = setup.start_call(&mcp, 2, "hold", "other").await;
     other.fin();
     setup.events.detached(&mcp, 2).await;
@@ -184,30 +166,14 @@ async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() 
 }
 
 async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    detached_call(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;
 
     let mut standalone = mcp.listen().await;
 
     assert_eq!(standalone.head().await.status, 200);
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
-}
-
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
-}
-
-/// Starts call 1 and disconnects its client after the event with which it may resume.
-async fn detached_call(setup: &Setup, mcp: &Mcp) {
-    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
-    call.head().await;
-    let priming = call.event().await.expect("the priming event");
-    assert_eq!(priming.id.as_deref(), Some(FIRST_EVENT));
-    call.fin();
-    setup.events.detached(mcp, 1).await;
 }
 
 /// Asserts that the call is orphaned after the rest of its grace. Half of the grace has passed already.

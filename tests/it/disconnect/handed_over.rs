@@ -13,13 +13,9 @@ use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{EXCHANGE, EventKind, Plan, Server, Setup, arguments, slow_auth},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, GRACE, Plan, Server, Setup, arguments, slow_auth},
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 /// A service inside the layer that serves each request in a task of its own. A disconnect drops no such task.
 struct Spawning {
@@ -70,8 +66,7 @@ async fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static
 async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cancelled_in_it() {
     for reads_first in [false, true] {
         let (plan, mut spawning) = Spawning::plan(reads_first);
-        let setup = plan.start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = plan.client().await;
         let marked = mcp.clone().header(EXCHANGE, "a");
         let call = marked.call(1, "hold", arguments("a")).await;
         within("the call", spawning.asked.recv()).await;
@@ -96,8 +91,7 @@ async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cance
 #[tokio::test]
 async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in_it() {
     let (plan, mut spawning) = Spawning::plan(true);
-    let setup = plan.grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.grace(Grace::After(GRACE)).client().await;
     let marked = mcp.clone().header(EXCHANGE, "a");
     let mut call = marked.call(1, "hold", arguments("a")).await;
     within("the call", spawning.asked.recv()).await;
@@ -116,13 +110,8 @@ async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in
 /// `has_session` waits for rmcp's lock, while the body is read.
 #[tokio::test]
 async fn a_call_that_waits_for_its_session_still_supersedes() {
-    let setup = superseding().start().await;
-    let mcp = setup.mcp().await;
-    let mut older = setup.start_call(&mcp, 1, "hold", "a").await;
-    older.head().await;
-    older.event().await.expect("the priming event");
-    older.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (setup, mcp) = superseding().client().await;
+    setup.cut(&mcp, 1, "a").await;
 
     let _newer = wait_for_its_session(&setup, &mcp, 2, "a").await;
 
@@ -132,8 +121,7 @@ async fn a_call_that_waits_for_its_session_still_supersedes() {
 
 #[tokio::test]
 async fn a_call_that_waited_for_its_session_is_still_superseded() {
-    let setup = superseding().start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = superseding().client().await;
     let mut older = wait_for_its_session(&setup, &mcp, 1, "a").await;
     older.head().await;
     older.event().await.expect("the priming event");
@@ -165,8 +153,7 @@ fn superseding() -> Plan {
 #[tokio::test]
 async fn a_notification_passes_a_service_that_spawns() {
     let (plan, mut spawning) = Spawning::plan(true);
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (_setup, mcp) = plan.client().await;
     let marked = mcp.clone().header(EXCHANGE, "n");
     let (status, ()) = tokio::join!(
         marked.notify("notifications/roots/list_changed", json!({})),
@@ -185,8 +172,7 @@ async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read
         Plan::of(Server::Wrapped),
         Plan::of(Server::Wrapped).inside(slow_auth),
     ] {
-        let setup = plan.start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = plan.client().await;
         let mut message = mcp.call_message(1, "hold", arguments("a"));
         message["params"]["task"] = json!({ "ttl": 60_000 });
         let mut call = mcp.send(&mcp.message_request(&message)).await;
@@ -204,8 +190,7 @@ async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read
 async fn a_request_with_a_task_times_out_though_its_body_was_read_before() {
     let plan = Plan::of(Server::Wrapped).inside(slow_auth);
     let plan = plan.layer(|layer| layer.call_timeout(Duration::from_millis(200)));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (_setup, mcp) = plan.client().await;
     let mut message = mcp.call_message(1, "hold", arguments("a"));
     message["params"]["task"] = json!({ "ttl": 60_000 });
 
@@ -227,8 +212,7 @@ async fn there_is_no_grace_for_a_client_that_received_no_event() {
     };
     for server in [Server::Wrapped, Server::LayerOnly] {
         let plan = Plan::of(server).grace(Grace::Auto).inside(buffering);
-        let setup = plan.start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = plan.client().await;
         let call = setup.start_call(&mcp, 1, "hold", "a").await;
 
         call.fin();

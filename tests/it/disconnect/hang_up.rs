@@ -17,11 +17,9 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{EXCHANGE, EventKind, Plan, Scripted, Server, Setup, for_servers},
+    setup::{DISCONNECTED, EXCHANGE, EventKind, Plan, Scripted, Server, Setup, for_servers},
     support::*,
 };
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 /// How much of the response the client has received.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +39,7 @@ enum How {
     HalfClose,
 }
 
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_fin_before_the_head_is_produced_cancels_the_call,
     a_reset_before_the_head_is_produced_cancels_the_call,
     a_half_close_before_the_head_is_produced_cancels_the_call,
@@ -63,9 +56,7 @@ for_servers!([
     a_completed_call_ends_once_and_never_fires_its_token,
     a_handler_can_read_why_its_call_is_cancelled,
     the_id_of_a_cancelled_call_can_be_used_again,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     the_server_receives_one_cancel_with_the_id_and_the_reason,
     a_disconnect_from_the_standalone_stream_cancels_nothing,
 });
@@ -104,8 +95,7 @@ async fn a_half_close_after_an_event_cancels_the_call(server: Server) {
 }
 
 async fn a_disconnect_within_the_request_body_starts_no_call(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let marked = mcp.clone().header(EXCHANGE, "cut");
     let whole = marked.call_request(1, "hold", json!({ "label": "cut" }));
     let length = whole.body.len();
@@ -136,8 +126,7 @@ async fn a_stream_reset_after_an_event_cancels_its_call_and_no_other(server: Ser
 }
 
 async fn losing_an_h2_connection_cancels_all_its_calls(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut connection = H2::open(setup.served.addr).await;
     let mut streams = Vec::new();
     for (id, label) in [(1, "a"), (2, "b"), (3, "c")] {
@@ -155,8 +144,7 @@ async fn losing_an_h2_connection_cancels_all_its_calls(server: Server) {
 }
 
 async fn a_completed_call_ends_once_and_never_fires_its_token(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.assert_completes("a", &mut call).await;
     setup.exchanges.over_for("a").await;
@@ -197,8 +185,7 @@ async fn a_handler_can_read_why_its_call_is_cancelled(server: Server) {
 }
 
 async fn the_id_of_a_cancelled_call_can_be_used_again(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     setup.start_call(&mcp, 1, "hold", "first").await.fin();
     assert!(setup.witness.ended("first").await.is_cancelled());
     assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
@@ -233,8 +220,7 @@ async fn the_server_receives_one_cancel_with_the_id_and_the_reason(server: Serve
 }
 
 async fn a_disconnect_from_the_standalone_stream_cancels_nothing(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     let marked = mcp.clone().header(EXCHANGE, "standalone");
     let mut standalone = marked.listen().await;
@@ -251,8 +237,7 @@ async fn a_disconnect_from_the_standalone_stream_cancels_nothing(server: Server)
 /// The control: it shows what the layer is for, and that these tests can fail.
 #[tokio::test]
 async fn bare_rmcp_keeps_running_a_session_call_without_a_client() {
-    let setup = Server::Bare.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Server::Bare.client().await;
 
     setup.start_call(&mcp, 1, "hold", "a").await.fin();
 
@@ -395,8 +380,7 @@ async fn a_replayed_cancel_that_is_refused_temporarily_is_sent_again() {
             }
         }))
     });
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
 
     setup.start_call(&mcp, 1, "hold", "a").await.fin();
 

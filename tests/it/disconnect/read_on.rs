@@ -18,14 +18,13 @@ use crate::{
 /// More than twice the 16 events that fit into the channel of a stream.
 const MANY: u32 = 40;
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_call_that_may_run_on_ends_by_itself_and_never_fires_its_token,
     a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session,
 });
 
 async fn a_call_that_may_run_on_ends_by_itself_and_never_fires_its_token(server: Server) {
-    let setup = Plan::of(server).grace(Grace::Never).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
 

@@ -11,26 +11,18 @@ use axum::{
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
 use serde_json::{Value, json};
 
-use crate::setup::{EventKind, Plan, Server, StoppedClock, arguments, for_servers};
+use crate::setup::{EventKind, Plan, Server, StoppedClock, TICK, arguments, for_servers};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-const TICK: Duration = Duration::from_millis(1);
 const TIMED_OUT: Outcome = Outcome::Cancelled(CancelReason::TimedOut);
 
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client,
     a_call_that_answers_in_time_is_not_affected,
     what_a_handler_answers_too_late_is_dropped,
     a_policy_sets_the_time_of_each_call,
     a_disconnect_before_the_timeout_changes_nothing,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     a_client_that_resumed_gets_the_error_on_its_new_stream,
     a_client_that_resumes_too_late_gets_the_error_as_well,
     the_session_continues,
@@ -38,9 +30,7 @@ for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
 });
 
 async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = limited(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = limited(server).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
 
@@ -62,9 +52,7 @@ async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_clien
 }
 
 async fn a_call_that_answers_in_time_is_not_affected(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = limited(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = limited(server).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     clock.advance(TIMEOUT - TICK).await;
@@ -78,9 +66,7 @@ async fn a_call_that_answers_in_time_is_not_affected(server: Server) {
 }
 
 async fn what_a_handler_answers_too_late_is_dropped(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = limited(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = limited(server).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "stubborn", "a").await;
     setup.events.started(&mcp, 1).await;
     clock.advance(TIMEOUT + TICK).await;
@@ -93,15 +79,13 @@ async fn what_a_handler_answers_too_late_is_dropped(server: Server) {
 }
 
 async fn a_policy_sets_the_time_of_each_call(server: Server) {
-    let clock = StoppedClock::stop();
     let plan = Plan::of(server).layer(|layer| {
         layer.policy(|call| match call.tool() {
             Some("hold") => Policy::new().grace(Grace::Immediate).call_timeout(TIMEOUT),
             _ => Policy::new().grace(Grace::Immediate),
         })
     });
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan.stopped().await;
     let mut limited = setup.start_call(&mcp, 1, "hold", "limited").await;
     let mut free = setup.start_call(&mcp, 2, "stubborn", "free").await;
     setup.events.started(&mcp, 1).await;
@@ -114,10 +98,8 @@ async fn a_policy_sets_the_time_of_each_call(server: Server) {
 }
 
 async fn a_disconnect_before_the_timeout_changes_nothing(server: Server) {
-    let clock = StoppedClock::stop();
     let plan = limited(server).grace(Grace::After(2 * TIMEOUT));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan.stopped().await;
     let call = setup.start_call(&mcp, 1, "stubborn", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();
@@ -129,9 +111,7 @@ async fn a_disconnect_before_the_timeout_changes_nothing(server: Server) {
 }
 
 async fn a_client_that_resumed_gets_the_error_on_its_new_stream(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = limited(server).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = limited(server).grace(Grace::Auto).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     let priming = call.event().await.expect("the priming event");
@@ -148,12 +128,10 @@ async fn a_client_that_resumed_gets_the_error_on_its_new_stream(server: Server) 
 }
 
 async fn a_client_that_resumes_too_late_gets_the_error_as_well(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = limited(server)
+    let (clock, setup, mcp) = limited(server)
         .grace(Grace::After(2 * TIMEOUT))
-        .start()
+        .stopped()
         .await;
-    let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     let priming = call.event().await.expect("the priming event");
@@ -168,9 +146,7 @@ async fn a_client_that_resumes_too_late_gets_the_error_as_well(server: Server) {
 }
 
 async fn the_session_continues(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = limited(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = limited(server).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     clock.advance(TIMEOUT + TICK).await;
@@ -193,8 +169,7 @@ async fn a_call_before_its_head_is_answered_as_json(server: Server) {
             response
         }))
     });
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let mut call = mcp
         .clone()
         .header("x-hold", "1")
@@ -225,19 +200,13 @@ fn timed_out(id: Value) -> Value {
 // --- Calls that run on without their clients ---
 
 async fn times_out_without_its_client(plan: Plan, timeout: Duration) {
-    let clock = StoppedClock::stop();
     let plan = plan.layer(|layer| layer.call_timeout(timeout));
     let plan = plan.sessions(|mut local| {
         local.session_config.keep_alive = None;
         local
     });
-    let setup = plan.abort_after(Duration::ZERO).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (clock, setup, mcp) = plan.abort_after(Duration::ZERO).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     assert_eq!(setup.calls.detached(), 1);
 
     clock.advance(timeout - TICK).await;

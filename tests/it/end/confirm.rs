@@ -14,12 +14,12 @@ use mcp_cancel_on_disconnect::{CancelReason, Confirmation, Grace, Outcome};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::{
-    setup::{EventKind, Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{
+        DISCONNECTED, EventKind, FIRST_EVENT, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock,
+        TICK, for_servers,
+    },
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-const TICK: Duration = Duration::from_millis(1);
 
 /// Maximum time for the callback's decision.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -27,9 +27,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Time after a confirmed cancel in which the layer checks whether its runtime stalled.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     confirm_is_not_called_before_the_grace_ends,
     a_confirmed_orphan_is_cancelled,
     a_postponed_call_waits_and_is_confirmed_again,
@@ -76,10 +74,7 @@ impl PendingConfirmation {
 }
 
 async fn confirm_is_not_called_before_the_grace_ends(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
+    let (clock, setup, mcp, mut confirmations) = detached(server, GRACE).await;
     clock.advance(GRACE - TICK).await;
     setup.assert_usable(&mcp).await;
     assert!(confirmations.is_empty());
@@ -94,17 +89,10 @@ async fn confirm_is_not_called_before_the_grace_ends(server: Server) {
 }
 
 async fn a_confirmed_orphan_is_cancelled(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
 
     confirmations.next().await.answer(Confirmation::Cancel);
-    setup.assert_usable(&mcp).await;
-    clock.advance(RECHECK_DELAY + TICK).await;
-
-    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert_cancelled(&clock, &setup, &mcp).await;
     assert!(setup.witness.ended("a").await.is_cancelled());
     let events = [
         EventKind::Started,
@@ -117,11 +105,7 @@ async fn a_confirmed_orphan_is_cancelled(server: Server) {
 
 async fn a_postponed_call_waits_and_is_confirmed_again(server: Server) {
     const WAIT: Duration = Duration::from_secs(3);
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     for _ in 0..3 {
         let pending = confirmations.next().await;
         pending.answer(Confirmation::Postpone(WAIT));
@@ -136,17 +120,11 @@ async fn a_postponed_call_waits_and_is_confirmed_again(server: Server) {
     assert!(pending.lasted >= GRACE + 3 * WAIT, "{:?}", pending.lasted);
     assert_eq!(pending.grace, GRACE);
     pending.answer(Confirmation::Cancel);
-    setup.assert_usable(&mcp).await;
-    clock.advance(RECHECK_DELAY + TICK).await;
-    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert_cancelled(&clock, &setup, &mcp).await;
 }
 
 async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     confirmations
         .next()
         .await
@@ -161,11 +139,7 @@ async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server)
 }
 
 async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (_clock, setup, mcp, mut confirmations) = orphaned(server).await;
 
     confirmations
         .next()
@@ -178,13 +152,9 @@ async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Se
 }
 
 async fn a_client_that_resumes_during_the_confirmation_keeps_its_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     let pending = confirmations.next().await;
-    let mut resumed = resume(&setup, &mcp, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     pending.answer(Confirmation::Cancel);
 
@@ -196,14 +166,11 @@ async fn a_client_that_resumes_during_the_confirmation_keeps_its_call(server: Se
 }
 
 async fn a_decision_about_an_earlier_grace_has_no_effect(server: Server) {
-    let clock = StoppedClock::stop();
     let short = Duration::from_secs(2);
-    let (setup, mut confirmations) = with_confirm_after(server, short).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
+    let (clock, setup, mcp, mut confirmations) = detached(server, short).await;
     clock.advance(short + TICK).await;
     let first = confirmations.next().await;
-    let resumed = resume(&setup, &mcp, 1).await;
+    let resumed = setup.resume(&mcp, 1, 1).await;
     resumed.fin();
     setup.events.detached_again(&mcp, 1, 2).await;
     clock.advance(short + TICK).await;
@@ -217,17 +184,11 @@ async fn a_decision_about_an_earlier_grace_has_no_effect(server: Server) {
     assert!(!setup.tokens.of("a").is_cancelled());
     assert!(setup.witness.is_running("a"));
     second.answer(Confirmation::Cancel);
-    setup.assert_usable(&mcp).await;
-    clock.advance(RECHECK_DELAY + TICK).await;
-    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert_cancelled(&clock, &setup, &mcp).await;
 }
 
 async fn no_decision_in_time_postpones_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     let unanswered = confirmations.next().await;
     setup.assert_usable(&mcp).await;
     clock.advance(LIMIT + TICK).await;
@@ -238,15 +199,13 @@ async fn no_decision_in_time_postpones_the_call(server: Server) {
     clock.advance(GRACE + TICK).await;
 
     confirmations.next().await.answer(Confirmation::Cancel);
-    setup.assert_usable(&mcp).await;
-    clock.advance(RECHECK_DELAY + TICK).await;
-    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert_cancelled(&clock, &setup, &mcp).await;
 }
 
 async fn a_panic_postpones_the_call(server: Server) {
     let clock = StoppedClock::stop();
     let (sender, mut confirmations) = mpsc::unbounded_channel();
-    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    let plan = Plan::with_grace(server);
     let plan = plan.layer(move |layer| {
         layer.confirm(move |_| {
             sender.send(()).unwrap();
@@ -254,9 +213,8 @@ async fn a_panic_postpones_the_call(server: Server) {
             async { Confirmation::Cancel }
         })
     });
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
+    let (setup, mcp) = plan.client().await;
+    setup.cut(&mcp, 1, "a").await;
     for _ in 0..2 {
         clock.advance(GRACE + TICK).await;
         confirmations.recv().await.unwrap();
@@ -266,11 +224,7 @@ async fn a_panic_postpones_the_call(server: Server) {
 }
 
 async fn a_panic_during_the_confirmation_postpones_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     // Dropping the sender makes the callback's future panic.
     drop(confirmations.next().await.answer);
     setup.assert_usable(&mcp).await;
@@ -280,11 +234,7 @@ async fn a_panic_during_the_confirmation_postpones_the_call(server: Server) {
 }
 
 async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (clock, setup, mcp, mut confirmations) = orphaned(server).await;
     let pending = confirmations.next().await;
     setup.witness.release("a");
     let _end = setup.witness.ended("a").await;
@@ -299,11 +249,7 @@ async fn an_answer_of_the_call_ends_the_confirmation(server: Server) {
 }
 
 async fn other_cancels_need_no_confirmation(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut confirmations) = with_confirm(server).await;
-    let mcp = setup.mcp().await;
-    detach(&setup, &mcp).await;
-    clock.advance(GRACE + TICK).await;
+    let (_clock, setup, mcp, mut confirmations) = orphaned(server).await;
     let pending = confirmations.next().await;
     let [call] = &*setup.calls.snapshot() else {
         panic!("one call");
@@ -339,10 +285,8 @@ async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is
         });
     let (setup, mut confirmations) = start_with_confirm(plan).await;
     let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    let mut refused = mcp.resume("0/0").await;
+    let call = setup.start_primed(&mcp, 1, "hold", "a").await;
+    let mut refused = mcp.resume(FIRST_EVENT).await;
     let _waits = waiting.acquire().await;
     call.fin();
     setup.exchanges.over_for("a").await;
@@ -350,17 +294,32 @@ async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is
     gate.add_permits(1);
 
     assert_eq!(refused.head().await.status, 401);
-    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
-    assert_eq!(setup.events.ended(&mcp, 1).await, disconnected);
+    assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
     assert!(confirmations.is_empty());
 }
 
-async fn with_confirm(server: Server) -> (Setup, Confirmations) {
-    with_confirm_after(server, GRACE).await
+/// Starts call 1, and disconnects its client.
+async fn detached(server: Server, grace: Duration) -> (StoppedClock, Setup, Mcp, Confirmations) {
+    let clock = StoppedClock::stop();
+    let (setup, confirmations) =
+        start_with_confirm(Plan::of(server).grace(Grace::After(grace))).await;
+    let mcp = setup.mcp().await;
+    setup.cut(&mcp, 1, "a").await;
+    (clock, setup, mcp, confirmations)
 }
 
-async fn with_confirm_after(server: Server, grace: Duration) -> (Setup, Confirmations) {
-    start_with_confirm(Plan::of(server).grace(Grace::After(grace))).await
+/// Does the same, and lets the grace end.
+async fn orphaned(server: Server) -> (StoppedClock, Setup, Mcp, Confirmations) {
+    let started = detached(server, GRACE).await;
+    started.0.advance(GRACE + TICK).await;
+    started
+}
+
+/// Asserts that the confirmed cancel takes effect.
+async fn assert_cancelled(clock: &StoppedClock, setup: &Setup, mcp: &Mcp) {
+    setup.assert_usable(mcp).await;
+    clock.advance(RECHECK_DELAY + TICK).await;
+    assert_eq!(setup.events.ended(mcp, 1).await, ORPHANED);
 }
 
 async fn start_with_confirm(plan: Plan) -> (Setup, Confirmations) {
@@ -379,20 +338,4 @@ async fn start_with_confirm(plan: Plan) -> (Setup, Confirmations) {
         })
     });
     (plan.start().await, Confirmations(confirmations))
-}
-
-/// Starts call 1 and disconnects its client.
-async fn detach(setup: &Setup, mcp: &Mcp) {
-    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(mcp, 1).await;
-}
-
-async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
-    let mut resumed = mcp.resume("0/0").await;
-    assert_eq!(resumed.head().await.status, 200);
-    setup.events.resumed(mcp, 1, nth).await;
-    resumed
 }

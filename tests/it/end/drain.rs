@@ -40,18 +40,11 @@ struct Ending {
     served: JoinHandle<()>,
 }
 
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_drain_waits_for_calls_and_cancels_the_rest,
     a_drain_without_calls_ends_at_once,
     a_call_that_arrives_after_the_drain_ends_at_once,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     a_drain_ends_standalone_streams_and_all_later_ones,
     a_drain_ends_the_streams_of_calls_that_ended_elsewhere,
     a_drain_waits_for_an_answer_that_an_inner_layer_buffers,
@@ -59,8 +52,7 @@ for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
 });
 
 async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
-    let setup = Plan::of(server).grace(Grace::Never).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
     let mut ends = setup.start_call(&mcp, 1, "hold", "ends").await;
     let mut stays = setup.start_call(&mcp, 2, "hold", "stays").await;
     setup.events.started(&mcp, 1).await;
@@ -87,8 +79,7 @@ async fn a_drain_without_calls_ends_at_once(server: Server) {
 }
 
 async fn a_call_that_arrives_after_the_drain_ends_at_once(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     setup.calls.drain(LIMIT).await;
 
     let mut late = mcp.call(1, "stubborn", arguments("late")).await;
@@ -107,8 +98,7 @@ async fn a_call_that_arrives_after_the_drain_ends_at_once(server: Server) {
 }
 
 async fn a_drain_ends_standalone_streams_and_all_later_ones(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut standalone = mcp.listen().await;
     assert_eq!(standalone.head().await.status, 200);
 
@@ -121,8 +111,7 @@ async fn a_drain_ends_standalone_streams_and_all_later_ones(server: Server) {
 
 /// Covers a call whose id was used again, and a call that its client cancelled.
 async fn a_drain_ends_the_streams_of_calls_that_ended_elsewhere(server: Server) {
-    let setup = Plan::of(server).grace(Grace::Never).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
     let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
     older.head().await;
     let mut newer = setup.start_call(&mcp, 1, "hold", "newer").await;
@@ -170,8 +159,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
     for is_resumed in [false, true] {
         let (let_on, held) = watch::channel(false);
         let plan = Plan::of(server).grace(Grace::Never);
-        let setup = plan.inside(holding_answers(held)).start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = plan.inside(holding_answers(held)).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
         if is_resumed {
             call.head().await;
@@ -202,8 +190,7 @@ async fn a_drain_waits_for_an_answer_that_an_inner_layer_buffers(server: Server)
 async fn a_drain_closes_a_stream_whose_answer_is_buffered_for_too_long(server: Server) {
     let (let_on, held) = watch::channel(false);
     let plan = Plan::of(server).grace(Grace::Never);
-    let setup = plan.inside(holding_answers(held)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.inside(holding_answers(held)).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.witness.release("a");
 

@@ -1,7 +1,7 @@
 //! Calls that end neither by their answer nor by a disconnect. The client cancels them, closes their session, or sends
 //! them again.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, time::Duration};
 
 use axum::{
     Router,
@@ -26,16 +26,11 @@ use tokio::time::Instant;
 
 use crate::{
     setup::{
-        EventKind, Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, arguments,
-        for_servers,
+        EventKind, GRACE, Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK,
+        arguments, for_servers,
     },
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
 
 /// How long rmcp lets handlers run on after a DELETE.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -89,7 +84,7 @@ impl ServerHandler for Silent {
     }
 }
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     the_clients_own_cancel_ends_an_attached_call,
     the_clients_own_cancel_ends_a_detached_call,
     a_cancel_of_a_completed_call_changes_nothing,
@@ -99,8 +94,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 });
 
 async fn the_clients_own_cancel_ends_an_attached_call(server: Server) {
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
     let _call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     assert_eq!(mcp.cancel(1).await, 202);
@@ -114,10 +108,8 @@ async fn the_clients_own_cancel_ends_an_attached_call(server: Server) {
 }
 
 async fn the_clients_own_cancel_ends_a_detached_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
 
     assert_eq!(mcp.cancel(1).await, 202);
 
@@ -133,8 +125,7 @@ async fn the_clients_own_cancel_ends_a_detached_call(server: Server) {
 }
 
 async fn a_cancel_of_a_completed_call_changes_nothing(server: Server) {
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.assert_completes("a", &mut call).await;
     setup.exchanges.over_for("a").await;
@@ -149,8 +140,7 @@ async fn a_cancel_of_a_completed_call_changes_nothing(server: Server) {
 
 async fn an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once(server: Server) {
     for _ in 0..20 {
-        let setup = with_grace(server).start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = Plan::with_grace(server).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
         call.head().await;
 
@@ -176,10 +166,10 @@ async fn an_answer_that_coincides_with_the_clients_cancel_ends_the_call_once(ser
 
 async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
+    let setup = Plan::with_grace(server).start().await;
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
     let _attached = setup.start_call(&mcp, 1, "hold", "attached").await;
-    cut(&setup, &mcp, 2, "detached").await;
+    setup.cut(&mcp, 2, "detached").await;
     let mut unaffected = setup.start_call(&other, 1, "hold", "spared").await;
     let before = Instant::now();
 
@@ -213,8 +203,7 @@ async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
 }
 
 async fn a_delete_that_is_refused_ends_nothing(server: Server) {
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     // rmcp refuses an unknown version.
     let refused = mcp.clone().version("1999-01-01").delete().await;
@@ -229,17 +218,14 @@ async fn a_delete_that_is_refused_ends_nothing(server: Server) {
 /// The session is restored under its old id. Its streams are numbered from 0 again.
 #[tokio::test]
 async fn no_retained_answer_reaches_a_restored_session() {
-    let store = Arc::new(SavedSessions::default());
-    let setup = with_grace(Server::Wrapped).config(|mut config| {
-        config.session_store = Some(store);
-        config
-    });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "old").await;
+    let (setup, mcp) = Plan::with_grace(Server::Wrapped)
+        .saving(SavedSessions::default())
+        .client()
+        .await;
+    setup.cut(&mcp, 1, "old").await;
     setup.witness.release("old");
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    cut(&setup, &mcp, 2, "lost").await;
+    setup.cut(&mcp, 2, "lost").await;
     let Sessions::Wrapped(sessions) = &setup.sessions else {
         panic!("the wrapper is in use");
     };
@@ -271,9 +257,8 @@ async fn no_retained_answer_reaches_a_restored_session() {
 
 #[tokio::test]
 async fn a_call_that_is_sent_again_supersedes_the_one_that_has_no_client() {
-    let setup = superseding(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "same").await;
+    let (setup, mcp) = superseding(Server::Wrapped).client().await;
+    setup.cut(&mcp, 1, "same").await;
 
     let mut again = mcp.call(2, "hold", arguments("same")).await;
 
@@ -290,8 +275,7 @@ async fn a_call_that_is_sent_again_supersedes_the_one_that_has_no_client() {
 
 #[tokio::test]
 async fn the_token_of_a_superseded_call_has_the_reason() {
-    let setup = superseding(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = superseding(Server::Wrapped).client().await;
     let mut first = mcp
         .call(1, "chatty", json!({ "label": "a", "events": 0 }))
         .await;
@@ -359,7 +343,7 @@ async fn a_call_of_another_method_supersedes_only_what_has_the_same_parameters()
 async fn only_the_same_call_of_the_same_session_supersedes() {
     let setup = superseding(Server::Wrapped).start().await;
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
-    cut(&setup, &mcp, 1, "a").await;
+    setup.cut(&mcp, 1, "a").await;
 
     let mut others = vec![
         mcp.call(2, "hold", arguments("b")).await,
@@ -378,8 +362,7 @@ async fn only_the_same_call_of_the_same_session_supersedes() {
 
 #[tokio::test]
 async fn an_attached_call_is_never_superseded() {
-    let setup = superseding(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = superseding(Server::Wrapped).client().await;
     let mut first = setup.start_call(&mcp, 1, "hold", "same").await;
     let mut second = mcp.call(2, "hold", arguments("same")).await;
     second.head().await;
@@ -395,12 +378,9 @@ async fn an_attached_call_is_never_superseded() {
 /// A call whose client has resumed is attached.
 #[tokio::test]
 async fn a_resumed_call_is_not_superseded() {
-    let setup = superseding(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "same").await;
-    let mut resumed = mcp.resume("0/0").await;
-    resumed.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let (setup, mcp) = superseding(Server::Wrapped).client().await;
+    setup.cut(&mcp, 1, "same").await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     let _second = mcp.call(2, "hold", arguments("same")).await;
 
@@ -413,8 +393,7 @@ async fn a_resumed_call_is_not_superseded() {
 /// Its client reads the call on the other server.
 #[tokio::test]
 async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
-    let setup = superseding(Server::Wrapped).stored().start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = superseding(Server::Wrapped).stored().client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "same").await;
     call.head().await;
     let first = call.event().await.expect("the priming event");
@@ -436,9 +415,8 @@ async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
 #[tokio::test]
 async fn a_call_that_is_sent_again_under_its_id_gets_its_own_answer() {
     let setup = superseding(Server::Wrapped).abort_after(Duration::ZERO);
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "same").await;
+    let (setup, mcp) = setup.client().await;
+    setup.cut(&mcp, 1, "same").await;
 
     let mut again = mcp.call(1, "hold", arguments("same")).await;
     again.head().await;
@@ -446,17 +424,15 @@ async fn a_call_that_is_sent_again_under_its_id_gets_its_own_answer() {
 
     assert_eq!(setup.witness.starts("same"), 2);
     setup.witness.release("same");
-    let answer = again.answer().await.expect("an answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:same");
+    again.assert_done("same").await;
 }
 
 #[tokio::test]
 async fn an_exempt_call_is_not_superseded() {
     let plan = superseding(Server::Wrapped);
     let plan = plan.layer(|layer| layer.exempt(|call| call.tool() == Some("hold")));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "same").await;
+    let (setup, mcp) = plan.client().await;
+    setup.cut(&mcp, 1, "same").await;
 
     let mut second = mcp.call(2, "hold", arguments("same")).await;
 
@@ -473,10 +449,12 @@ async fn an_exempt_call_is_not_superseded() {
 #[tokio::test]
 async fn without_the_option_nothing_is_superseded() {
     let clock = StoppedClock::stop();
-    for plan in [with_grace(Server::Wrapped), superseding(Server::LayerOnly)] {
-        let setup = plan.start().await;
-        let mcp = setup.mcp().await;
-        cut(&setup, &mcp, 1, "same").await;
+    for plan in [
+        Plan::with_grace(Server::Wrapped),
+        superseding(Server::LayerOnly),
+    ] {
+        let (setup, mcp) = plan.client().await;
+        setup.cut(&mcp, 1, "same").await;
 
         let mut second = mcp.call(2, "hold", arguments("same")).await;
 
@@ -490,22 +468,9 @@ async fn without_the_option_nothing_is_superseded() {
     }
 }
 
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
-}
-
 fn superseding(server: Server) -> Plan {
     Plan::of(server)
         .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
-}
-
-/// Starts a call and disconnects its client after the first event.
-async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
-    let mut call = setup.start_call(mcp, id, "hold", label).await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(mcp, id).await;
 }
 
 async fn assert_client_cancelled(setup: &Setup, mcp: &Mcp) {
@@ -529,8 +494,7 @@ async fn a_cancel_whose_delivery_panics_is_reported_as_failed() {
     }
     let fragile = |router: Router| router.layer(from_fn(break_on_a_cancel));
     let plan = Plan::of(Server::LayerOnly).grace(Grace::Immediate);
-    let setup = plan.inside(fragile).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.inside(fragile).client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     call.fin();

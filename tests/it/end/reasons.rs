@@ -1,9 +1,8 @@
 //! A handler's token and the `notifications/cancelled` that reaches its server carry the same reason.
 
-use std::time::Duration;
-
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Policy};
 use rmcp::model::{CancelledNotificationParam, NumberOrString};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -13,7 +12,7 @@ use crate::{
 
 type Cancels = mpsc::UnboundedReceiver<CancelledNotificationParam>;
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     of_a_client_that_disconnected,
     of_a_client_that_did_not_resume,
 });

@@ -28,8 +28,7 @@ const MARKUP: &str = r#"<script>alert(1)</script>'"><img src=x onerror=alert(1)>
 
 #[tokio::test]
 async fn the_page_and_its_json_show_each_call() {
-    let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::Wrapped).grace(Grace::Never).client().await;
     let _attached = setup.start_call(&mcp, 1, "hold", "a").await;
     let detached = setup.start_call(&mcp, "two", "stubborn", "b").await;
     setup.events.started(&mcp, 1).await;
@@ -85,8 +84,7 @@ async fn a_page_without_calls_has_a_text_for_that() {
 
 #[tokio::test]
 async fn session_ids_are_not_shown() {
-    let setup = Server::Wrapped.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Server::Wrapped.client().await;
     let _call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     let admin = routes(setup.calls.clone());
@@ -98,8 +96,7 @@ async fn session_ids_are_not_shown() {
 
 #[tokio::test]
 async fn the_button_cancels_one_call() {
-    let setup = Server::Wrapped.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Server::Wrapped.client().await;
     let _call = setup.start_call(&mcp, 1, "hold", "a").await;
     let mut other = setup.start_call(&mcp, 2, "hold", "b").await;
     setup.events.started(&mcp, 1).await;
@@ -132,8 +129,7 @@ async fn either_header_of_the_same_origin_is_enough() {
 
 #[tokio::test]
 async fn a_post_from_anywhere_else_cancels_nothing() {
-    let setup = Server::Wrapped.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Server::Wrapped.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     let admin = routes(setup.calls.clone());
@@ -166,8 +162,7 @@ async fn a_post_from_anywhere_else_cancels_nothing() {
 
 #[tokio::test]
 async fn a_get_cancels_nothing() {
-    let setup = Server::Wrapped.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Server::Wrapped.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     let admin = routes(setup.calls.clone());

@@ -16,23 +16,15 @@ use mcp_cancel_on_disconnect::{
 };
 use serde_json::{Value, json};
 
-use crate::setup::{Plan, Server, StoppedClock, for_servers};
+use crate::setup::{GRACE, Plan, Server, for_servers};
 
-const GRACE: Duration = Duration::from_secs(20);
 const REQUESTED: Outcome = Outcome::Cancelled(CancelReason::Requested);
 
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_snapshot_has_each_call_and_its_start,
     a_call_that_is_cancelled_on_request_sends_the_error_to_its_client,
     what_has_ended_cannot_be_cancelled,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     a_snapshot_has_the_time_since_the_disconnect,
     a_call_is_found_by_its_session_and_id,
     a_session_is_cancelled_as_a_whole_and_no_other,
@@ -41,11 +33,9 @@ for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
 });
 
 async fn a_snapshot_has_each_call_and_its_start(server: Server) {
-    let clock = StoppedClock::stop();
     let timeout = Duration::from_secs(60);
     let plan = Plan::of(server).layer(|layer| layer.call_timeout(timeout));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan.stopped().await;
     let _first = setup.start_call(&mcp, 1, "hold", "first").await;
     setup.events.started(&mcp, 1).await;
     clock.advance(Duration::from_secs(5)).await;
@@ -84,8 +74,7 @@ async fn a_snapshot_has_each_call_and_its_start(server: Server) {
 }
 
 async fn a_call_that_is_cancelled_on_request_sends_the_error_to_its_client(server: Server) {
-    let setup = Plan::of(server).grace(Grace::Never).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     let mut other = setup.start_call(&mcp, 2, "hold", "b").await;
     setup.events.started(&mcp, 1).await;
@@ -102,8 +91,7 @@ async fn a_call_that_is_cancelled_on_request_sends_the_error_to_its_client(serve
 }
 
 async fn what_has_ended_cannot_be_cancelled(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     let id = setup.calls.snapshot()[0].info().id();
@@ -115,9 +103,7 @@ async fn what_has_ended_cannot_be_cancelled(server: Server) {
 }
 
 async fn a_snapshot_has_the_time_since_the_disconnect(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.fin();
     setup.events.detached(&mcp, 1).await;
@@ -178,21 +164,11 @@ async fn a_session_is_cancelled_as_a_whole_and_no_other(server: Server) {
 }
 
 async fn a_call_that_was_resumed_elsewhere_keeps_running(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    let priming = call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    let primed = setup.cut(&mcp, 1, "a").await;
 
     let session = mcp.session_id().unwrap();
-    assert!(
-        setup
-            .calls
-            .resumed_elsewhere(session, &priming.id.expect("an id"))
-    );
+    assert!(setup.calls.resumed_elsewhere(session, &primed));
     clock.advance(2 * GRACE).await;
 
     setup.assert_usable(&mcp).await;
@@ -200,25 +176,15 @@ async fn a_call_that_was_resumed_elsewhere_keeps_running(server: Server) {
 }
 
 async fn an_id_that_was_never_issued_has_no_effect(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    let priming = call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    let primed = setup.cut(&mcp, 1, "a").await;
 
     assert!(
         !setup
             .calls
             .resumed_elsewhere(mcp.session_id().unwrap(), "0/99")
     );
-    assert!(
-        !setup
-            .calls
-            .resumed_elsewhere("another", &priming.id.expect("an id"))
-    );
+    assert!(!setup.calls.resumed_elsewhere("another", &primed));
     clock.advance(2 * GRACE).await;
 
     assert!(setup.witness.ended("a").await.is_cancelled());

@@ -58,8 +58,7 @@ async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: S
 }
 
 async fn a_client_that_stays_connected_is_not_affected(server: Server) {
-    let setup = probing(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = probing(server).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     for _ in 0..5 {
@@ -105,8 +104,7 @@ fn probing(server: Server) -> Plan {
 }
 
 async fn disconnect(server: Server, disconnect_call: impl AsyncFnOnce(Connection)) {
-    let setup = probing(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = probing(server).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
 

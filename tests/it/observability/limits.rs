@@ -1,9 +1,6 @@
 //! More calls than are tracked. Each runs as it would without the layer, and no other call is affected.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, observe::Limit};
 use serde_json::json;
@@ -11,33 +8,19 @@ use tracing::Level;
 
 use crate::{
     setup::{
-        EventKind, Failing, Lines, Plan, Scripted, Server, Setup, StoppedClock, arguments,
-        for_servers, slow_auth,
+        DISCONNECTED, EventKind, Failing, GRACE, Lines, Plan, Scripted, Server, Setup,
+        StoppedClock, TICK, arguments, for_servers, slow_auth,
     },
     support::*,
 };
 
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
 const ENDED_UNKNOWN: EventKind = EventKind::Ended(Outcome::Unknown);
 
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
-
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_call_beyond_the_limit_gets_its_answer,
     a_call_that_ends_frees_capacity,
     a_call_that_is_cancelled_at_once_needs_no_room,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     a_disconnect_from_a_call_over_the_limit_cancels_nothing,
     detached_calls_beyond_the_limit_of_their_session_run_on_untracked,
     detached_calls_beyond_the_limit_in_all_run_on_untracked,
@@ -62,8 +45,7 @@ async fn a_call_beyond_the_limit_gets_its_answer(server: Server) {
 }
 
 async fn a_call_that_ends_frees_capacity(server: Server) {
-    let setup = limited(server, |limits| limits.calls(1)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = limited(server, |limits| limits.calls(1)).client().await;
     let mut first = setup.start_call(&mcp, 1, "hold", "first").await;
     setup.assert_completes("first", &mut first).await;
     setup.calls_reach(0).await;
@@ -76,8 +58,7 @@ async fn a_call_that_ends_frees_capacity(server: Server) {
 }
 
 async fn a_call_that_is_cancelled_at_once_needs_no_room(server: Server) {
-    let setup = limited(server, |limits| limits.detached(0)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = limited(server, |limits| limits.detached(0)).client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     call.fin();
@@ -166,14 +147,11 @@ async fn detached_calls_beyond_the_limit_in_all_run_on_untracked(server: Server)
 }
 
 async fn a_client_that_resumes_frees_capacity(server: Server) {
-    let setup = with_grace(server, |limits| limits.detached(1))
-        .start()
+    let (setup, mcp) = with_grace(server, |limits| limits.detached(1))
+        .client()
         .await;
-    let mcp = setup.mcp().await;
     disconnect(&setup, &mcp, 1, "first").await;
-    let mut resumed = mcp.resume("0/0").await;
-    assert_eq!(resumed.head().await.status, 200);
-    setup.events.resumed(&mcp, 1, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     disconnect(&setup, &mcp, 2, "second").await;
 
@@ -185,8 +163,7 @@ async fn a_client_that_resumes_frees_capacity(server: Server) {
 
 async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
     let lines = Lines::up_to(Level::WARN);
-    let setup = limited(server, |limits| limits.calls(0)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = limited(server, |limits| limits.calls(0)).client().await;
 
     for _ in 0..50 {
         setup.assert_usable(&mcp).await;
@@ -202,8 +179,7 @@ async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
 #[tokio::test]
 async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
     let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
     let expected = [
@@ -227,8 +203,7 @@ async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
     let server_store = store.clone();
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
     let setup = setup.sessions(move |local| local.with_event_store(server_store));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
     older.head().await;
     store.opens_no_streams.store(true, Ordering::Relaxed);
@@ -246,8 +221,7 @@ async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
 #[tokio::test]
 async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_at_the_limit() {
     let setup = limited(Server::LayerOnly, |limits| limits.calls(1));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
     older.head().await;
     let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
@@ -272,8 +246,7 @@ async fn the_older_call_of_a_reused_id_is_untracked_behind_the_layer_alone_even_
 #[tokio::test]
 async fn a_call_beyond_the_limit_behind_a_slow_middleware_is_reported_once() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(0));
-    let setup = setup.inside(slow_auth).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.inside(slow_auth).client().await;
 
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
     assert!(call.answer().await.is_some());
@@ -316,8 +289,7 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
 async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too() {
     for (bytes, is_kept) in [(1_200, false), (8_192, true)] {
         let plan = with_grace(Server::Wrapped, |limits| limits.retained_of_session(bytes));
-        let setup = plan.start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = plan.client().await;
         disconnect(&setup, &mcp, 1, "a").await;
         setup.witness.release("a");
         assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
@@ -338,9 +310,7 @@ fn with_grace(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {
 
 /// Starts a call and disconnects its client. The call need not be tracked.
 async fn disconnect(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
-    let mut call = setup.start_call(mcp, id, "hold", label).await;
-    call.head().await;
-    call.event().await.expect("the priming event");
+    let call = setup.start_primed(mcp, id, "hold", label).await;
     call.fin();
     setup.exchanges.over_for(label).await;
     let is_disconnect = |kind| matches!(kind, EventKind::Detached(_) | EventKind::Ended(_));

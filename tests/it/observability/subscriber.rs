@@ -15,23 +15,17 @@ use tracing_subscriber::{
     layer::SubscriberExt as _,
 };
 
-use crate::setup::{Plan, Server, StoppedClock, for_servers};
+use crate::setup::{Plan, Server, for_servers};
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_subscriber_that_panics_prevents_no_cancel_after_a_grace,
 });
 
 async fn a_subscriber_that_panics_prevents_no_cancel_after_a_grace(server: Server) {
     const GRACE: Duration = Duration::from_secs(20);
     let _panics = panics();
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (clock, setup, mcp) = Plan::of(server).grace(Grace::After(GRACE)).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE + Duration::from_millis(1)).await;
     assert!(setup.witness.ended("a").await.is_cancelled());
 }

@@ -4,13 +4,14 @@
 //! A failure prints its seed; set `TEST_SEED` to repeat it. With the stopped clock, the same seed also reproduces the
 //! deadlines. In real time with two threads it reproduces only the clients.
 
+use futures_util::future::join_all;
+use mcp_cancel_on_disconnect::{Grace, Outcome};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
-
 use crate::{
-    setup::{EventKind, Ledger, Plan, Server, Setup, StoppedClock, arguments, for_servers},
+    setup::{
+        EventKind, Ledger, ORPHANED, Plan, Server, Setup, StoppedClock, arguments, for_servers,
+    },
     support::*,
 };
 
@@ -26,9 +27,7 @@ const IN_FLIGHT: usize = 10;
 /// Number of calls in a round.
 const CALLS: usize = SESSIONS * IN_FLIGHT;
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     two_thousand_cycles_with_a_stopped_clock,
 });
 

@@ -8,7 +8,7 @@ use std::{
 use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace};
 
 use crate::{
-    setup::{Failing, Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{Failing, Plan, Server, Setup, for_servers},
     support::*,
 };
 
@@ -31,8 +31,7 @@ async fn a_resume_that_the_store_refuses_does_not_cancel_the_call_of_a_connected
 
 async fn refused_resume(server: Server, grace: Grace) {
     let (plan, store) = failing(server);
-    let setup = plan.grace(grace).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.grace(grace).client().await;
     let (mut call, id) = begun(&setup, &mcp).await;
     store.replays_nothing.store(true, Ordering::Relaxed);
 
@@ -43,22 +42,19 @@ async fn refused_resume(server: Server, grace: Grace) {
 
     setup.witness.release("a");
     assert!(setup.witness.ended("a").await.is_completed());
-    let answer = call.answer().await.expect("the answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    call.assert_done("a").await;
 }
 
 /// The session would have nothing left of the call by which its end could be observed.
 #[tokio::test]
 async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
-    let clock = StoppedClock::stop();
     let (plan, store) = failing(Server::Wrapped);
     let plan = plan.sessions(|mut local| {
         local.session_config.keep_alive = None;
         local
     });
     let plan = plan.wrap(|local| CancellableSessionManager::new(local).idle_timeout(HOUR));
-    let setup = plan.grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan.grace(Grace::Auto).stopped().await;
     let (mut call, _) = begun(&setup, &mcp).await;
 
     lose_answer(&setup, &store, &mut call).await;
@@ -75,8 +71,7 @@ async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
 #[tokio::test]
 async fn an_answer_that_the_store_refused_is_retained_for_its_client() {
     let (plan, store) = failing(Server::Wrapped);
-    let setup = plan.grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.grace(Grace::Auto).client().await;
     let (mut call, id) = begun(&setup, &mcp).await;
 
     lose_answer(&setup, &store, &mut call).await;
@@ -87,8 +82,7 @@ async fn an_answer_that_the_store_refused_is_retained_for_its_client() {
 #[tokio::test]
 async fn an_answer_that_the_store_refused_is_retained_for_a_disconnected_client() {
     let (plan, store) = failing(Server::Wrapped);
-    let setup = plan.grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.grace(Grace::Auto).client().await;
     let (call, id) = begun(&setup, &mcp).await;
     call.fin();
     setup.events.detached(&mcp, 1).await;
@@ -129,6 +123,5 @@ async fn lose_answer(setup: &Setup, store: &Failing, call: &mut Connection) {
 
 async fn assert_delivers_the_answer(mut resumed: Connection) {
     resumed.head().await;
-    let answer = resumed.answer().await.expect("the kept answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    resumed.assert_done("a").await;
 }

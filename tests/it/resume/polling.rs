@@ -2,23 +2,16 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
+use mcp_cancel_on_disconnect::{Grace, MIN_GRACE, Outcome};
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, for_servers, stalled},
+    setup::{FIRST_EVENT, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, for_servers, stalled},
     support::*,
 };
 
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
 /// The stream of a session's first call, and the id of its first event.
 const STREAM: u64 = 0;
-const FIRST_EVENT: &str = "0/0";
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_client_that_polls_keeps_its_call_for_as_long_as_it_polls,
     a_client_that_stops_polling_loses_its_call_after_a_whole_grace,
     a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace,
@@ -27,9 +20,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 
 async fn a_client_that_polls_keeps_its_call_for_as_long_as_it_polls(server: Server) {
     const POLLS: usize = 30;
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(server).grace(Grace::Auto).stopped().await;
     let mut stream = setup.start_call(&mcp, 1, "hold", "a").await;
     let mut last = None;
     stream.head().await;
@@ -52,16 +43,12 @@ async fn a_client_that_polls_keeps_its_call_for_as_long_as_it_polls(server: Serv
 }
 
 async fn a_client_that_stops_polling_loses_its_call_after_a_whole_grace(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(server).grace(Grace::Auto).stopped().await;
     let mut stream = setup.start_call(&mcp, 1, "hold", "a").await;
     stream.head().await;
     end_stream(&setup, &mcp, &mut stream, None).await;
     clock.advance(MIN_GRACE - TICK).await;
-    let mut stream = mcp.resume(FIRST_EVENT).await;
-    stream.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let mut stream = setup.resume(&mcp, 1, 1).await;
 
     end_stream(&setup, &mcp, &mut stream, None).await;
 
@@ -84,8 +71,7 @@ async fn a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace(server
         (Grace::After(wait), Some(wait)),
         (Grace::Never, None),
     ] {
-        let setup = Plan::of(server).grace(grace).start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = Plan::of(server).grace(grace).client().await;
         let mut stream = setup.start_call(&mcp, 1, "hold", "a").await;
         stream.head().await;
 
@@ -94,17 +80,14 @@ async fn a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace(server
         assert_eq!(setup.events.detached(&mcp, 1).await.0, expected);
         setup.assert_usable(&mcp).await;
         assert!(setup.witness.is_running("a"), "{grace:?}");
-        let mut resumed = mcp.resume(FIRST_EVENT).await;
-        resumed.head().await;
-        setup.events.resumed(&mcp, 1, 1).await;
+        let mut resumed = setup.resume(&mcp, 1, 1).await;
         setup.assert_completes("a", &mut resumed).await;
     }
 }
 
 /// `Grace::Auto` is five times the retry plus 5 s, but at least 20 s. A long retry counts only once.
 async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
-    let setup = Plan::of(server).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Auto).client().await;
     let second = Duration::from_secs(1);
     for (id, (retry, grace)) in [
         (second, MIN_GRACE),
@@ -136,13 +119,8 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let poll = Duration::from_secs(3);
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::LayerOnly).grace(Grace::Auto);
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (setup, mcp) = setup.client().await;
+    setup.cut(&mcp, 1, "a").await;
     setup.witness.release("a");
     assert!(setup.witness.ended("a").await.is_completed());
     let mut polls = 0;
@@ -168,14 +146,8 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
 /// The server ends the stream of a call whose client has disconnected before.
 #[tokio::test]
 async fn an_answer_after_the_server_ended_the_stream_of_a_disconnected_client_is_retained() {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (clock, setup, mcp) = Plan::of(Server::Wrapped).grace(Grace::Auto).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
 
     setup.sessions.end_stream(&mcp, STREAM, None).await;
     setup.assert_usable(&mcp).await;
@@ -183,21 +155,15 @@ async fn an_answer_after_the_server_ended_the_stream_of_a_disconnected_client_is
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     clock.advance(2 * MIN_GRACE).await;
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    let answer = resumed.answer().await.expect("the answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
 /// The server has ended the stream, but the layer has not seen that yet. The answer finds no stream.
 #[tokio::test]
 async fn an_answer_before_the_end_of_its_stream_was_observed_is_retained() {
-    let clock = StoppedClock::stop();
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
-    let setup = plan.outside(stalled).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
+    let (clock, setup, mcp) = plan.outside(stalled).stopped().await;
+    let call = setup.start_primed(&mcp, 1, "hold", "a").await;
 
     setup.sessions.end_stream(&mcp, STREAM, None).await;
     setup.witness.release("a");
@@ -207,22 +173,14 @@ async fn an_answer_before_the_end_of_its_stream_was_observed_is_retained() {
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     clock.advance(2 * MIN_GRACE).await;
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    let answer = resumed.answer().await.expect("the answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
 /// rmcp closes the former stream of a call even for a resume that it refuses.
 #[tokio::test]
 async fn an_answer_after_a_refused_resume_is_retained() {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
+    let (clock, setup, mcp) = Plan::of(Server::Wrapped).grace(Grace::Auto).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
 
     let mut refused = mcp.resume("99/0").await;
     clock.advance(Duration::from_secs(2)).await;
@@ -230,21 +188,15 @@ async fn an_answer_after_a_refused_resume_is_retained() {
     setup.witness.release("a");
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    let answer = resumed.answer().await.expect("the answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
 /// The same, before the layer has seen the end of that stream.
 #[tokio::test]
 async fn an_answer_right_after_a_refused_resume_is_retained() {
-    let clock = StoppedClock::stop();
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
-    let setup = plan.outside(stalled).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
+    let (clock, setup, mcp) = plan.outside(stalled).stopped().await;
+    let call = setup.start_primed(&mcp, 1, "hold", "a").await;
 
     let mut refused = mcp.resume("99/0").await;
     clock.advance(Duration::from_secs(2)).await;
@@ -255,9 +207,7 @@ async fn an_answer_right_after_a_refused_resume_is_retained() {
     call.fin();
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    let answer = resumed.answer().await.expect("the answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
 async fn end_stream(setup: &Setup, mcp: &Mcp, stream: &mut Connection, retry: Option<Duration>) {

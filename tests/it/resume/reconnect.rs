@@ -15,30 +15,22 @@ use axum::{
     response::IntoResponse,
 };
 use http::{Method, StatusCode};
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
-use tokio::sync::{Notify, mpsc};
+use mcp_cancel_on_disconnect::{Grace, Outcome};
 
 use crate::{
     foreign::Foreign,
     log::number,
-    setup::{EXCHANGE, EventKind, Plan, Server, Setup, StoppedClock, for_servers, stalled},
+    setup::{
+        EXCHANGE, EventKind, FIRST_EVENT, GRACE, Gate, Held, ORPHANED, Plan, Server, Setup,
+        StoppedClock, TICK, for_servers, stalled,
+    },
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
 
 /// How long an unanswered resume keeps a call past its deadline.
 const HOLD: Duration = Duration::from_secs(5);
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
-/// The id of the first event of the first stream of a session.
-const FIRST_EVENT: &str = "0/0";
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_resume_is_reported_and_its_stream_carries_the_answer,
     a_second_cut_starts_the_grace_in_full,
     the_late_drop_of_a_half_dead_stream_has_no_effect,
@@ -56,19 +48,11 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 });
 
 async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE - TICK).await;
 
-    let mut resumed = resume(&setup, &mcp, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     clock.advance(GRACE * 3).await;
     setup.assert_completes("a", &mut resumed).await;
@@ -84,18 +68,10 @@ async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) 
 }
 
 async fn a_second_cut_starts_the_grace_in_full(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE - TICK).await;
-    let resumed = resume(&setup, &mcp, 1).await;
+    let resumed = setup.resume(&mcp, 1, 1).await;
     clock.advance(GRACE).await;
 
     resumed.rst();
@@ -113,14 +89,10 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
 /// The client's network changed. The server still holds the old connection when the resume arrives, and notices much
 /// later that it is dead.
 async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
-    let clock = StoppedClock::stop();
     // A stalled exchange hides from the layer that rmcp ended the old stream.
-    let setup = with_grace(server).inside(stalled).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).inside(stalled).stopped().await;
     let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    assert_eq!(resumed.head().await.status, 200);
-    setup.events.resumed(&mcp, 1, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
     let before = setup.events.of(&mcp, 1);
     assert_eq!(before, [EventKind::Started, EventKind::Resumed]);
 
@@ -135,14 +107,10 @@ async fn the_late_drop_of_a_half_dead_stream_has_no_effect(server: Server) {
 }
 
 async fn a_resume_before_the_first_stream_is_dropped_is_the_newest_stream(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    let mut first = setup.start_call(&mcp, 1, "hold", "a").await;
-    first.head().await;
-    first.event().await.expect("the priming event");
-    let second = resume(&setup, &mcp, 1).await;
-    let third = resume(&setup, &mcp, 2).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    let first = setup.start_primed(&mcp, 1, "hold", "a").await;
+    let second = setup.resume(&mcp, 1, 1).await;
+    let third = setup.resume(&mcp, 1, 2).await;
     first.fin();
     second.fin();
     clock.advance(GRACE * 2).await;
@@ -157,18 +125,9 @@ async fn a_resume_before_the_first_stream_is_dropped_is_the_newest_stream(server
 }
 
 async fn a_pending_resume_keeps_the_call_past_its_deadline(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut gate) = with_slow_resumes(server).await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp, mut gate) = with_slow_resumes(server).await;
     clock.advance(GRACE - TICK).await;
-    let mut resumed = gate.enter(&mcp).await;
+    let mut resumed = gate.resume(&mcp, FIRST_EVENT).await;
     // In steps, because a deadline that is noticed late is deferred.
     for _ in 0..9 {
         clock.advance(HOLD / 10).await;
@@ -184,21 +143,12 @@ async fn a_pending_resume_keeps_the_call_past_its_deadline(server: Server) {
 }
 
 async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut gate) = with_slow_resumes(server).await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp, mut gate) = with_slow_resumes(server).await;
     let (_, since) = setup.events.detached(&mcp, 1).await;
     clock.advance(GRACE / 2).await;
-    let _first = gate.enter(&mcp).await;
+    let _first = gate.resume(&mcp, FIRST_EVENT).await;
     // A second resume neither doubles the hold nor ends it.
-    let second = gate.enter(&mcp).await;
+    let second = gate.resume(&mcp, FIRST_EVENT).await;
     second.rst();
     clock.advance(GRACE / 2 + HOLD - TICK).await;
     assert_still_running(&setup, &mcp).await;
@@ -212,19 +162,10 @@ async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maxim
 }
 
 async fn a_resume_that_disconnects_unanswered_does_not_extend_the_grace(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut gate) = with_slow_resumes(server).await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp, mut gate) = with_slow_resumes(server).await;
     clock.advance(GRACE / 2).await;
     let marked = mcp.clone().header(EXCHANGE, "resume");
-    let resumed = gate.enter(&marked).await;
+    let resumed = gate.resume(&marked, FIRST_EVENT).await;
     resumed.rst();
     setup.exchanges.over_for("resume").await;
 
@@ -235,19 +176,12 @@ async fn a_resume_that_disconnects_unanswered_does_not_extend_the_grace(server: 
 
 /// The second resume arrives before the deadline, and the first is dropped after the deadline.
 async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) {
-    let clock = StoppedClock::stop();
-    let (setup, mut gate) = with_slow_resumes(server).await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp, mut gate) = with_slow_resumes(server).await;
     clock.advance(GRACE - TICK).await;
-    let first = gate.enter(&mcp.clone().header(EXCHANGE, "first")).await;
-    let mut second = gate.enter(&mcp).await;
+    let first = gate
+        .resume(&mcp.clone().header(EXCHANGE, "first"), FIRST_EVENT)
+        .await;
+    let mut second = gate.resume(&mcp, FIRST_EVENT).await;
     clock.advance(HOLD / 2).await;
 
     first.rst();
@@ -266,16 +200,14 @@ async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) 
 async fn a_client_that_is_asked_to_return_later_has_its_whole_grace_again(server: Server) {
     let clock = StoppedClock::stop();
     for status in [408, 429, 500, 503] {
-        let (setup, is_refusing) = refusing_resumes(server, status).await;
-        let mcp = setup.mcp().await;
-        let call = setup.start_call(&mcp, 1, "hold", "a").await;
-        cut(&setup, call, &mcp, 1).await;
+        let (setup, mcp, is_refusing) = refusing_resumes(server, status).await;
+        setup.cut(&mcp, 1, "a").await;
         clock.advance(GRACE - TICK).await;
         assert_eq!(mcp.resume(FIRST_EVENT).await.head().await.status, status);
         clock.advance(GRACE - TICK).await;
         is_refusing.store(false, SeqCst);
 
-        let mut resumed = resume(&setup, &mcp, 1).await;
+        let mut resumed = setup.resume(&mcp, 1, 1).await;
 
         setup.assert_completes("a", &mut resumed).await;
         assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
@@ -285,10 +217,8 @@ async fn a_client_that_is_asked_to_return_later_has_its_whole_grace_again(server
 async fn a_client_that_is_refused_has_only_the_rest_of_its_grace(server: Server) {
     let clock = StoppedClock::stop();
     for status in [401, 403, 404] {
-        let (setup, _) = refusing_resumes(server, status).await;
-        let mcp = setup.mcp().await;
-        let call = setup.start_call(&mcp, 1, "hold", "a").await;
-        cut(&setup, call, &mcp, 1).await;
+        let (setup, mcp, _) = refusing_resumes(server, status).await;
+        setup.cut(&mcp, 1, "a").await;
         clock.advance(GRACE / 2).await;
         assert_eq!(mcp.resume(FIRST_EVENT).await.head().await.status, status);
         assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
@@ -296,16 +226,8 @@ async fn a_client_that_is_refused_has_only_the_rest_of_its_grace(server: Server)
 }
 
 async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;
     let other_client =
         Mcp::stateless(setup.served.addr, PATH).header("mcp-session-id", "no such one");
@@ -317,16 +239,8 @@ async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
 }
 
 async fn a_resume_that_names_no_stream_does_not_keep_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(
-        &setup,
-        setup.start_call(&mcp, 1, "hold", "a").await,
-        &mcp,
-        1,
-    )
-    .await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;
 
     for unknown in ["0/7", "7", "garbage", "0/0/0"] {
@@ -341,12 +255,9 @@ async fn a_resume_that_names_no_stream_does_not_keep_the_call(server: Server) {
 
 async fn one_session_may_resume_many_calls_at_once(server: Server) {
     const MANY: u64 = 20;
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     for id in 0..MANY {
-        let call = setup.start_call(&mcp, id, "hold", &format!("a{id}")).await;
-        cut(&setup, call, &mcp, id).await;
+        setup.cut(&mcp, id, &format!("a{id}")).await;
     }
     clock.advance(GRACE - TICK).await;
     let mut resumed = Vec::new();
@@ -374,17 +285,14 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
 /// The runtime stalled for 12 s, in which the deadline passed. It then serves the timer before the resumes that
 /// wait in the accept queue. [`crate::composition::stalled_runtime`] does the same in real time.
 async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     for id in [1, 2] {
-        let call = setup.start_call(&mcp, id, "hold", &format!("a{id}")).await;
-        cut(&setup, call, &mcp, id).await;
+        setup.cut(&mcp, id, &format!("a{id}")).await;
     }
     clock.advance(GRACE - TICK).await;
 
     clock.jump(Duration::from_secs(12)).await;
-    let mut resumed = resume(&setup, &mcp, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     clock.advance(Duration::from_secs(1)).await;
     assert!(setup.witness.is_running("a2"), "it gets the same time");
@@ -394,12 +302,8 @@ async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server
     assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
 }
 
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
-}
-
 /// A middleware inside the layer answers each GET with `status`, while the returned flag is set.
-async fn refusing_resumes(server: Server, status: u16) -> (Setup, Arc<AtomicBool>) {
+async fn refusing_resumes(server: Server, status: u16) -> (Setup, Mcp, Arc<AtomicBool>) {
     let is_refusing = Arc::new(AtomicBool::new(true));
     let refuses = is_refusing.clone();
     let refuse = move |request: Request, next: Next| {
@@ -413,23 +317,8 @@ async fn refusing_resumes(server: Server, status: u16) -> (Setup, Arc<AtomicBool
         }
     };
     let wrap = move |router: Router| router.layer(from_fn(refuse));
-    (with_grace(server).inside(wrap).start().await, is_refusing)
-}
-
-/// Disconnects the client of a call after its first event, and waits until the server has noticed.
-async fn cut(setup: &Setup, mut call: Connection, mcp: &Mcp, id: u64) {
-    call.head().await;
-    assert!(call.event().await.expect("an event").is_priming());
-    call.fin();
-    setup.events.detached(mcp, id).await;
-}
-
-/// Resumes the first stream for the `nth` time.
-async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    assert_eq!(resumed.head().await.status, 200);
-    setup.events.resumed(mcp, 1, nth).await;
-    resumed
+    let (setup, mcp) = Plan::with_grace(server).inside(wrap).client().await;
+    (setup, mcp, is_refusing)
 }
 
 /// Returns how often call 1 was detached.
@@ -454,45 +343,11 @@ async fn assert_orphaned_after_half_a_grace(setup: &Setup, mcp: &Mcp, clock: &St
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// Holds every GET inside the layer until the gate is opened.
-struct Gate {
-    opened: Arc<Notify>,
-    entered: mpsc::UnboundedReceiver<()>,
-}
-
-async fn with_slow_resumes(server: Server) -> (Setup, Gate) {
-    let opened = Arc::new(Notify::new());
-    let (enter, entered) = mpsc::unbounded_channel();
-    let gate = opened.clone();
-    let slow = move |router: Router| {
-        router.layer(from_fn(move |request: Request, next: Next| {
-            let (gate, enter) = (gate.clone(), enter.clone());
-            async move {
-                if request.method() == Method::GET {
-                    enter.send(()).expect("the test listens");
-                    gate.notified().await;
-                }
-                next.run(request).await
-            }
-        }))
-    };
-    let setup = with_grace(server).inside(slow).start().await;
-    (setup, Gate { opened, entered })
-}
-
-// === impl Gate ===
-
-impl Gate {
-    /// Sends a resume, and waits until the gate holds it.
-    async fn enter(&mut self, mcp: &Mcp) -> Connection {
-        let resumed = mcp.resume(FIRST_EVENT).await;
-        within("the resume", self.entered.recv()).await;
-        resumed
-    }
-
-    fn open(&self) {
-        self.opened.notify_one();
-    }
+async fn with_slow_resumes(server: Server) -> (StoppedClock, Setup, Mcp, Gate) {
+    let (gate, slow) = Gate::new(Held::Request, |request| request.method() == Method::GET);
+    let (clock, setup, mcp) = Plan::with_grace(server).inside(slow).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+    (clock, setup, mcp, gate)
 }
 
 /// A header value has no white space at its ends, and `fetch` sends each character as one byte.

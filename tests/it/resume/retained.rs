@@ -10,26 +10,19 @@ use serde_json::{Value, json};
 use tracing::Level;
 
 use crate::{
-    setup::{EventKind, Lines, Plan, Server, Setup, StoppedClock, arguments, for_servers, stalled},
+    setup::{
+        EventKind, FIRST_EVENT, GRACE, Lines, ORPHANED, Plan, Server, Setup, StoppedClock, TICK,
+        arguments, for_servers, stalled,
+    },
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
 
 /// How long an ended call is retained.
 const RETENTION: Duration = Duration::from_secs(60);
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
 const EVICTED: EventKind = EventKind::AnswerEvicted(Outcome::Completed);
 
-/// The id of the first event of the first stream of a session.
-const FIRST_EVENT: &str = "0/0";
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_resume_of_an_orphan_gets_the_error_alone,
     a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone,
     the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it,
@@ -38,10 +31,8 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 
 #[tokio::test]
 async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;
     finish(&setup, &mcp, 1, "a").await;
 
@@ -65,9 +56,8 @@ async fn an_ended_call_is_retained_for_as_long_as_its_grace() {
     let grace = RETENTION * 3;
     let clock = StoppedClock::stop();
     let setup = Plan::of(Server::Wrapped).grace(Grace::After(grace));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let (setup, mcp) = setup.client().await;
+    setup.cut(&mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
 
     clock.advance(grace - TICK).await;
@@ -80,8 +70,7 @@ async fn an_ended_call_is_retained_for_as_long_as_its_grace() {
 /// The server has ended the stream (SEP-1699), so neither a client nor a task reads it.
 #[tokio::test]
 async fn an_answer_between_two_polls_is_retained() {
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
     end_stream(&setup, &mcp).await;
 
     finish(&setup, &mcp, 1, "a").await;
@@ -93,12 +82,9 @@ async fn an_answer_between_two_polls_is_retained() {
 /// The client has resumed after the server ended its stream. The recorded end of that stream must no longer count.
 #[tokio::test]
 async fn an_answer_after_a_poll_is_sent_to_the_client_that_resumed() {
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
     end_stream(&setup, &mcp).await;
-    let mut resumed = mcp.resume(FIRST_EVENT).await;
-    resumed.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
 
     setup.assert_completes("a", &mut resumed).await;
 
@@ -109,8 +95,7 @@ async fn an_answer_after_a_poll_is_sent_to_the_client_that_resumed() {
 #[tokio::test]
 async fn without_the_wrapper_a_late_answer_is_lost() {
     for server in [Server::LayerOnly, Server::Bare] {
-        let setup = Plan::of(server).grace(Grace::Never).start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = Plan::of(server).grace(Grace::Never).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
         call.head().await;
         call.fin();
@@ -126,11 +111,8 @@ async fn without_the_wrapper_a_late_answer_is_lost() {
 /// The answer repeats the event id that the client named, whichever event of its stream that was.
 #[tokio::test]
 async fn a_late_answer_repeats_the_id_that_the_client_named() {
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "chatty", "a").await;
-    call.head().await;
-    assert!(call.event().await.expect("an event").is_priming());
+    let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
+    let mut call = setup.start_primed(&mcp, 1, "chatty", "a").await;
     let progress = call.event().await.expect("an event");
     assert_eq!(progress.id.as_deref(), Some("1/0"));
     call.fin();
@@ -144,9 +126,9 @@ async fn a_late_answer_repeats_the_id_that_the_client_named() {
 
 #[tokio::test]
 async fn a_late_answer_is_for_its_own_session_only() {
-    let setup = with_grace(Server::Wrapped).start().await;
+    let setup = Plan::with_grace(Server::Wrapped).start().await;
     let (mcp, other_client) = (setup.mcp().await, setup.mcp().await);
-    cut(&setup, &mcp, 1, "a").await;
+    setup.cut(&mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
 
     assert_eq!(events(&other_client, FIRST_EVENT).await, []);
@@ -156,8 +138,7 @@ async fn a_late_answer_is_for_its_own_session_only() {
 /// The answer was written to a socket whose client no longer reads. The server cannot know that.
 #[tokio::test]
 async fn an_answer_that_was_sent_to_no_client_is_retained() {
-    let setup = with_grace(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
     answered_unread(&setup, &mcp).await;
 
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
@@ -167,12 +148,9 @@ async fn an_answer_that_was_sent_to_no_client_is_retained() {
 #[tokio::test]
 async fn a_resume_that_arrives_before_the_answer_waits_for_it() {
     let _clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).inside(stalled);
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    let mut stalled = setup.start_call(&mcp, 1, "hold", "a").await;
-    stalled.head().await;
-    stalled.event().await.expect("the priming event");
+    let setup = Plan::with_grace(Server::Wrapped).inside(stalled);
+    let (setup, mcp) = setup.client().await;
+    let stalled = setup.start_primed(&mcp, 1, "hold", "a").await;
     setup.witness.release("a");
     assert!(setup.witness.ended("a").await.is_completed());
     setup.assert_usable(&mcp).await;
@@ -187,11 +165,11 @@ async fn a_resume_that_arrives_before_the_answer_waits_for_it() {
 
 #[tokio::test]
 async fn detached_only_retains_only_answers_of_detached_calls() {
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Detached));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let setup =
+        Plan::with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Detached));
+    let (setup, mcp) = setup.client().await;
     answered_unread(&setup, &mcp).await;
-    cut(&setup, &mcp, 2, "b").await;
+    setup.cut(&mcp, 2, "b").await;
     finish(&setup, &mcp, 2, "b").await;
 
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
@@ -201,12 +179,11 @@ async fn detached_only_retains_only_answers_of_detached_calls() {
 #[tokio::test]
 async fn with_retain_off_only_cancels_are_retained() {
     let clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Off));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let setup = Plan::with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Off));
+    let (setup, mcp) = setup.client().await;
+    setup.cut(&mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
-    cut(&setup, &mcp, 2, "b").await;
+    setup.cut(&mcp, 2, "b").await;
     clock.advance(GRACE + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
 
@@ -217,19 +194,21 @@ async fn with_retain_off_only_cancels_are_retained() {
     );
 }
 
+/// Number of bytes of answers that a session may have retained in [`sharing`].
+const SHARE: usize = 10_000;
+
+fn sharing() -> Plan {
+    let limits = Limits::default().retained(SHARE * 4);
+    let limits = limits.retained_of_session(SHARE);
+    Plan::with_grace(Server::Wrapped).layer(|layer| layer.limits(limits))
+}
+
 #[tokio::test]
 async fn a_session_keeps_no_more_than_its_share() {
-    const SHARE: usize = 10_000;
-    let setup = with_grace(Server::Wrapped).layer(|layer| {
-        layer.limits(
-            Limits::default()
-                .retained(SHARE * 4)
-                .retained_of_session(SHARE),
-        )
-    });
+    let setup = sharing();
     let setup = setup.start().await;
     let (greedy, modest) = (setup.mcp().await, setup.mcp().await);
-    cut(&setup, &modest, 1, "modest").await;
+    setup.cut(&modest, 1, "modest").await;
     finish(&setup, &modest, 1, "modest").await;
     for (id, label) in [(1, "first"), (2, "second")] {
         leave_large(&setup, &greedy, id, label, SHARE * 6 / 10).await;
@@ -244,9 +223,9 @@ async fn a_session_keeps_no_more_than_its_share() {
 /// 24 answers of 1 MB exceed the limit of all sessions together.
 #[tokio::test]
 async fn delivered_answers_evict_no_undelivered_ones() {
-    let setup = with_grace(Server::Wrapped).start().await;
+    let setup = Plan::with_grace(Server::Wrapped).start().await;
     let away = setup.mcp().await;
-    cut(&setup, &away, 1, "away").await;
+    setup.cut(&away, 1, "away").await;
     finish(&setup, &away, 1, "away").await;
 
     for nth in 0..24 {
@@ -261,17 +240,9 @@ async fn delivered_answers_evict_no_undelivered_ones() {
 /// Answers of the same session are not evicted either.
 #[tokio::test]
 async fn an_answer_that_is_too_large_to_be_retained_evicts_no_other() {
-    const SHARE: usize = 10_000;
-    let setup = with_grace(Server::Wrapped).layer(|layer| {
-        layer.limits(
-            Limits::default()
-                .retained(SHARE * 4)
-                .retained_of_session(SHARE),
-        )
-    });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let setup = sharing();
+    let (setup, mcp) = setup.client().await;
+    setup.cut(&mcp, 1, "a").await;
     finish(&setup, &mcp, 1, "a").await;
 
     read_large(&setup, &mcp, "read", SHARE).await;
@@ -284,17 +255,15 @@ async fn an_answer_that_is_too_large_to_be_retained_evicts_no_other() {
 /// The eviction of an answer that was read is not reported.
 #[tokio::test]
 async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
-    const SHARE: usize = 10_000;
     let lines = Lines::up_to(Level::WARN);
-    let setup = with_grace(Server::Wrapped).layer(|layer| {
+    let setup = Plan::with_grace(Server::Wrapped).layer(|layer| {
         layer.limits(
             Limits::default()
                 .retained(SHARE * 2)
                 .retained_of_session(SHARE),
         )
     });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     read_large(&setup, &mcp, "read", SHARE * 9 / 10).await;
     leave_large(&setup, &mcp, 2, "first", SHARE / 2).await;
     assert!(!setup.events.all().contains(&EVICTED));
@@ -314,10 +283,8 @@ async fn an_answer_that_is_evicted_before_its_client_resumes_is_reported() {
 }
 
 async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
     assert!(setup.witness.ended("a").await.is_cancelled());
@@ -339,9 +306,8 @@ async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
 }
 
 async fn a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone(server: Server) {
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp, 1, "a").await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
+    setup.cut(&mcp, 1, "a").await;
     assert_eq!(mcp.cancel(1).await, 202);
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::ClientCancelled);
 
@@ -352,18 +318,13 @@ async fn a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone(serve
 }
 
 async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server: Server) {
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
     for (stream, id) in [json!("7"), json!(7), json!("a \"quoted\" id\n")]
         .into_iter()
         .enumerate()
     {
         let label = format!("call {stream}");
-        let mut call = setup.start_call(&mcp, id.clone(), "hold", &label).await;
-        call.head().await;
-        call.event().await.expect("the priming event");
-        call.fin();
-        setup.events.detached(&mcp, id.clone()).await;
+        setup.cut(&mcp, id.clone(), &label).await;
         assert_eq!(mcp.cancel(id.clone()).await, 202);
         setup.events.ended(&mcp, id.clone()).await;
 
@@ -377,8 +338,7 @@ async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server
 /// wrapper its answer can be resumed.
 async fn an_answer_that_coincides_with_the_disconnect_is_an_answer(server: Server) {
     for server_first in [false, true] {
-        let setup = with_grace(server).start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = Plan::with_grace(server).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
         call.head().await;
 
@@ -402,25 +362,12 @@ async fn an_answer_that_coincides_with_the_disconnect_is_an_answer(server: Serve
     }
 }
 
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
-}
-
 /// Starts call 1, labelled "a", and has the server end its stream.
 async fn end_stream(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     setup.sessions.end_stream(mcp, 0, None).await;
     call.body_to_end().await;
     setup.events.detached(mcp, 1).await;
-}
-
-/// Starts a call and disconnects its client after the first event.
-async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
-    let mut call = setup.start_call(mcp, id, "hold", label).await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(mcp, id).await;
 }
 
 /// Has the handler return, and waits until the call has completed.

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use rmcp::{
     model::JsonRpcMessage,
     transport::streamable_http_server::session::{
@@ -15,14 +15,9 @@ use rmcp::{
 use serde_json::json;
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, Store},
+    setup::{GRACE, Plan, Server, Setup, StoppedClock, Store, TICK},
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
 
 /// How long a store may take for the next event of a completed call.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -140,10 +135,9 @@ async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
         store: Store::default(),
         loses,
     };
-    let plan = Plan::of(Server::Wrapped).grace(Grace::After(GRACE));
+    let plan = Plan::with_grace(Server::Wrapped);
     let plan = plan.sessions(|local| local.with_event_store(Arc::new(store)));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let arguments = json!({ "label": "a", "events": 3 });
     let mut call = mcp.call(1, "chatty", arguments).await;
     call.head().await;

@@ -3,18 +3,13 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use mcp_cancel_on_disconnect::Outcome;
 use serde_json::json;
 
 use crate::{
-    setup::{EventKind, Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{EventKind, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock, TICK, for_servers},
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
 
 /// Delay after which EventSource reopens a stream that has ended. rmcp sends it as `retry`.
 const REOPEN: Duration = Duration::from_secs(3);
@@ -25,9 +20,7 @@ const RECONNECT: Duration = Duration::from_secs(290);
 /// Enough reopens to outlast the retention of a call that has ended.
 const REOPENS: u32 = 25;
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     resumed_completed_streams_have_the_same_events_as_without_the_layer,
     standalone_streams_have_the_same_events_as_without_the_layer,
     resumed_completed_streams_keep_no_call,
@@ -38,8 +31,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 async fn resumed_completed_streams_have_the_same_events_as_without_the_layer(server: Server) {
     let clock = StoppedClock::stop();
     let bare = Server::Bare.start().await;
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::with_grace(server).client().await;
 
     let with_the_layer = reopening(&mcp, &clock).await;
 
@@ -55,7 +47,7 @@ async fn resumed_completed_streams_have_the_same_events_as_without_the_layer(ser
 async fn standalone_streams_have_the_same_events_as_without_the_layer(server: Server) {
     let clock = StoppedClock::stop();
     let bare = Server::Bare.start().await;
-    let setup = with_grace(server).start().await;
+    let setup = Plan::with_grace(server).start().await;
 
     let with_the_layer = replacing(&setup, &clock).await;
 
@@ -64,9 +56,7 @@ async fn standalone_streams_have_the_same_events_as_without_the_layer(server: Se
 }
 
 async fn resumed_completed_streams_keep_no_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     let (_, last) = whole(&mut mcp.call(1, "echo", json!({ "text": "a" })).await).await;
     let last = last.expect("an id");
     let mut orphan = setup.start_call(&mcp, 2, "hold", "orphan").await;
@@ -86,9 +76,7 @@ async fn resumed_completed_streams_keep_no_call(server: Server) {
 }
 
 async fn standalone_streams_that_open_and_close_keep_no_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     let mut orphan = setup.start_call(&mcp, 2, "hold", "orphan").await;
     orphan.head().await;
     orphan.fin();
@@ -111,9 +99,7 @@ async fn standalone_streams_that_open_and_close_keep_no_call(server: Server) {
 }
 
 async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(server).stopped().await;
     let mut attached = setup.start_call(&mcp, 1, "hold", "attached").await;
     attached.head().await;
     for _ in 0..3 {
@@ -212,8 +198,4 @@ async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, since: tokio::time::I
     assert_eq!(outcome, ORPHANED);
     assert!((GRACE..=GRACE + TICK).contains(&(ended - since)));
     assert!(setup.witness.ended("orphan").await.is_cancelled());
-}
-
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
 }

@@ -1,34 +1,20 @@
 //! A call with several streams at once has a client as long as any of them is open.
 
-use std::{sync::Arc, time::Duration};
-
-use axum::{
-    Router,
-    extract::Request,
-    middleware::{Next, from_fn},
-};
+use axum::extract::Request;
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{Grace, Outcome};
-use tokio::sync::{Notify, mpsc};
 
 use crate::{
     foreign::Foreign,
     log::number,
     setup::{
-        EXCHANGE, EventKind, FIRST_STORED, Plan, Server, Setup, StoppedClock, for_servers, stalled,
+        EXCHANGE, EventKind, FIRST_EVENT, FIRST_STORED, GRACE, Gate, Held, Plan, Server, Setup,
+        StoppedClock, TICK, for_servers, stalled,
     },
     support::*,
 };
 
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
-/// The id of the first event of the first stream of a session.
-const FIRST_EVENT: &str = "0/0";
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call,
     two_resumes_at_once_keep_their_call,
     the_end_of_the_last_stream_starts_the_grace,
@@ -37,37 +23,16 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 /// rmcp serves two resumes in order, but their heads are sent in the opposite order. By then the stream of the first
 /// resume has ended.
 async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(server: Server) {
-    let clock = StoppedClock::stop();
-    let proceed = Arc::new(Notify::new());
-    let (served, mut was_served) = mpsc::unbounded_channel();
-    let waits = proceed.clone();
-    let late_heads = move |router: Router| {
-        router.layer(from_fn(move |request: Request, next: Next| {
-            let (waits, served) = (waits.clone(), served.clone());
-            async move {
-                let is_late = request.headers().contains_key("x-late");
-                let response = next.run(request).await;
-                if is_late {
-                    served.send(()).expect("the test listens");
-                    waits.notified().await;
-                }
-                response
-            }
-        }))
-    };
-    let setup = with_grace(server).inside(late_heads).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(&mcp, 1).await;
-    let mut first = mcp.clone().header("x-late", "1").resume(FIRST_EVENT).await;
-    within("the first resume", was_served.recv()).await;
+    let is_late = |request: &Request| request.headers().contains_key("x-late");
+    let (mut gate, late_heads) = Gate::new(Held::Response, is_late);
+    let (clock, setup, mcp) = Plan::with_grace(server).inside(late_heads).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+    let late = mcp.clone().header("x-late", "1");
+    let mut first = gate.resume(&late, FIRST_EVENT).await;
     let mut second = mcp.resume(FIRST_EVENT).await;
     assert_eq!(second.head().await.status, 200);
 
-    proceed.notify_one();
+    gate.open();
 
     assert_eq!(first.head().await.status, 200);
     while first.event().await.is_some() {}
@@ -76,13 +41,10 @@ async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(serve
 }
 
 async fn two_resumes_at_once_keep_their_call(server: Server) {
-    let setup = Plan::of(server).grace(Grace::Immediate).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Immediate).client().await;
     for id in 0..40 {
         let label = format!("a{id}");
-        let mut call = setup.start_call(&mcp, id, "hold", &label).await;
-        call.head().await;
-        call.event().await.expect("the priming event");
+        let call = setup.start_primed(&mcp, id, "hold", &label).await;
         // The echo call of `assert_usable` has a stream as well.
         let event = format!("0/{}", 2 * id);
         let (mut one, mut other) = tokio::join!(mcp.resume(&event), mcp.resume(&event));
@@ -99,9 +61,7 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
 }
 
 async fn the_end_of_the_last_stream_starts_the_grace(server: Server) {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(server).inside(stalled).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(server).inside(stalled).stopped().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     let resumed = mcp.clone().header(EXCHANGE, "resumed");
     let mut resumed = resumed.resume(FIRST_EVENT).await;
@@ -121,9 +81,7 @@ async fn the_end_of_the_last_stream_starts_the_grace(server: Server) {
 /// A store replays its events, and then ends the stream.
 #[tokio::test]
 async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_is_open() {
-    let clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).stored().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::with_grace(Server::Wrapped).stored().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     let primed = call.event().await.expect("the priming event");
@@ -247,8 +205,4 @@ async fn assert_runs_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &
     assert_eq!(setup.events.of(mcp, 1), before);
     let ended = |kind: &EventKind| matches!(kind, EventKind::Ended(_));
     assert!(!before.iter().any(ended), "{before:?}");
-}
-
-fn with_grace(server: Server) -> Plan {
-    Plan::of(server).grace(Grace::After(GRACE))
 }

@@ -1,7 +1,5 @@
 //! A middleware between the layer and the session manager that sends a request more than once.
 
-use std::time::Duration;
-
 use axum::{
     Router,
     body::{Body, to_bytes},
@@ -10,16 +8,16 @@ use axum::{
     response::Response,
 };
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use std::time::Duration;
 
 use crate::{
-    setup::{EventKind, Plan, Server, Setup},
+    setup::{DISCONNECTED, EventKind, Plan, Server, Setup},
     support::*,
 };
 
 /// Longer than a test.
 const GRACE: Duration = Duration::from_secs(3_600);
 
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 const DROPPED: Outcome = Outcome::Cancelled(CancelReason::ResponseDropped);
 
 /// What the middleware does with the first response.
@@ -44,8 +42,7 @@ async fn an_attempt_that_is_dropped_does_not_cancel_the_one_that_won() {
 
     setup.witness.release("a");
 
-    let answer = call.answer().await.expect("an answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    call.assert_done("a").await;
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
@@ -71,8 +68,7 @@ async fn an_attempt_after_one_that_timed_out_is_not_cancelled_instead() {
 
     setup.witness.release("a");
 
-    let answer = call.answer().await.expect("an answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+    call.assert_done("a").await;
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
@@ -122,8 +118,7 @@ async fn repeating(first: First, grace: Grace) -> (Setup, Mcp) {
     let repeat = move |request: Request, next: Next| repeat(first, request, next);
     let plan = Plan::of(Server::Wrapped).grace(grace);
     let setup = plan.inside(move |router: Router| router.layer(from_fn(repeat)));
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     (setup, mcp)
 }
 

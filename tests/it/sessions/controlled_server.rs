@@ -32,13 +32,12 @@ use rmcp::{
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ClientJsonRpcMessage,
         ClientNotification, ContentBlock, NumberOrString, ProgressNotificationParam, ProgressToken,
-        ServerJsonRpcMessage,
     },
     service::RequestContext,
     transport::{
         Transport,
         streamable_http_server::{
-            RestoreOutcome, SessionManager, StreamableHttpService,
+            SessionManager, StreamableHttpService,
             session::{
                 EventStore, ServerSseMessage, SessionId,
                 local::{LocalSessionManager, LocalSessionManagerError},
@@ -56,22 +55,17 @@ use tower::ServiceExt;
 
 use crate::{
     log::{Log, number},
-    setup::StoppedClock,
-    support::within,
+    setup::{GRACE, StoppedClock, TICK, paused_runtime},
+    support::{forward_sessions, handshake, within},
 };
 
 /// How long a session may be idle.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
-
 /// How long a resume waits for the previous one.
 const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 const SECOND: Duration = Duration::from_secs(1);
-
-const GRACE: Duration = Duration::from_secs(20);
 
 /// Delay after which the layer rechecks a deadline that it handled late. `RECHECK_TOO_LATE` is more than such a check
 /// may be late.
@@ -451,8 +445,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere(
     let resumed = within("the resume", resumed).await;
     waits.0.notify_one();
 
-    let whole = whole(resumed).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(resumed).await;
 }
 
 /// rmcp drops the `task` parameter and serves such a call like any other, so the call ends like any other.
@@ -544,8 +537,7 @@ async fn an_answer_after_an_aborted_resume_is_retained() {
         yield_now().await;
     }
 
-    let whole = whole(send(&app, resume(&session, &id)).await).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
 /// If it stayed half closed, a request after the DELETE would still find it.
@@ -605,13 +597,9 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
 /// The close has begun on the first runtime.
 #[test]
 fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
-    let paused = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().start_paused(true).build().unwrap()
-    };
     let gated = Arc::new(GatedManager::new(At::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let (id, _transport) = first.block_on(async {
         let created = sessions.create_session().await.unwrap();
         gated.waiting.acquire().await.unwrap().forget();
@@ -674,11 +662,8 @@ async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
 /// A manager that handled the later resume first would take the stream from the connected client.
 #[tokio::test]
 async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
-    let gated = Arc::new(GatedManager::new(At::FirstResume));
-    let waits = WaitTool::default();
-    let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
-    let session = open(&app).await;
-    let id = cut(&app, &session).await;
+    let (gated, waits, app, session, id) =
+        with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
     drop_at_gate(&gated, send(&app, resume(&session, &id))).await;
 
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
@@ -687,8 +672,7 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     gated.assert_log(&["resumed", "resumed"]).await;
     waits.0.notify_one();
 
-    let whole = whole(next.await.unwrap().unwrap()).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(next.await.unwrap().unwrap()).await;
 }
 
 /// The same, whether or not the client is connected.
@@ -696,11 +680,8 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
     for disconnects in [false, true] {
-        let gated = Arc::new(GatedManager::new(At::FirstResume));
-        let waits = WaitTool::default();
-        let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
-        let session = open(&app).await;
-        let id = cut(&app, &session).await;
+        let (_gated, waits, app, session, id) =
+            with_cut_call(At::FirstResume, CancelOnDisconnectLayer::new()).await;
         let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
         hangs.take_if(|_| disconnects);
         let next = started(send(&app, resume(&session, &id))).await;
@@ -709,8 +690,7 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
         let next = within("the resume", next).await;
         waits.0.notify_one();
 
-        let whole = whole(next).await;
-        assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+        assert_done(next).await;
     }
 }
 
@@ -718,12 +698,8 @@ async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
 #[tokio::test]
 async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let clock = StoppedClock::stop();
-    let gated = Arc::new(GatedManager::new(At::FirstResume));
-    let waits = WaitTool::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
-    let app = serve(&gated, waits.clone(), layer);
-    let session = open(&app).await;
-    let id = cut(&app, &session).await;
+    let (_gated, waits, app, session, id) = with_cut_call(At::FirstResume, layer).await;
     clock.advance(GRACE - SECOND).await;
     let _hangs = started(send(&app, resume(&session, &id))).await;
     let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
@@ -735,8 +711,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let next = within("the resume", next).await.unwrap().unwrap();
     waits.0.notify_one();
 
-    let whole = whole(next).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(next).await;
 }
 
 /// The former reader ends when the manager moves the call. The next reader has nothing to read yet.
@@ -764,8 +739,7 @@ async fn a_call_whose_resume_was_aborted_stays_tracked() {
     yield_until_idle().await;
 
     assert!(calls.is_empty());
-    let whole = whole(send(&app, resume(&session, &id)).await).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(send(&app, resume(&session, &id)).await).await;
 }
 
 /// A service that serves in a task of its own may reach the session at any moment. Here it does so while the cancel is
@@ -861,8 +835,7 @@ async fn a_resume_that_was_abandoned_in_a_full_queue_does_not_end_the_stream_of_
     yield_until_idle().await;
     tools.waits.0.notify_one();
 
-    let whole = whole(next).await;
-    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_done(next).await;
 }
 
 /// A client's calls and cancels in a session whose queue is full.
@@ -1190,6 +1163,25 @@ fn call_of(tool: &str, id: u64) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
 }
 
+/// Serves a manager that is slow at this point, and a call whose client has disconnected. Returns the id of its event, too.
+async fn with_cut_call(
+    at: At,
+    layer: CancelOnDisconnectLayer,
+) -> (Arc<GatedManager>, WaitTool, Router, String, String) {
+    let gated = Arc::new(GatedManager::new(at));
+    let waits = WaitTool::default();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    (gated, waits, app, session, id)
+}
+
+/// Asserts that a stream has the result of the tool.
+async fn assert_done(response: Response<Body>) {
+    let whole = whole(response).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
 /// Starts a call and disconnects its client after the first event. Returns the id of that event.
 async fn cut(app: &Router, session: &str) -> String {
     let mut body = call(app, session).await.into_body();
@@ -1257,12 +1249,7 @@ fn resume(session: &str, last_event_id: &str) -> Request<Body> {
 }
 
 async fn open(app: &Router) -> String {
-    let params = json!({
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": { "name": "test", "version": "1" },
-    });
-    let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
+    let [initialize, _] = handshake("2025-06-18");
     let response = send(app, post(initialize, None)).await;
     let session = response.headers()["mcp-session-id"]
         .to_str()
@@ -1339,24 +1326,9 @@ impl GatedManager {
 struct Shared(Arc<GatedManager>);
 
 impl SessionManager for Shared {
-    type Error = LocalSessionManagerError;
-    type Transport = <LocalSessionManager as SessionManager>::Transport;
-
-    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
-        self.0.inner.create_session().await
-    }
-
-    async fn initialize_session(
-        &self,
-        id: &SessionId,
-        message: ClientJsonRpcMessage,
-    ) -> Result<ServerJsonRpcMessage, Self::Error> {
-        self.0.inner.initialize_session(id, message).await
-    }
-
-    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
-        self.0.inner.has_session(id).await
-    }
+    forward_sessions!(|this| this.0.inner =>
+        create_session, initialize_session, has_session, create_standalone_stream, restore_session,
+    );
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         if self.0.at == At::Close {
@@ -1400,13 +1372,6 @@ impl SessionManager for Shared {
         Ok(())
     }
 
-    async fn create_standalone_stream(
-        &self,
-        id: &SessionId,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.0.inner.create_standalone_stream(id).await
-    }
-
     async fn resume(
         &self,
         id: &SessionId,
@@ -1422,13 +1387,6 @@ impl SessionManager for Shared {
         }
         self.0.record("resumed");
         Ok(stream)
-    }
-
-    async fn restore_session(
-        &self,
-        id: SessionId,
-    ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
-        self.0.inner.restore_session(id).await
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {

@@ -30,9 +30,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
 
     clock.advance(IDLE - TICK).await;
     settle(&setup).await;
@@ -49,9 +47,7 @@ async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
 /// A runtime that stalled for a moment serves its timers before the accept queue.
 #[tokio::test]
 async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
 
     clock.jump(IDLE + Duration::from_millis(300)).await;
 
@@ -82,9 +78,7 @@ async fn a_closed_session_leaves_no_state() {
 
 #[tokio::test]
 async fn a_request_restarts_the_idle_timeout() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
     clock.advance(IDLE / 2).await;
     assert_eq!(
         mcp.notify("notifications/roots/list_changed", json!({}))
@@ -103,9 +97,7 @@ async fn a_request_restarts_the_idle_timeout() {
 /// rmcp looks up the session only after it has the body.
 #[tokio::test]
 async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
     let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
     let mut upload = Connection::open(setup.served.addr).await;
     upload.send_chunked_head(&request).await;
@@ -125,9 +117,7 @@ async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
 
 #[tokio::test]
 async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_open() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
     let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
     let mut upload = Connection::open(setup.served.addr).await;
     upload.send_chunked_head(&request).await;
@@ -159,9 +149,7 @@ async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
 
 #[tokio::test]
 async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     for _ in 0..3 {
@@ -176,9 +164,7 @@ async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
 /// The control: bare rmcp fails the previous test.
 #[tokio::test]
 async fn bare_rmcp_loses_the_answer_of_such_a_call() {
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(Server::Bare).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(Server::Bare).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
 
@@ -189,9 +175,7 @@ async fn bare_rmcp_loses_the_answer_of_such_a_call() {
 
 #[tokio::test]
 async fn the_idle_timeout_starts_when_the_last_stream_ends() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     clock.advance(IDLE / 2).await;
     setup.assert_completes("a", &mut call).await;
@@ -206,9 +190,7 @@ async fn the_idle_timeout_starts_when_the_last_stream_ends() {
 
 #[tokio::test]
 async fn a_call_in_its_grace_keeps_its_session() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().grace(Grace::After(4 * IDLE)).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
     detach(&setup, &mcp).await;
 
     for _ in 0..3 {
@@ -223,9 +205,7 @@ async fn a_call_in_its_grace_keeps_its_session() {
 
 #[tokio::test]
 async fn a_session_is_closed_after_its_last_call_was_orphaned() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().grace(Grace::After(IDLE / 2)).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().grace(Grace::After(IDLE / 2)).stopped().await;
     detach(&setup, &mcp).await;
 
     clock.advance(IDLE / 2 + TICK).await;
@@ -241,9 +221,7 @@ async fn a_session_is_closed_after_its_last_call_was_orphaned() {
 
 #[tokio::test]
 async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().grace(Grace::Never).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().grace(Grace::Never).stopped().await;
     detach(&setup, &mcp).await;
 
     for _ in 0..3 {
@@ -260,9 +238,7 @@ async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
 /// The stream of the call has ended, so only the registry knows that the call runs.
 #[tokio::test]
 async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().grace(Grace::After(4 * IDLE)).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.sessions.end_stream(&mcp, STREAM, None).await;
     call.body_to_end().await;
@@ -283,8 +259,7 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
 async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
     let clock = StoppedClock::stop();
     for leaves_first in [true, false] {
-        let setup = by_default().start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = by_default().client().await;
         let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
         older.head().await;
         let mut older = Some(older);
@@ -313,9 +288,7 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
 
 #[tokio::test]
 async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
-    let clock = StoppedClock::stop();
-    let setup = by_default().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = by_default().stopped().await;
     let mut standalone = mcp.listen().await;
     assert_eq!(standalone.head().await.status, 200);
 
@@ -336,11 +309,9 @@ async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
 
 #[tokio::test]
 async fn a_configured_idle_timeout_applies() {
-    let clock = StoppedClock::stop();
     let wrap =
         |local: LocalSessionManager| CancellableSessionManager::new(local).idle_timeout(IDLE / 10);
-    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(Server::Wrapped).wrap(wrap).stopped().await;
 
     clock.advance(IDLE / 10 + TICK).await;
 
@@ -350,10 +321,8 @@ async fn a_configured_idle_timeout_applies() {
 
 #[tokio::test]
 async fn idle_sessions_may_stay_open() {
-    let clock = StoppedClock::stop();
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).no_idle_timeout();
-    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Plan::of(Server::Wrapped).wrap(wrap).stopped().await;
 
     for _ in 0..3 {
         clock.advance(10 * IDLE).await;
@@ -366,19 +335,17 @@ async fn idle_sessions_may_stay_open() {
 /// Here the idle time of the wrapper is the longer one, in `a_configured_idle_timeout_applies` the shorter.
 #[tokio::test]
 async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
-    let clock = StoppedClock::stop();
     let short = |mut local: LocalSessionManager| {
         local.session_config.keep_alive = Some(IDLE / 10);
         local
     };
     let wrap =
         |local: LocalSessionManager| CancellableSessionManager::new(local).idle_timeout(IDLE);
-    let setup = Plan::of(Server::Wrapped)
+    let (clock, setup, mcp) = Plan::of(Server::Wrapped)
         .sessions(short)
         .wrap(wrap)
-        .start()
+        .stopped()
         .await;
-    let mcp = setup.mcp().await;
 
     clock.advance(IDLE / 10 + TICK).await;
 
@@ -463,13 +430,7 @@ async fn sessions_are_closed_without_a_layer_too() {
 #[tokio::test]
 async fn a_restored_session_has_a_full_idle_timeout() {
     let clock = StoppedClock::stop();
-    let store = Arc::new(SavedSessions::default());
-    let setup = by_default().config(|mut config| {
-        config.session_store = Some(store);
-        config
-    });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = by_default().saving(SavedSessions::default()).client().await;
     clock.advance(IDLE + TICK).await;
     closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
@@ -487,13 +448,11 @@ async fn a_restored_session_has_a_full_idle_timeout() {
 #[tokio::test]
 async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
     let clock = StoppedClock::stop();
-    let store = Arc::new(SavedSessions::default());
-    let setup = by_default().grace(Grace::Immediate).config(|mut config| {
-        config.session_store = Some(store);
-        config
-    });
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = by_default()
+        .grace(Grace::Immediate)
+        .saving(SavedSessions::default())
+        .client()
+        .await;
     setup.start_call(&mcp, 1, "stubborn", "old").await.fin();
     setup.witness.token_fired("old").await;
     setup.events.ended(&mcp, 1).await;
@@ -528,8 +487,7 @@ async fn a_delete_stops_handlers_at_once_where_rmcp_takes_5_seconds() {
 }
 
 async fn from_delete_to_token(server: Server) -> Duration {
-    let setup = Plan::of(server).grace(Grace::Auto).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).grace(Grace::Auto).client().await;
     let _call = setup.start_call(&mcp, 1, "hold", "a").await;
     let before = Instant::now();
     assert_eq!(mcp.delete().await, 202);
@@ -544,11 +502,7 @@ pub(super) fn by_default() -> Plan {
 
 /// Starts call 1 and disconnects its client, which may resume.
 pub(super) async fn detach(setup: &Setup, mcp: &Mcp) {
-    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    call.fin();
-    setup.events.detached(mcp, 1).await;
+    setup.cut(mcp, 1, "a").await;
 }
 
 /// Disconnects the client unless it is disconnected already.

@@ -14,7 +14,7 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     extract::Request,
     middleware::{Next, from_fn},
-    response::{IntoResponse, Response},
+    response::IntoResponse,
     routing::post,
 };
 use futures_util::stream;
@@ -25,33 +25,19 @@ use tokio::sync::Notify;
 use tower_http::validate_request::ValidateRequestHeaderLayer;
 
 use crate::{
-    setup::{EXCHANGE, EventKind, Plan, Server, Setup, arguments, for_servers},
+    setup::{
+        DISCONNECTED, EXCHANGE, EventKind, Gate, Held, Plan, Server, Setup, arguments, for_servers,
+    },
     support::*,
 };
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 /// The end of a call whose id was used again.
 const ENDED_UNKNOWN: EventKind = EventKind::Ended(Outcome::Unknown);
 
-/// Refuses a request after its body was read, once the test allows it.
-#[derive(Clone, Debug, Default)]
-struct Refusal {
-    read: Arc<Notify>,
-    due: Arc<Notify>,
-}
-
-for_servers!([
-    wrapped = Wrapped,
-    layer_only = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!(all {
     a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_id,
     a_cancel_notification_of_another_client_changes_nothing,
-});
-
-for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+} sessions {
     a_cancel_notification_from_another_session_changes_nothing,
     a_disconnect_from_a_number_does_not_affect_the_string_with_the_same_digits,
     a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_digits,
@@ -97,8 +83,7 @@ async fn a_disconnect_does_not_affect_the_call_of_another_client_with_the_same_i
 }
 
 async fn a_cancel_notification_of_another_client_changes_nothing(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
     let attacker = Mcp::stateless(setup.served.addr, PATH);
 
@@ -110,8 +95,7 @@ async fn a_cancel_notification_of_another_client_changes_nothing(server: Server)
 }
 
 async fn a_cancel_notification_from_another_session_changes_nothing(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
     let attacker = setup.mcp().await;
 
@@ -134,8 +118,7 @@ async fn a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_dig
 }
 
 async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
     let attacker = sessionless_beside(&mcp, &setup);
     let mut other = setup.start_call(&attacker, 7, "hold", "other").await;
@@ -149,8 +132,7 @@ async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_sessio
 async fn a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_session_it_names(
     server: Server,
 ) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
     let attacker = sessionless_beside(&mcp, &setup);
     let other = setup.start_call(&attacker, 7, "hold", "other").await;
@@ -163,8 +145,7 @@ async fn a_disconnect_from_a_sessionless_request_does_not_affect_the_call_whose_
 }
 
 async fn a_request_with_two_session_headers_is_served_and_never_cancelled(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let doubled = with_session_of(mcp.clone(), &mcp);
     let call = setup.start_call(&doubled, 7, "hold", "a").await;
 
@@ -194,16 +175,10 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
 }
 
 async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
-    let refusal = Refusal::default();
-    let plan = Plan::of(server).inside(refusal.clone().after_reading());
-    let setup = plan.start().await;
-    let mcp = authorized(&setup).await;
-    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let mut refused = unauthorized(&setup, &mcp).await;
-    within("the request to be read", refusal.read.notified()).await;
+    let (gate, setup, mcp, call, mut refused) = refusing_after_reading(server).await;
     assert_eq!(setup.calls.len(), 2, "the layer has read it too");
 
-    refusal.due.notify_one();
+    gate.open();
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("attacker").await;
@@ -219,8 +194,7 @@ async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_
         let answer = async move |_: Bytes| ([("content-type", "text/event-stream")], events());
         router.route("/other", post(answer))
     };
-    let setup = Plan::of(Server::Wrapped).inside(other).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::Wrapped).inside(other).client().await;
     let session = mcp.session_id().expect("a session").to_owned();
     let elsewhere = Mcp::stateless(setup.served.addr, "/other").in_session(&session);
     let mut call = elsewhere.call(7, "hold", arguments("a")).await;
@@ -233,13 +207,7 @@ async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_
 }
 
 async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
-    let refusal = Refusal::default();
-    let plan = Plan::of(server).inside(refusal.clone().after_reading());
-    let setup = plan.start().await;
-    let mcp = authorized(&setup).await;
-    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let refused = unauthorized(&setup, &mcp).await;
-    within("the request to be read", refusal.read.notified()).await;
+    let (_gate, setup, mcp, call, refused) = refusing_after_reading(server).await;
 
     refused.fin();
 
@@ -250,18 +218,12 @@ async fn a_disconnect_before_the_refusal_changes_nothing(server: Server) {
 
 /// The attacker's request might become a call that the cancel would hit.
 async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(server: Server) {
-    let refusal = Refusal::default();
-    let plan = Plan::of(server).inside(refusal.clone().after_reading());
-    let setup = plan.start().await;
-    let mcp = authorized(&setup).await;
-    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
-    let mut refused = unauthorized(&setup, &mcp).await;
-    within("the request to be read", refusal.read.notified()).await;
+    let (gate, setup, mcp, call, mut refused) = refusing_after_reading(server).await;
 
     call.fin();
     setup.exchanges.over_for("victim").await;
     setup.assert_usable(&mcp).await;
-    refusal.due.notify_one();
+    gate.open();
 
     assert_eq!(refused.head().await.status, 401);
     assert!(setup.witness.ended("victim").await.is_cancelled());
@@ -271,21 +233,17 @@ async fn a_disconnect_is_not_lost_because_of_a_request_that_is_refused_later(ser
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(server: Server) {
-    let (read, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let setup = Plan::of(server)
-        .inside(holding_back("newer", read.clone(), due.clone()))
-        .start()
-        .await;
-    let mcp = setup.mcp().await;
+    let (mut gate, holding_back) = Gate::for_exchange(Held::ReadRequest, "newer");
+    let (setup, mcp) = Plan::of(server).inside(holding_back).client().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
     let newer = mcp.clone().header(EXCHANGE, "newer");
     let mut newer = newer.call(7, "hold", json!({ "label": "newer" })).await;
-    within("the request to be read", read.notified()).await;
+    gate.entered().await;
 
     older.fin();
     setup.exchanges.over_for("older").await;
     setup.assert_usable(&mcp).await;
-    due.notify_one();
+    gate.open();
 
     setup.witness.started("newer").await;
     setup.assert_usable(&mcp).await;
@@ -296,22 +254,16 @@ async fn a_disconnect_does_not_affect_a_call_with_its_id_that_is_accepted_later(
 async fn a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_its_id(
     server: Server,
 ) {
-    let (answered, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let setup = Plan::of(server)
-        .inside(answering_late("cancel", answered.clone(), due.clone()))
-        .start()
-        .await;
-    let mcp = setup.mcp().await;
+    let (mut gate, answering_late) = Gate::for_exchange(Held::Response, "cancel");
+    let (setup, mcp) = Plan::of(server).inside(answering_late).client().await;
     let _older = setup.start_call(&mcp, 7, "hold", "older").await;
     let cancelling = mcp.clone().header(EXCHANGE, "cancel");
     let cancelled = cancelling.cancel(7);
     let reusing = async {
-        within("the cancel to be answered", answered.notified()).await;
+        gate.entered().await;
         assert!(setup.witness.ended("older").await.is_cancelled());
-        let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
-        newer.head().await;
-        newer.event().await.expect("the priming event");
-        due.notify_one();
+        let newer = setup.start_primed(&mcp, 7, "hold", "newer").await;
+        gate.open();
         newer
     };
 
@@ -323,8 +275,7 @@ async fn a_cancel_that_is_acknowledged_late_does_not_affect_the_next_call_with_i
 }
 
 async fn a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
     let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
 
@@ -345,8 +296,7 @@ async fn a_disconnect_from_the_older_call_of_a_reused_id_cancels_nothing(server:
 }
 
 async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_older(server: Server) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let _older = setup.start_call(&mcp, 7, "hold", "older").await;
     let newer = setup.start_call(&mcp, 7, "hold", "newer").await;
 
@@ -368,8 +318,7 @@ async fn a_disconnect_from_the_newer_call_of_a_reused_id_does_not_affect_the_old
 async fn a_disconnect_from_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let call = setup.start_call(&mcp, 7, "hold", "victim").await;
     let marked = mcp.clone().header(EXCHANGE, "queued");
     let second = marked.call(7, "hold", json!({ "label": "queued" })).await;
@@ -395,8 +344,7 @@ fn never_accepted(server: Server) -> Outcome {
 
 /// Starts two calls of one session whose ids look alike, and disconnects the client of the first.
 async fn does_not_affect_a_similar_id(server: Server, disconnected: Value, connected: Value) {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let first = setup.start_call(&mcp, disconnected.clone(), "hold", "leaving");
     let first = first.await;
     let second = setup.start_call(&mcp, connected.clone(), "hold", "staying");
@@ -481,10 +429,24 @@ fn refusing_unread(router: Router) -> Router {
             if request.headers().contains_key(AUTHORIZATION) {
                 Ok(())
             } else {
-                Err(unauthorized_response())
+                Err(StatusCode::UNAUTHORIZED.into_response())
             }
         },
     ))
+}
+
+/// Starts the victim's call, and a request with its id that waits at the gate. That request has been read, and will be
+/// refused.
+async fn refusing_after_reading(server: Server) -> (Gate, Setup, Mcp, Connection, Connection) {
+    let is_refused = |request: &Request| !request.headers().contains_key(AUTHORIZATION);
+    let (mut gate, holding_back) = Gate::new(Held::ReadRequest, is_refused);
+    let refusing = |router| holding_back(refusing_unread(router));
+    let setup = Plan::of(server).inside(refusing).start().await;
+    let mcp = authorized(&setup).await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let refused = unauthorized(&setup, &mcp).await;
+    gate.entered().await;
+    (gate, setup, mcp, call, refused)
 }
 
 /// Reads the first exchange of this name, and never lets it pass.
@@ -506,87 +468,5 @@ fn queueing(name: &'static str, queued: Arc<Notify>) -> impl FnOnce(Router) -> R
                 next.run(request).await
             }
         }))
-    }
-}
-
-/// Reads the exchange of this name, and lets it pass when `due` is notified.
-fn holding_back(
-    name: &'static str,
-    read: Arc<Notify>,
-    due: Arc<Notify>,
-) -> impl FnOnce(Router) -> Router {
-    move |router| {
-        router.layer(from_fn(move |request: Request, next: Next| {
-            let is_named = request
-                .headers()
-                .get(EXCHANGE)
-                .is_some_and(|value| value == name);
-            let (read, due) = (read.clone(), due.clone());
-            async move {
-                if !is_named {
-                    return next.run(request).await;
-                }
-                let (parts, body) = request.into_parts();
-                let body = to_bytes(body, usize::MAX).await.expect("a whole request");
-                read.notify_one();
-                due.notified().await;
-                next.run(Request::from_parts(parts, Body::from(body))).await
-            }
-        }))
-    }
-}
-
-/// Lets the exchange of this name pass, and holds back its response until `due` is notified.
-fn answering_late(
-    name: &'static str,
-    answered: Arc<Notify>,
-    due: Arc<Notify>,
-) -> impl FnOnce(Router) -> Router {
-    move |router| {
-        router.layer(from_fn(move |request: Request, next: Next| {
-            let is_named = request
-                .headers()
-                .get(EXCHANGE)
-                .is_some_and(|value| value == name);
-            let (answered, due) = (answered.clone(), due.clone());
-            async move {
-                let response = next.run(request).await;
-                if is_named {
-                    answered.notify_one();
-                    due.notified().await;
-                }
-                response
-            }
-        }))
-    }
-}
-
-fn unauthorized_response() -> Response {
-    StatusCode::UNAUTHORIZED.into_response()
-}
-
-// === impl Refusal ===
-
-impl Refusal {
-    fn after_reading(self) -> impl FnOnce(Router) -> Router + 'static {
-        |router| {
-            router.layer(from_fn(move |request: Request, next: Next| {
-                let refusal = self.clone();
-                async move {
-                    if request.headers().contains_key(AUTHORIZATION) {
-                        next.run(request).await
-                    } else {
-                        refusal.refuse(request.into_body()).await
-                    }
-                }
-            }))
-        }
-    }
-
-    async fn refuse(&self, body: Body) -> Response {
-        to_bytes(body, usize::MAX).await.expect("a whole request");
-        self.read.notify_one();
-        self.due.notified().await;
-        unauthorized_response()
     }
 }

@@ -74,21 +74,26 @@ async fn is_lost_with_its_resumed_stream(
     closed(setup, mcp).await;
 }
 
+/// Disconnects the client from its standalone stream, and asserts that its session is closed on time.
+async fn assert_closed_after_its_standalone_stream(setup: &Setup, clock: &StoppedClock, mcp: &Mcp) {
+    let standalone = listen(mcp).await;
+    pass(setup, clock, 2 * LOST_TIMEOUT).await;
+    assert!(is_open(setup, mcp).await);
+
+    standalone.fin();
+    pass(setup, clock, SOME_TIME).await;
+    assert!(is_open(setup, mcp).await);
+    pass(setup, clock, SOME_TIME).await;
+
+    closed(setup, mcp).await;
+}
+
 #[tokio::test]
 async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_closed_early() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let (mcp, quiet) = (setup.mcp().await, setup.mcp().await);
-    let standalone = listen(&mcp).await;
-    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
-    assert!(is_open(&setup, &mcp).await);
-
-    standalone.fin();
-    pass(&setup, &clock, SOME_TIME).await;
-    assert!(is_open(&setup, &mcp).await);
-    pass(&setup, &clock, SOME_TIME).await;
-
-    closed(&setup, &mcp).await;
+    assert_closed_after_its_standalone_stream(&setup, &clock, &mcp).await;
     assert!(is_open(&setup, &quiet).await, "this client had no stream");
     clock.advance(IDLE).await;
     closed(&setup, &quiet).await;
@@ -98,8 +103,7 @@ async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_close
 async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_grace_of_the_call() {
     let clock = StoppedClock::stop();
     for grace in [Grace::Immediate, Grace::After(3 * LOST_TIMEOUT)] {
-        let setup = plan().grace(grace).start().await;
-        let mcp = setup.mcp().await;
+        let (setup, mcp) = plan().grace(grace).client().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
         call.head().await;
         call.fin();
@@ -120,9 +124,7 @@ async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_g
 
 #[tokio::test]
 async fn a_request_shows_that_the_client_is_not_lost() {
-    let clock = StoppedClock::stop();
-    let setup = plan().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan().stopped().await;
     let standalone = listen(&mcp).await;
     standalone.fin();
     pass(&setup, &clock, SOME_TIME).await;
@@ -136,9 +138,7 @@ async fn a_request_shows_that_the_client_is_not_lost() {
 /// The client resumes before the server notices that the old connection is closed.
 #[tokio::test]
 async fn a_client_that_resumed_a_call_is_not_lost() {
-    let clock = StoppedClock::stop();
-    let setup = plan().grace(Grace::After(IDLE)).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan().grace(Grace::After(IDLE)).stopped().await;
     detach(&setup, &mcp).await;
     let mut resumed = mcp.resume(FIRST_EVENT).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -157,9 +157,7 @@ async fn a_client_that_resumed_a_call_is_not_lost() {
 
 #[tokio::test]
 async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() {
-    let clock = StoppedClock::stop();
-    let setup = plan().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan().stopped().await;
     let mut standalone = listen(&mcp).await;
     let event = standalone.event().await.expect("the priming event");
     standalone.fin();
@@ -170,9 +168,7 @@ async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() 
 /// A cancel of the client ends the stream of its call, not the client.
 #[tokio::test]
 async fn a_client_that_cancels_its_call_is_not_lost() {
-    let clock = StoppedClock::stop();
-    let setup = plan().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     assert_eq!(mcp.cancel(1).await, 202);
@@ -186,9 +182,7 @@ async fn a_client_that_cancels_its_call_is_not_lost() {
 /// A server that ends the stream asks its client to wait before it reconnects (SEP-1699).
 #[tokio::test]
 async fn a_client_whose_standalone_stream_the_server_ended_is_not_lost() {
-    let clock = StoppedClock::stop();
-    let setup = plan().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan().stopped().await;
     let mut standalone = listen(&mcp).await;
     setup
         .sessions
@@ -222,9 +216,7 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
 /// The client has lost its standalone stream only, and reads that of its call.
 #[tokio::test]
 async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
-    let clock = StoppedClock::stop();
-    let setup = untracked().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = untracked().stopped().await;
     let standalone = listen(&mcp).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
@@ -271,9 +263,7 @@ async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() 
 /// The end of such a call is not observed, and a close would end its handler.
 #[tokio::test]
 async fn a_client_that_disconnected_from_an_untracked_call_is_not_lost() {
-    let clock = StoppedClock::stop();
-    let setup = untracked().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = untracked().stopped().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     let standalone = listen(&mcp).await;
@@ -289,9 +279,7 @@ async fn a_client_that_disconnected_from_an_untracked_call_is_not_lost() {
 
 #[tokio::test]
 async fn an_untracked_call_that_was_answered_does_not_keep_a_lost_session() {
-    let clock = StoppedClock::stop();
-    let setup = untracked().start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = untracked().stopped().await;
     let standalone = listen(&mcp).await;
     setup.assert_usable(&mcp).await;
     standalone.fin();
@@ -349,25 +337,14 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
 /// A standalone stream that is no use of its session still shows that its client is connected.
 #[tokio::test]
 async fn a_client_that_disconnected_from_an_ignored_standalone_stream_is_lost() {
-    let clock = StoppedClock::stop();
     let wrap = |_| {
         let sessions = CancellableSessionManager::local(SessionConfig::default());
         sessions
             .lost_timeout(LOST_TIMEOUT)
             .ignore_standalone_streams()
     };
-    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
-    let mcp = setup.mcp().await;
-    let standalone = listen(&mcp).await;
-    pass(&setup, &clock, 2 * LOST_TIMEOUT).await;
-    assert!(is_open(&setup, &mcp).await);
-
-    standalone.fin();
-    pass(&setup, &clock, SOME_TIME).await;
-    assert!(is_open(&setup, &mcp).await);
-    pass(&setup, &clock, SOME_TIME).await;
-
-    closed(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::of(Server::Wrapped).wrap(wrap).stopped().await;
+    assert_closed_after_its_standalone_stream(&setup, &clock, &mcp).await;
 }
 
 #[tokio::test]

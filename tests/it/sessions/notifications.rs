@@ -11,13 +11,11 @@ use rmcp::transport::streamable_http_server::session::{SessionId, local::Session
 use self::Notification::{Closed, Opened, Restored};
 use super::idle::soon;
 use crate::{
-    setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock},
+    setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, TICK},
     support::*,
 };
 
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
-const TICK: Duration = Duration::from_millis(1);
-
 /// The notifications so far.
 #[derive(Clone, Default)]
 struct Notifications(Arc<Mutex<Vec<(Notification, String)>>>);
@@ -71,14 +69,7 @@ async fn a_session_that_its_client_ends() {
 #[tokio::test]
 async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     let clock = StoppedClock::stop();
-    let store = Arc::new(SavedSessions::default());
-    let (setup, notifications) = start(|plan| {
-        plan.config(|mut config| {
-            config.session_store = Some(store);
-            config
-        })
-    })
-    .await;
+    let (setup, notifications) = start(|plan| plan.saving(SavedSessions::default())).await;
     let mcp = setup.mcp().await;
     clock.advance(IDLE + TICK).await;
     soon("it is closed", async || notifications.of(&mcp).len() == 2).await;
@@ -92,14 +83,7 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
 /// The inner manager has lost the session, by a crash or by its own timer.
 #[tokio::test]
 async fn a_session_that_another_replaces_is_reported_as_closed() {
-    let store = Arc::new(SavedSessions::default());
-    let (setup, notifications) = start(|plan| {
-        plan.config(|mut config| {
-            config.session_store = Some(store);
-            config
-        })
-    })
-    .await;
+    let (setup, notifications) = start(|plan| plan.saving(SavedSessions::default())).await;
     let mcp = setup.mcp().await;
     let session: SessionId = mcp.session_id().expect("a session").into();
     setup
@@ -124,8 +108,7 @@ async fn a_listener_that_panics_affects_nothing_else() {
             .on_session(|_| panic!("on purpose"))
             .on_session(move |event| listener.record(event))
     };
-    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::Wrapped).wrap(wrap).client().await;
     setup.assert_usable(&mcp).await;
     assert_eq!(mcp.delete().await, 202);
     assert_eq!(notifications.of(&mcp), [Opened, Closed]);

@@ -2,28 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    extract::Request,
-    middleware::{Next, from_fn},
-    routing::post_service,
-};
+use axum::{Router, routing::post_service};
 use http::Method;
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Grace, Outcome,
 };
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
-use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{Events, SavedSessions, StoppedClock, arguments},
+    setup::{Events, GRACE, Gate, Held, SavedSessions, StoppedClock, TICK, arguments},
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
 
 /// A server whose GETs wait inside the layer until the test lets them pass.
 struct Bench {
@@ -31,8 +20,7 @@ struct Bench {
     layer: CancelOnDisconnectLayer,
     witness: Witness,
     events: Events,
-    proceed: Arc<Notify>,
-    asked: mpsc::UnboundedReceiver<()>,
+    gate: Gate,
 }
 
 impl Bench {
@@ -71,27 +59,14 @@ impl Bench {
         let layer = CancelOnDisconnectLayer::new()
             .grace(Grace::After(GRACE))
             .observe(events.observer());
-        let (ask, asked) = mpsc::unbounded_channel();
-        let proceed = Arc::new(Notify::new());
-        let waits = proceed.clone();
-        let slow = from_fn(move |request: Request, next: Next| {
-            let (waits, ask) = (waits.clone(), ask.clone());
-            async move {
-                if request.method() == Method::GET {
-                    ask.send(()).expect("the test listens");
-                    waits.notified().await;
-                }
-                next.run(request).await
-            }
-        });
-        let rmcp = services(&Tools::new(&witness)).layer(slow);
+        let (gate, slow) = Gate::new(Held::Request, |request| request.method() == Method::GET);
+        let rmcp = slow(services(&Tools::new(&witness)));
         Self {
             served: serve(build(rmcp, layer.clone())).await,
             layer,
             witness,
             events,
-            proceed,
-            asked,
+            gate,
         }
     }
 
@@ -112,8 +87,7 @@ impl Bench {
             call.fin();
             self.events.detached(mcp, id).await;
             clock.advance(GRACE - TICK).await;
-            let mut resumed = mcp.resume(&primed.id.expect("an id")).await;
-            within("the resume", self.asked.recv()).await;
+            let mut resumed = self.gate.resume(mcp, &primed.id.expect("an id")).await;
 
             // First up to the end of the grace, because a deadline that is noticed later is deferred.
             for later in [2 * TICK, Duration::from_secs(3)] {
@@ -122,7 +96,7 @@ impl Bench {
                     tokio::task::yield_now().await;
                 }
             }
-            self.proceed.notify_one();
+            self.gate.open();
 
             assert_eq!(resumed.head().await.status, 200);
             self.events.resumed(mcp, id, 1).await;
@@ -226,7 +200,7 @@ async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
     assert_eq!(event, calls[0].1, "the same stream");
     lost.fin();
     bench.events.detached(&there, 2).await;
-    bench.proceed.notify_one();
+    bench.gate.open();
     let mut resumed = there.resume(&event).await;
     assert_eq!(resumed.head().await.status, 200);
     bench.events.resumed(&there, 2, 1).await;
@@ -235,6 +209,5 @@ async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
     assert!(bench.layer.calls().cancel(other, CancelReason::Requested));
     assert!(bench.witness.ended("here").await.is_cancelled());
     bench.witness.release("there");
-    let answer = resumed.answer().await.expect("its own answer");
-    assert_eq!(answer["result"]["content"][0]["text"], "done:there");
+    resumed.assert_done("there").await;
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    setup::{Plan, Server, Setup, for_servers},
+    setup::{DISCONNECTED, Plan, Server, Setup, for_servers},
     support::*,
 };
 
@@ -19,8 +19,6 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// More events than all buffers in between can hold.
 const FLOOD: u32 = 10_000_000;
 
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
-
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread") {
     an_unread_stream_does_not_delay_the_cancel_of_another_call,
     an_unread_stream_of_an_h2_connection_does_not_delay_it_either,
@@ -28,56 +26,33 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread
 });
 
 async fn an_unread_stream_does_not_delay_the_cancel_of_another_call(server: Server) {
-    let setup = stalling(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = stalling(server).client().await;
     let other = setup.start_call(&mcp, 1, "hold", "other").await;
-    let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
-    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
-    unread.send(&request).await;
-    until_blocked(&setup, &mcp).await;
+    let unread = flooded(&setup, &mcp).await;
 
-    let hung_up = Instant::now();
-    other.fin();
-
-    let cancelled = setup.witness.ended("other").await;
-    assert!(cancelled.is_cancelled());
-    assert!(cancelled.at() - hung_up <= LIMIT + Duration::from_secs(1));
-    assert_eq!(setup.events.ended(&mcp, 2).await, DISCONNECTED);
-    setup.assert_usable(&mcp).await;
+    assert_cancels_in_time(&setup, &mcp, other).await;
     drop(unread);
 }
 
 async fn an_unread_stream_of_an_h2_connection_does_not_delay_it_either(server: Server) {
-    let setup = stalling(server).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = stalling(server).client().await;
     let other = setup.start_call(&mcp, 1, "hold", "other").await;
-    let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
+    let request = flood(&mcp);
     let mut connection = H2::open(setup.served.addr).await;
     let mut unread = connection.send(&request).await;
     // The stream's window is never opened again.
     unread.head().await;
     until_blocked(&setup, &mcp).await;
 
-    let hung_up = Instant::now();
-    other.fin();
-
-    let cancelled = setup.witness.ended("other").await;
-    assert!(cancelled.is_cancelled());
-    assert!(cancelled.at() - hung_up <= LIMIT + Duration::from_secs(1));
-    assert_eq!(setup.events.ended(&mcp, 2).await, DISCONNECTED);
-    setup.assert_usable(&mcp).await;
+    assert_cancels_in_time(&setup, &mcp, other).await;
 }
 
 /// The inner stream is dropped first, which lets the cancel pass.
 async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     let time = Duration::from_secs(3);
     let plan = small(server).grace(Grace::Never);
-    let setup = plan.layer(|layer| layer.call_timeout(time)).start().await;
-    let mcp = setup.mcp().await;
-    let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
-    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
-    unread.send(&request).await;
-    until_blocked(&setup, &mcp).await;
+    let (setup, mcp) = plan.layer(|layer| layer.call_timeout(time)).client().await;
+    let unread = flooded(&setup, &mcp).await;
 
     assert_eq!(
         setup.events.ended(&mcp, 2).await,
@@ -98,6 +73,30 @@ fn small(server: Server) -> Plan {
 
 fn stalling(server: Server) -> Plan {
     small(server).layer(|layer| layer.stall_timeout(LIMIT))
+}
+
+fn flood(mcp: &Mcp) -> Request {
+    mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }))
+}
+
+/// Starts a call whose client does not read, and waits until the session is blocked.
+async fn flooded(setup: &Setup, mcp: &Mcp) -> Connection {
+    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
+    unread.send(&flood(mcp)).await;
+    until_blocked(setup, mcp).await;
+    unread
+}
+
+/// Disconnects the client of another call, which is cancelled soon after the stall timeout of the unread one.
+async fn assert_cancels_in_time(setup: &Setup, mcp: &Mcp, other: Connection) {
+    let hung_up = Instant::now();
+    other.fin();
+
+    let cancelled = setup.witness.ended("other").await;
+    assert!(cancelled.is_cancelled());
+    assert!(cancelled.at() - hung_up <= LIMIT + Duration::from_secs(1));
+    assert_eq!(setup.events.ended(mcp, 2).await, DISCONNECTED);
+    setup.assert_usable(mcp).await;
 }
 
 /// Waits until the session stops answering.

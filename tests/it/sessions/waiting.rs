@@ -1,5 +1,6 @@
 //! Requests that wait between the layer and rmcp for longer than the idle timeout of their session.
 
+use crate::setup::Setup;
 use std::{sync::Arc, time::Duration};
 
 use axum::{
@@ -13,10 +14,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 
 use super::idle::{by_default, is_open, settle, soon};
-use crate::{
-    setup::{Setup, StoppedClock},
-    support::*,
-};
+use crate::{setup::StoppedClock, support::*};
 
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
@@ -101,12 +99,10 @@ async fn a_stream_that_waits_to_be_opened_keeps_its_session() {
 /// The layer has sent the head itself.
 #[tokio::test]
 async fn a_call_that_waits_behind_an_early_head_keeps_its_session() {
-    let clock = StoppedClock::stop();
     let queue = Queue::default();
     let inside = queue.clone();
     let plan = by_default().layer(|layer| layer.commit_after(IDLE / 2));
-    let setup = plan.inside(|router| inside.before(router)).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan.inside(|router| inside.before(router)).stopped().await;
     let call = mcp.call_request(1, "echo", json!({ "text": "late" }));
     let mut call = mcp.send(&call.header(WAIT_HEADER, "after")).await;
     queue.is_waited_in().await;

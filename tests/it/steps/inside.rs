@@ -2,20 +2,17 @@
 
 use std::{
     future::poll_fn,
-    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
 };
 
 use axum::{
     Router,
-    body::{Body, Bytes, HttpBody},
+    body::Body,
     extract::Request,
     middleware::{Next, from_fn},
 };
-use http_body::{Frame, SizeHint};
 
-use crate::setup::EXCHANGE;
+use crate::setup::{EXCHANGE, PolledBody};
 
 /// What happens inside the poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +31,6 @@ pub(super) struct Inside(Arc<Mutex<Option<Planned>>>);
 struct Planned {
     polls_left: usize,
     act: Box<dyn FnOnce() + Send>,
-}
-
-struct Counted {
-    body: Body,
-    inside: Inside,
 }
 
 // === impl Inside ===
@@ -66,7 +58,10 @@ impl Inside {
                     answering.as_mut().poll(cx)
                 });
                 let response = response.await;
-                response.map(|body| Body::new(Counted { body, inside }))
+                response.map(|body| {
+                    let on_poll = move || inside.polled();
+                    Body::new(PolledBody { body, on_poll })
+                })
             }
         }))
     }
@@ -93,28 +88,5 @@ impl Inside {
 
     fn planned(&self) -> std::sync::MutexGuard<'_, Option<Planned>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl Counted ===
-
-impl HttpBody for Counted {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.inside.polled();
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -34,8 +34,10 @@ use super::{
     inside::{InPoll, Inside},
 };
 use crate::{
-    setup::{EXCHANGE, EventKind, Events, Scripted, Server, Sessions, advance_past},
-    support::{Mode, PATH, Witness, server::report},
+    setup::{
+        EXCHANGE, EventKind, Events, Scripted, Server, Sessions, advance_past, paused_runtime,
+    },
+    support::{Mode, PATH, Witness, handshake, server::report},
 };
 
 /// The JSON-RPC id of the call. No other source produces this number.
@@ -94,12 +96,7 @@ impl World {
         handler: Handler,
         test: impl AsyncFnOnce(&mut Self) -> T,
     ) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
+        paused_runtime().block_on(async {
             let mut world = Self::new(server, handler).await;
             test(&mut world).await
         })
@@ -169,20 +166,12 @@ impl World {
     }
 
     async fn connect(&mut self) {
-        let initialize = json!({
-            "jsonrpc": "2.0", "id": "init", "method": "initialize",
-            "params": {
-                "protocolVersion": VERSION,
-                "capabilities": {},
-                "clientInfo": { "name": "steps", "version": "0" },
-            },
-        });
+        let [initialize, initialized] = handshake(VERSION);
         let response = self.post(&initialize).await;
         let session = response.headers().get("mcp-session-id").expect("a session");
         self.session = Some(session.to_str().expect("visible").to_owned());
         let mut rest = Call::of_body(response.into_body());
         rest.read(super::MAX_STEPS).await;
-        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
         assert_eq!(self.post(&initialized).await.status(), 202);
         self.turn(MAX_TURNS).await;
     }

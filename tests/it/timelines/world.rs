@@ -24,8 +24,8 @@ use tower::ServiceExt as _;
 
 use super::story::{CallStory, How, Loss, Story};
 use crate::{
-    setup::{Scripted, Server, Sessions, Store},
-    support::{Mode, PATH},
+    setup::{Scripted, Server, Sessions, Store, paused_runtime},
+    support::{Mode, PATH, handshake},
 };
 
 const VERSION: &str = "2025-11-25";
@@ -113,12 +113,7 @@ struct Known {
 
 /// Plays a story to its end.
 pub(super) fn play(story: &Story) -> History {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
+    paused_runtime().block_on(async {
         let handlers = Shared::default();
         let reports = Shared::default();
         let world = World::new(story, &handlers, &reports).await;
@@ -230,20 +225,12 @@ impl World {
     }
 
     async fn connect(&mut self) {
-        let initialize = json!({
-            "jsonrpc": "2.0", "id": "init", "method": "initialize",
-            "params": {
-                "protocolVersion": VERSION,
-                "capabilities": {},
-                "clientInfo": { "name": "timelines", "version": "0" },
-            },
-        });
+        let [initialize, initialized] = handshake(VERSION);
         let response = self.send("POST", &[], initialize.to_string()).await;
         let session = response.headers().get("mcp-session-id").expect("a session");
         self.session = session.to_str().expect("visible").to_owned();
         let mut body = response.into_body().into_data_stream();
         while body.next().await.is_some() {}
-        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
         let response = self.send("POST", &[], initialized.to_string()).await;
         assert_eq!(response.status(), 202);
     }

@@ -2,10 +2,8 @@
 //! without the layer. No such body cancels anything or adds any state.
 
 #![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
+    clippy::restriction,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
 use std::{future::pending, sync::Arc};
@@ -17,6 +15,7 @@ use axum::{
     middleware::{Next, from_fn, from_fn_with_state},
     response::Response,
 };
+use futures_util::future::join_all;
 use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer};
@@ -198,18 +197,8 @@ async fn every_answer_is_the_same(mode: SessionMode) {
 }
 
 #[tokio::test]
-async fn a_wrapped_session_answers_as_without_the_layer() {
-    every_answer_is_the_same(SessionMode::Wrapped).await;
-}
-
-#[tokio::test]
-async fn a_session_answers_as_without_the_layer() {
-    every_answer_is_the_same(SessionMode::LayerOnly).await;
-}
-
-#[tokio::test]
-async fn a_stateless_server_answers_as_without_the_layer() {
-    every_answer_is_the_same(SessionMode::Stateless).await;
+async fn a_bad_body_is_answered_as_without_the_layer() {
+    join_all(SessionMode::ALL.map(every_answer_is_the_same)).await;
 }
 
 async fn no_disconnect_affects_the_held_call(mode: SessionMode) {
@@ -221,13 +210,9 @@ async fn no_disconnect_affects_the_held_call(mode: SessionMode) {
 }
 
 #[tokio::test]
-async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_wrapped_session() {
-    no_disconnect_affects_the_held_call(SessionMode::Wrapped).await;
-}
-
-#[tokio::test]
 async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_session() {
-    no_disconnect_affects_the_held_call(SessionMode::LayerOnly).await;
+    let modes = [SessionMode::Wrapped, SessionMode::LayerOnly];
+    join_all(modes.map(no_disconnect_affects_the_held_call)).await;
 }
 
 #[tokio::test]
@@ -281,18 +266,8 @@ async fn no_disconnect_before_the_decision_affects_the_held_call(mode: SessionMo
 }
 
 #[tokio::test]
-async fn a_disconnect_before_the_refusal_affects_no_call_of_a_wrapped_session() {
-    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::Wrapped).await;
-}
-
-#[tokio::test]
-async fn a_disconnect_before_the_refusal_affects_no_call_of_a_session() {
-    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::LayerOnly).await;
-}
-
-#[tokio::test]
-async fn a_disconnect_before_the_refusal_affects_no_stateless_call() {
-    no_disconnect_before_the_decision_affects_the_held_call(SessionMode::Stateless).await;
+async fn a_disconnect_before_the_refusal_affects_no_call() {
+    join_all(SessionMode::ALL.map(no_disconnect_before_the_decision_affects_the_held_call)).await;
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! rmcp accepts no batches. The server behind the layer accepts everything, and works in a task of its own.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use axum::{
     Extension, Router,
@@ -19,11 +19,9 @@ use tokio::{
 };
 
 use crate::{
-    setup::{EXCHANGE, EventKind, Plan, Server, Setup, StoppedClock},
+    setup::{EXCHANGE, EventKind, GRACE, Plan, Server, Setup, StoppedClock},
     support::*,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
 
 const NAME: &str = "the batch";
 

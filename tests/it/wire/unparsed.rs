@@ -95,8 +95,7 @@ async fn a_body_whose_client_disconnected_before_it_was_bound_is_reported_once()
             next.run(Request::from_parts(head, body.into())).await
         }))
     };
-    let setup = Plan::of(Server::Wrapped).inside(wait).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::Wrapped).inside(wait).client().await;
     let request = mcp.post_request("[]").header("x-waits", "1");
     let call = mcp.send(&request).await;
     setup.assert_usable(&mcp).await;

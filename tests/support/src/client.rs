@@ -78,11 +78,16 @@ impl Connection {
         Self::over(stream, addr)
     }
 
-    /// Sends one request on a connection of its own and reads the whole answer.
-    pub async fn fetch(addr: SocketAddr, request: &Request) -> Reply {
+    /// Sends one request on a connection of its own.
+    pub async fn sending(addr: SocketAddr, request: &Request) -> Self {
         let mut connection = Self::open(addr).await;
         connection.send(request).await;
-        connection.reply().await
+        connection
+    }
+
+    /// Sends one request on a connection of its own and reads the whole answer.
+    pub async fn fetch(addr: SocketAddr, request: &Request) -> Reply {
+        Self::sending(addr, request).await.reply().await
     }
 
     fn over(stream: TcpStream, addr: SocketAddr) -> Self {
@@ -245,6 +250,14 @@ impl Connection {
         }
         let body = self.body_to_end().await;
         serde_json::from_slice(&body).ok()
+    }
+
+    /// Reads up to the answer of the held tool with this label.
+    pub async fn assert_done(&mut self, label: &str) {
+        let answer = self.answer().await;
+        let answer = answer.unwrap_or_else(|| panic!("no answer to {label:?}"));
+        let text = &answer["result"]["content"][0]["text"];
+        assert_eq!(*text, format!("done:{label}"));
     }
 
     /// Reads all messages of the answer: events, or one JSON body. Reads the head first if necessary.

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`witness`] | what happened to every tool handler, by label, to be awaited without sleeps |
 //! | [`server`] | an rmcp server whose tools write to the witness, and the mode it is served in |
+//! | [`sessions`] | session managers that change a few methods of rmcp's own |
 //! | [`serve`] | an `axum::serve` task on a free port |
 //! | [`request`] | a request as plain data, for every client below |
 //! | [`client`] | hand-written HTTP/1.1: half-sent bodies, chunks, FIN, RST, half-close |
@@ -48,6 +49,8 @@ pub mod request;
 pub mod serve;
 #[cfg(feature = "sockets")]
 pub mod server;
+#[cfg(feature = "sockets")]
+pub mod sessions;
 pub mod sse;
 #[cfg(feature = "sockets")]
 pub mod witness;
@@ -59,7 +62,7 @@ pub use self::{
     client::{Connection, Head, Reply},
     h2::{H2, H2Stream},
     limit::within,
-    mcp::Mcp,
+    mcp::{Mcp, handshake},
     request::Request,
     serve::{Served, serve, serve_on},
     server::{Mode, PATH, Tools, router},

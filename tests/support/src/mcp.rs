@@ -30,6 +30,20 @@ pub struct Mcp {
     headers: Vec<(String, String)>,
 }
 
+/// The messages that open a session of this revision, as plain JSON.
+pub fn handshake(version: &str) -> [Value; 2] {
+    let initialize = json!({
+        "jsonrpc": "2.0", "id": "init", "method": "initialize",
+        "params": {
+            "protocolVersion": version,
+            "capabilities": {},
+            "clientInfo": { "name": "support", "version": "0" },
+        },
+    });
+    let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
+    [initialize, initialized]
+}
+
 // === impl Mcp ===
 
 impl Mcp {

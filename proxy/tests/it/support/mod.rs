@@ -28,6 +28,15 @@ pub(crate) fn session_call(id: &str) -> Request {
         .header("mcp-session-id", "s")
 }
 
+/// A resume in the session "s".
+#[allow(dead_code, reason = "not all tests need it")]
+pub(crate) fn resume_after(event: &str) -> Request {
+    Request::new("GET", "/mcp")
+        .header("accept", "text/event-stream")
+        .header("mcp-session-id", "s")
+        .header("last-event-id", event)
+}
+
 /// Returns the message of a call of the tool `work`, whose id is JSON text.
 pub(crate) fn call(id: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"work"}}}}"#)

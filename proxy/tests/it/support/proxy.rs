@@ -6,7 +6,7 @@ use mcp_cancel_on_disconnect::Calls;
 use mcp_cancel_proxy::{Proxy, config::Config};
 use tokio::{sync::oneshot, task::JoinHandle};
 
-use super::{Upstream, within};
+use super::{Connection, ReceivedRequest, Request, Upstream, within};
 
 /// A proxy that serves on a free port.
 pub(crate) struct Running {
@@ -20,6 +20,13 @@ pub(crate) struct Running {
 // === impl Running ===
 
 impl Running {
+    /// Starts a server, and a proxy in front of it with these options.
+    pub(crate) async fn start(options: &[&str]) -> (Upstream, Self) {
+        let upstream = Upstream::start().await;
+        let proxy = Self::in_front_of(&upstream, options).await;
+        (upstream, proxy)
+    }
+
     /// Starts a proxy in front of `/mcp` of a server, with these options.
     pub(crate) async fn in_front_of(upstream: &Upstream, options: &[&str]) -> Self {
         Self::in_front_of_url(&format!("http://{}/mcp", upstream.addr), options).await
@@ -71,6 +78,19 @@ impl Running {
         within("the proxy to end", self.served)
             .await
             .expect("no panic");
+    }
+
+    /// Sends a request, and has the server answer it with a stream. Returns both ends after the head.
+    pub(crate) async fn streaming(
+        &self,
+        upstream: &Upstream,
+        request: &Request,
+    ) -> (Connection, ReceivedRequest) {
+        let mut client = Connection::sending(self.addr, request).await;
+        let mut received = upstream.next_request().await;
+        received.stream().await;
+        client.head().await;
+        (client, received)
     }
 
     /// Waits until this number of calls is in flight.

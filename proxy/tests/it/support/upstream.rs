@@ -160,6 +160,13 @@ impl ReceivedRequest {
         self.write(format!("{:x}\r\n{data}\r\n", data.len())).await;
     }
 
+    /// Writes the result of call 1.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) async fn send_result(&mut self) {
+        self.chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+            .await;
+    }
+
     /// Ends the stream.
     pub(crate) async fn end(mut self) {
         self.write("0\r\n\r\n").await;
@@ -172,8 +179,7 @@ impl ReceivedRequest {
             self.chunk(&format!(": {}\n\n", "x".repeat(64 * 1024)))
                 .await;
         }
-        self.chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
-            .await;
+        self.send_result().await;
         self.end().await;
     }
 

@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, Barrier},
     task::Poll,
     thread,
-    time::Duration,
 };
 
 use http::{Method, Response};
@@ -20,19 +19,17 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::{
     exchange::{
-        Answer, InnerRequest, Kind, Tokens, bodyless, exchange, immediate, poll_once, reading,
-        respond,
+        Answer, InnerRequest, Kind, Tokens, bodyless, exchange, immediate, poll_once, respond,
+        sent, stalled,
     },
     script::{Script, Step},
 };
 use crate::{
     foreign::Foreign,
     log::{Happened, number},
-    setup::StoppedClock,
+    setup::{GRACE, StoppedClock},
     support::within,
 };
-
-const GRACE: Duration = Duration::from_secs(20);
 
 const NAMED: &str = "id: x-1\ndata: \n\n";
 
@@ -44,10 +41,7 @@ fn calls(log: &crate::log::Log) -> (usize, Vec<Outcome>) {
 #[test]
 fn a_call_that_is_answered_before_its_head_completes() {
     for kind in Kind::ALL {
-        let (layer, log) = immediate();
-        let tokens = Tokens::default();
-        let service = layer.layer(reading(&tokens, |_| pending::<Answer<Infallible>>()));
-        let mut response = Box::pin(service.oneshot(kind.request()));
+        let (layer, log, tokens, mut response) = sent(kind, |_| pending::<Answer<Infallible>>());
         assert!(poll_once(response.as_mut()).is_pending());
 
         tokens.latest().answered();
@@ -65,13 +59,10 @@ fn a_call_that_is_answered_before_its_head_completes() {
 #[test]
 fn a_call_that_is_answered_before_its_body_was_read_is_counted_and_never_in_flight() {
     for kind in [Kind::Stateless, Kind::Session] {
-        let (layer, log) = immediate();
-        let tokens = Tokens::default();
-        let service = layer.layer(reading(&tokens, |tokens| {
+        let (layer, log, tokens, mut response) = sent(kind, |tokens| {
             tokens.latest().answered();
             pending::<Answer<Infallible>>()
-        }));
-        let mut response = Box::pin(service.oneshot(kind.request()));
+        });
 
         assert!(poll_once(response.as_mut()).is_pending());
 
@@ -152,8 +143,7 @@ fn a_later_head_changes_nothing() {
 #[test]
 fn a_cancel_before_the_answer_stays_a_cancel() {
     for kind in Kind::ALL {
-        let (layer, log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, log, response, token) = stalled(kind);
         drop(response);
         token.answered();
         assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
@@ -183,8 +173,7 @@ fn answered_on_a_request_without_a_call_only_disables_its_token() {
 #[tokio::test]
 async fn clean_ups_of_an_answered_request_are_dropped_at_once() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         let owned = Arc::new(());
         for _ in 0..2 {
             let owned = owned.clone();

@@ -14,13 +14,13 @@ use http::{Method, Request, Response, header};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancelReason, Grace,
+    CallToken, CancelOnDisconnectLayer, CancelReason, Grace, Outcome,
     body::{ResponseBody, TeeBody},
 };
 use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
 use super::script::{Script, Scripted};
-use crate::log::Log;
+use crate::log::{Log, number};
 
 /// The call in the requests below.
 pub(super) const CALL: &str =
@@ -31,6 +31,9 @@ pub(super) type InnerRequest = Request<TeeBody<Full<Bytes>>>;
 
 /// The result of the inner service.
 pub(super) type Answer<E> = Result<Response<Scripted>, E>;
+
+/// The result of the layer.
+type Passed<E> = Result<Response<ResponseBody<Scripted>>, E>;
 
 /// The request that passes through the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,14 +96,16 @@ pub(super) fn immediate() -> (CancelOnDisconnectLayer, Log) {
 }
 
 /// A service that reads the request to its end and then runs `rest`.
-pub(super) fn reading<B, F, E>(
+pub(super) fn reading<B, F, E, R>(
     tokens: &Tokens,
-    rest: impl Fn(&Tokens) -> F + Clone + Send + 'static,
+    rest: R,
 ) -> impl Service<Request<B>, Response = Response<Scripted>, Error = E, Future: Send + 'static>
 + Clone
 + Send
 + 'static
++ use<B, F, E, R>
 where
+    R: Fn(&Tokens) -> F + Clone + Send + 'static,
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
     F: Future<Output = Answer<E>> + Send + 'static,
 {
@@ -137,6 +142,48 @@ pub(super) fn exchange(
 ) -> (Response<ResponseBody<Scripted>>, CallToken) {
     let script = script.clone();
     respond(layer, request, move |_| event_stream(script.body()))
+}
+
+/// Sends a request through a layer without a grace, to a service that answers with a stream that stalls.
+pub(super) fn stalled(
+    kind: Kind,
+) -> (
+    CancelOnDisconnectLayer,
+    Log,
+    Response<ResponseBody<Scripted>>,
+    CallToken,
+) {
+    let (layer, log) = immediate();
+    let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+    (layer, log, response, token)
+}
+
+/// Prepares a request through a layer without a grace, to a service that reads it and then runs `rest`.
+pub(super) fn sent<F, E: 'static>(
+    kind: Kind,
+    rest: impl Fn(&Tokens) -> F + Clone + Send + 'static,
+) -> (
+    CancelOnDisconnectLayer,
+    Log,
+    Tokens,
+    Pin<Box<impl Future<Output = Passed<E>>>>,
+)
+where
+    F: Future<Output = Answer<E>> + Send + 'static,
+{
+    let (layer, log) = immediate();
+    let tokens = Tokens::default();
+    let service = layer.layer(reading(&tokens, rest));
+    let response = Box::pin(service.oneshot(kind.request()));
+    (layer, log, tokens, response)
+}
+
+/// Asserts that the call, if it is one, has ended with this cancel.
+pub(super) fn assert_cancelled(log: &Log, kind: Kind, reason: CancelReason) {
+    if kind.is_call() {
+        let end = [Outcome::Cancelled(reason)];
+        assert_eq!(log.ends(&number(7)), end, "{kind:?}");
+    }
 }
 
 /// Returns a 200 response with a body of server-sent events.

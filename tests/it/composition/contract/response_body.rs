@@ -10,7 +10,8 @@ use mcp_cancel_on_disconnect::{
 
 use super::{
     exchange::{
-        Kind, RecordsTokenOnDrop, TokenAtDrop, bodyless, event_stream, exchange, immediate, respond,
+        Kind, RecordsTokenOnDrop, TokenAtDrop, assert_cancelled, bodyless, event_stream, exchange,
+        immediate, respond,
     },
     script::{
         End, Length,
@@ -216,10 +217,7 @@ fn a_panic_in_the_body_fires_the_token_before_the_body_is_dropped() {
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
         drop(body);
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
-        if kind.is_call() {
-            let end = [Outcome::Cancelled(ServicePanicked)];
-            assert_eq!(log.ends(&number(7)), end, "{kind:?}");
-        }
+        assert_cancelled(&log, kind, ServicePanicked);
     }
 }
 

@@ -15,8 +15,8 @@ use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
 
 use super::{
     exchange::{
-        Answer, InnerRequest, Kind, RecordsTokenOnDrop, TokenAtDrop, Tokens, event_stream,
-        immediate, poll_once, reading,
+        Answer, InnerRequest, Kind, RecordsTokenOnDrop, TokenAtDrop, Tokens, assert_cancelled,
+        event_stream, immediate, poll_once, reading, sent,
     },
     script::{Broken, Script},
 };
@@ -29,10 +29,7 @@ async fn panicking() -> Answer<Infallible> {
 #[test]
 fn a_future_dropped_before_its_head_is_a_disconnect() {
     for kind in Kind::ALL {
-        let (layer, log) = immediate();
-        let tokens = Tokens::default();
-        let service = layer.layer(reading(&tokens, |_| pending::<Answer<Infallible>>()));
-        let mut response = Box::pin(service.oneshot(kind.request()));
+        let (layer, log, tokens, mut response) = sent(kind, |_| pending::<Answer<Infallible>>());
         assert!(poll_once(response.as_mut()).is_pending());
         let token = tokens.latest();
         assert_eq!(token.reason(), None, "{kind:?}");
@@ -40,10 +37,7 @@ fn a_future_dropped_before_its_head_is_a_disconnect() {
         drop(response);
         assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
         assert!(layer.calls().is_empty(), "{kind:?}");
-        if kind.is_call() {
-            let end = [Outcome::Cancelled(ClientDisconnected)];
-            assert_eq!(log.ends(&number(7)), end, "{kind:?}");
-        }
+        assert_cancelled(&log, kind, ClientDisconnected);
     }
 }
 
@@ -64,10 +58,7 @@ fn a_future_that_is_never_polled_is_a_disconnect() {
 #[test]
 fn an_error_of_the_inner_service_passes_and_is_no_disconnect() {
     for kind in Kind::ALL {
-        let (layer, log) = immediate();
-        let tokens = Tokens::default();
-        let service = layer.layer(reading(&tokens, |_| ready(Answer::Err(Broken))));
-        let mut response = Box::pin(service.oneshot(kind.request()));
+        let (layer, log, tokens, mut response) = sent(kind, |_| ready(Answer::Err(Broken)));
         let Poll::Ready(Err(error)) = poll_once(response.as_mut()) else {
             panic!("the service fails at once");
         };
@@ -101,10 +92,7 @@ fn a_panic_in_call_fires_the_token() {
 #[test]
 fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
     for kind in Kind::ALL {
-        let (layer, log) = immediate();
-        let tokens = Tokens::default();
-        let service = layer.layer(reading(&tokens, |_| panicking()));
-        let mut response = Box::pin(service.oneshot(kind.request()));
+        let (_layer, log, tokens, mut response) = sent(kind, |_| panicking());
         // As in tokio, the panic is caught around the poll, and the future is dropped after that.
         let panicked = catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut()).is_ready()));
         assert!(panicked.is_err(), "the panic passes");
@@ -112,10 +100,7 @@ fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
         drop(response);
         assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
-        if kind.is_call() {
-            let end = [Outcome::Cancelled(ServicePanicked)];
-            assert_eq!(log.ends(&number(7)), end, "{kind:?}");
-        }
+        assert_cancelled(&log, kind, ServicePanicked);
     }
 }
 

@@ -10,16 +10,12 @@ use futures_util::poll;
 use mcp_cancel_on_disconnect::CancelReason::ClientDisconnected;
 use tokio::sync::oneshot;
 
-use super::{
-    exchange::{Kind, exchange, immediate},
-    script::Script,
-};
+use super::exchange::{Kind, stalled};
 
 #[tokio::test]
 async fn a_result_that_is_ready_together_with_the_cancel_wins() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         let (sender, result) = oneshot::channel();
         let mut running = pin!(token.run_until_cancelled(result));
         assert!(poll!(&mut running).is_pending());
@@ -33,8 +29,7 @@ async fn a_result_that_is_ready_together_with_the_cancel_wins() {
 #[tokio::test]
 async fn a_result_of_the_poll_in_which_the_call_is_cancelled_wins() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         let result = token.run_until_cancelled(async {
             drop(response);
             token.cancelled().await;
@@ -48,8 +43,7 @@ async fn a_result_of_the_poll_in_which_the_call_is_cancelled_wins() {
 #[tokio::test]
 async fn the_future_is_dropped_before_the_reason_is_returned() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         let (owned, mut dropped) = oneshot::channel::<()>();
         let mut running = pin!(token.run_until_cancelled(async move {
             let _owned = owned;
@@ -69,8 +63,7 @@ async fn the_future_is_dropped_before_the_reason_is_returned() {
 #[tokio::test]
 async fn after_a_cancel_the_future_is_not_polled() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         drop(response);
         let begun = token.run_until_cancelled(async { panic!("it was polled") });
         assert_eq!(begun.await, Err::<(), _>(ClientDisconnected), "{kind:?}");
@@ -81,8 +74,7 @@ async fn after_a_cancel_the_future_is_not_polled() {
 #[tokio::test]
 async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         let (sender, result) = oneshot::channel();
         let mut running = pin!(token.run_until_cancelled(result));
         assert!(poll!(&mut running).is_pending());
@@ -101,8 +93,7 @@ async fn a_result_that_is_ready_is_not_lost_to_the_budget_of_the_task() {
 #[tokio::test]
 async fn a_result_that_is_ready_between_the_poll_and_the_cancel_wins() {
     for kind in Kind::ALL {
-        let (layer, _log) = immediate();
-        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (_layer, _log, response, token) = stalled(kind);
         let mut response = Some(response);
         let result = token.run_until_cancelled(poll_fn(|_| match response.take() {
             Some(response) => {

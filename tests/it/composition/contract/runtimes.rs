@@ -8,7 +8,7 @@ use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{
     CallToken, CancelOnDisconnectLayer,
     CancelReason::{self, ClientDisconnected, Orphaned, TimedOut},
-    Grace, Outcome,
+    Grace,
     body::ResponseBody,
 };
 use tokio::{
@@ -20,23 +20,18 @@ use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
 use super::{
     exchange::{
-        Answer, InnerRequest, Kind, Tokens, event_stream, exchange, immediate, poll_once, reading,
+        Answer, InnerRequest, Kind, Tokens, assert_cancelled, event_stream, exchange, immediate,
+        poll_once, reading,
     },
     script::{End, Script, Scripted, Step},
 };
 use crate::{
     log::{Happened, Log, number},
+    setup::paused_runtime,
     support::within,
 };
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
-
-/// A runtime whose clock jumps to the next deadline.
-fn paused() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().start_paused(true);
-    builder.build().expect("a runtime")
-}
 
 fn with_grace() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(HOUR)))
@@ -87,6 +82,15 @@ fn register(runtime: &Runtime, layer: &CancelOnDisconnectLayer) {
     runtime.block_on(async { drop(in_flight(layer, Kind::Plain)) });
 }
 
+/// Shuts a runtime down that holds a response.
+fn shut_down_with(runtime: Runtime, response: impl Send + 'static) {
+    runtime.spawn(async move {
+        let _response = response;
+        pending::<()>().await;
+    });
+    runtime.block_on(tokio::task::yield_now());
+}
+
 /// Waits for a replay, which must be a cancel of the call.
 fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
     let replay = runtime.block_on(within("the replay", replays.recv()));
@@ -118,7 +122,7 @@ fn a_grace_may_begin_where_no_runtime_ever_was() {
     drop(response);
     assert_eq!(token.reason(), None);
     assert_eq!(layer.calls().len(), 1);
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         // Every request registers its runtime.
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
@@ -147,7 +151,7 @@ fn a_call_dropped_on_a_thread_without_a_runtime_is_cancelled_on_its_own() {
 fn a_runtime_that_shuts_down_cancels_the_calls_whose_bodies_it_held() {
     for kind in Kind::ALL {
         let (layer, log) = immediate();
-        let runtime = paused();
+        let runtime = paused_runtime();
         let (response, token) = runtime.block_on(async { in_flight(&layer, kind) });
         let mut body = response.into_body();
         runtime.spawn(async move { body.frame().await.is_some() });
@@ -156,10 +160,7 @@ fn a_runtime_that_shuts_down_cancels_the_calls_whose_bodies_it_held() {
         drop(runtime);
         assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
         assert!(layer.calls().is_empty(), "{kind:?}");
-        if kind.is_call() {
-            let end = [Outcome::Cancelled(ClientDisconnected)];
-            assert_eq!(log.ends(&number(7)), end, "{kind:?}");
-        }
+        assert_cancelled(&log, kind, ClientDisconnected);
     }
 }
 
@@ -169,7 +170,7 @@ fn a_runtime_that_shuts_down_cancels_the_calls_that_have_no_head_yet() {
         let (layer, _log) = immediate();
         let tokens = Tokens::default();
         let service = layer.layer(reading(&tokens, |_| pending::<Answer<Infallible>>()));
-        let runtime = paused();
+        let runtime = paused_runtime();
         runtime.spawn(async move { service.oneshot(kind.request()).await.is_ok() });
         runtime.block_on(tokio::task::yield_now());
         let token = tokens.latest();
@@ -183,17 +184,12 @@ fn a_runtime_that_shuts_down_cancels_the_calls_that_have_no_head_yet() {
 #[test]
 fn a_grace_that_began_while_a_runtime_shut_down_ends_on_the_next_one() {
     let (layer, log) = with_grace();
-    let runtime = paused();
+    let runtime = paused_runtime();
     let (response, token) = runtime.block_on(async { in_flight(&layer, Kind::Session) });
-    runtime.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    runtime.block_on(tokio::task::yield_now());
-    drop(runtime);
+    shut_down_with(runtime, response);
     assert_eq!(token.reason(), None);
     assert!(matches!(log.events().last(), Some(Happened::Detached(_))));
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
     });
@@ -202,10 +198,10 @@ fn a_grace_that_began_while_a_runtime_shut_down_ends_on_the_next_one() {
 #[test]
 fn a_grace_ends_on_the_second_runtime_of_a_layer() {
     let (layer, _log) = with_grace();
-    let first = paused();
+    let first = paused_runtime();
     first.block_on(async { drop(in_flight(&layer, Kind::Plain)) });
     drop(first);
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
         drop(response);
         orphaned(&token).await;
@@ -216,9 +212,9 @@ fn a_grace_ends_on_the_second_runtime_of_a_layer() {
 #[test]
 fn a_grace_ends_on_a_runtime_that_outlives_the_first_one_of_the_layer() {
     let (layer, _log) = with_grace();
-    let first = paused();
+    let first = paused_runtime();
     first.block_on(async { drop(in_flight(&layer, Kind::Plain)) });
-    let second = paused();
+    let second = paused_runtime();
     let (response, token) = second.block_on(async { in_flight(&layer, Kind::Session) });
     drop(first);
     second.block_on(async {
@@ -232,9 +228,9 @@ fn a_cancel_reaches_the_server_when_the_first_runtime_of_the_layer_has_ended() {
     let (layer, _log) = immediate();
     let (service, mut replays) = with_replays();
     let service = layer.layer(service);
-    let first = paused();
+    let first = paused_runtime();
     first.block_on(async { drop(in_flight(&layer, Kind::Plain)) });
-    let second = paused();
+    let second = paused_runtime();
     let response = second.block_on(service.oneshot(Kind::Session.request()));
     drop(first);
     second.block_on(async {
@@ -262,9 +258,9 @@ fn a_cancel_reaches_the_server_while_the_first_runtime_of_the_layer_is_not_drive
     let (layer, _log) = immediate();
     let (service, mut replays) = with_replays();
     let service = layer.layer(service);
-    let first = paused();
+    let first = paused_runtime();
     register(&first, &layer);
-    let second = paused();
+    let second = paused_runtime();
     let response = second.block_on(service.oneshot(Kind::Session.request()));
     second.block_on(async { drop(response) });
     assert_replayed(&second, &mut replays);
@@ -276,8 +272,8 @@ fn a_cancel_reaches_the_server_though_the_runtime_of_the_disconnect_is_no_longer
     let (layer, _log) = immediate();
     let (service, mut replays) = with_replays();
     let service = layer.layer(service);
-    let first = paused();
-    let second = paused();
+    let first = paused_runtime();
+    let second = paused_runtime();
     let response = first.block_on(service.oneshot(Kind::Session.request()));
     register(&second, &layer);
     first.block_on(async { drop(response) });
@@ -287,8 +283,8 @@ fn a_cancel_reaches_the_server_though_the_runtime_of_the_disconnect_is_no_longer
 #[test]
 fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
     let (layer, _log) = immediate();
-    let first = paused();
-    let second = paused();
+    let first = paused_runtime();
+    let second = paused_runtime();
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
     register(&second, &layer);
     let (sender, mut ran) = mpsc::unbounded_channel();
@@ -301,7 +297,7 @@ fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
 #[test]
 fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
     let (layer, _log) = with_grace();
-    let first = paused();
+    let first = paused_runtime();
     let token = first.block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
         drop(response);
@@ -309,7 +305,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
         tokio::task::yield_now().await;
         token
     });
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
@@ -323,9 +319,9 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
 #[test]
 fn a_grace_ends_in_time_on_its_runtime_whichever_runtime_registered_first() {
     let (layer, _log) = with_grace();
-    let first = paused();
+    let first = paused_runtime();
     register(&first, &layer);
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
         let begun = Instant::now();
         drop(response);
@@ -338,13 +334,13 @@ fn a_grace_ends_in_time_on_its_runtime_whichever_runtime_registered_first() {
 #[test]
 fn a_call_times_out_though_its_runtime_is_no_longer_driven() {
     let layer = CancelOnDisconnectLayer::new().call_timeout(HOUR);
-    let first = paused();
+    let first = paused_runtime();
     let (response, token) = first.block_on(async {
         let in_flight = in_flight(&layer, Kind::Session);
         tokio::task::yield_now().await;
         in_flight
     });
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let begun = Instant::now();
         drop(exchange(&layer, Kind::Plain.request(), &Script::stalled()));
         cancelled(&token, TimedOut).await;
@@ -356,7 +352,7 @@ fn a_call_times_out_though_its_runtime_is_no_longer_driven() {
 #[test]
 fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
     let layer = immediate().0.stall_timeout(HOUR);
-    let first = paused();
+    let first = paused_runtime();
     let (body, token) = first.block_on(async {
         let one_event = Script::new([Step::data("data: 1\n\n")]).end(End::Silent);
         let (response, token) = exchange(&layer, Kind::Session.request(), &one_event);
@@ -364,7 +360,7 @@ fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
         body.frame().await.expect("a frame").expect("data");
         (body, token)
     });
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         cancelled(&token, ClientDisconnected).await;
@@ -382,7 +378,7 @@ fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
     let (end, ended) = blocking::channel::<()>();
     let first = layer.clone();
     let thread = thread::spawn(move || {
-        paused().block_on(async {
+        paused_runtime().block_on(async {
             // This deadline is the earliest, so the timer of this runtime is the one that waits.
             let hung_up = in_flight(&first.grace(Grace::After(HOUR / 2)), Kind::Session);
             drop(hung_up);
@@ -392,7 +388,7 @@ fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
         });
     });
     computing.recv().expect("it computes");
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let begun = Instant::now();
         let (response, token) = in_flight(&layer, Kind::Session);
         drop(response);
@@ -409,15 +405,10 @@ fn when_a_runtime_shuts_down_another_one_sends_its_cancels() {
     let (layer, log) = immediate();
     let (service, mut replays) = with_replays();
     let service = layer.layer(service);
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let response = first.block_on(service.oneshot(Kind::Session.request()));
     register(&second, &layer);
-    first.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    first.block_on(tokio::task::yield_now());
-    drop(first);
+    shut_down_with(first, response);
     assert_replayed(&second, &mut replays);
     assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
 }
@@ -425,17 +416,12 @@ fn when_a_runtime_shuts_down_another_one_sends_its_cancels() {
 #[test]
 fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
     let (layer, _log) = immediate();
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
     register(&second, &layer);
     let (sender, mut ran) = mpsc::unbounded_channel();
     token.on_cancel(async move |reason| sender.send(reason).expect("the test listens"));
-    first.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    first.block_on(tokio::task::yield_now());
-    drop(first);
+    shut_down_with(first, response);
     let reason = second.block_on(within("the clean-up", ran.recv()));
     assert_eq!(reason, Some(ClientDisconnected));
 }
@@ -443,15 +429,10 @@ fn when_a_runtime_shuts_down_another_one_runs_its_clean_ups() {
 #[test]
 fn a_grace_that_began_while_a_runtime_shut_down_ends_on_another_that_only_waits() {
     let (layer, _log) = with_grace();
-    let (first, second) = (paused(), paused());
+    let (first, second) = (paused_runtime(), paused_runtime());
     let (response, token) = first.block_on(async { in_flight(&layer, Kind::Session) });
     register(&second, &layer);
-    first.spawn(async move {
-        let _response = response;
-        pending::<()>().await;
-    });
-    first.block_on(tokio::task::yield_now());
-    drop(first);
+    shut_down_with(first, response);
     assert_eq!(token.reason(), None);
     second.block_on(orphaned(&token));
 }

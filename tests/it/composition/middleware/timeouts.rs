@@ -12,7 +12,7 @@ use axum::{
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer,
-    CancelReason::{ClientDisconnected, ResponseDropped},
+    CancelReason::{self, ClientDisconnected, ResponseDropped},
     Outcome,
 };
 use serde_json::json;
@@ -159,32 +159,32 @@ async fn a_session_continues_after_a_timeout_inside() {
 
 #[tokio::test]
 async fn a_body_that_times_out_inside_is_a_dropped_response() {
-    for mode in SessionMode::ALL {
-        let (bench, mut call) = silent(mode, |rmcp, cancel| {
-            let limit = ResponseBodyTimeoutLayer::new(LIMIT);
-            rmcp.layer(limit).layer(cancel)
-        })
-        .await;
-        assert_eq!(call.answer().await, None, "{mode:?}");
-        assert!(!call.is_complete(), "{mode:?}");
-        assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
-        let cancelled = [(number(1), ResponseDropped)];
-        assert_eq!(bench.log.cancelled(), cancelled, "{mode:?}");
-    }
+    let inside = |rmcp: Router, cancel: CancelOnDisconnectLayer| {
+        rmcp.layer(ResponseBodyTimeoutLayer::new(LIMIT))
+            .layer(cancel)
+    };
+    assert_times_out(inside, ResponseDropped).await;
 }
 
 #[tokio::test]
 async fn a_body_that_times_out_outside_is_a_disconnect() {
+    let outside = |rmcp: Router, cancel: CancelOnDisconnectLayer| {
+        rmcp.layer(cancel)
+            .layer(ResponseBodyTimeoutLayer::new(LIMIT))
+    };
+    assert_times_out(outside, ClientDisconnected).await;
+}
+
+/// Asserts that a stack that limits the time of a body cancels the call for this reason.
+async fn assert_times_out(
+    stack: fn(Router, CancelOnDisconnectLayer) -> Router,
+    reason: CancelReason,
+) {
     for mode in SessionMode::ALL {
-        let (bench, mut call) = silent(mode, |rmcp, cancel| {
-            let limit = ResponseBodyTimeoutLayer::new(LIMIT);
-            rmcp.layer(cancel).layer(limit)
-        })
-        .await;
+        let (bench, mut call) = silent(mode, stack).await;
         assert_eq!(call.answer().await, None, "{mode:?}");
         assert!(!call.is_complete(), "{mode:?}");
         assert!(bench.witness.ended("a").await.is_cancelled(), "{mode:?}");
-        let cancelled = [(number(1), ClientDisconnected)];
-        assert_eq!(bench.log.cancelled(), cancelled, "{mode:?}");
+        assert_eq!(bench.log.cancelled(), [(number(1), reason)], "{mode:?}");
     }
 }

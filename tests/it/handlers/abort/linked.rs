@@ -16,14 +16,12 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::{
-    setup::{EventKind, Plan, Server, Setup, StoppedClock},
+    setup::{DISCONNECTED, EventKind, Plan, Server, Setup},
     support::*,
 };
 
 /// Long enough that no handler is dropped in these tests, so only its token fires.
 const WINDOW: Duration = Duration::from_secs(3_600);
-
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
 /// Revision 2026-07-28 requires this with a MUST.
 #[tokio::test]
@@ -74,8 +72,7 @@ async fn bare_rmcp_fires_no_token_of_a_stored_call() {
 #[tokio::test]
 async fn a_stored_call_of_an_older_revision_keeps_running() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
-    let setup = plan.abort_after(Duration::ZERO).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.abort_after(Duration::ZERO).client().await;
 
     under_way(&setup, &mcp).await.fin();
 
@@ -111,8 +108,7 @@ async fn bare_rmcp_keeps_running_a_stored_call_of_an_older_revision() {
 async fn a_call_of_an_older_revision_without_an_event_id_is_cancelled() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
     let plan = plan.config(|config| config.with_sse_retry(None));
-    let setup = plan.abort_after(WINDOW).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.abort_after(WINDOW).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
 
@@ -124,11 +120,9 @@ async fn a_call_of_an_older_revision_without_an_event_id_is_cancelled() {
 
 #[tokio::test]
 async fn a_grace_that_the_user_set_holds_for_stored_calls() {
-    let clock = StoppedClock::stop();
     let grace = Duration::from_secs(7);
     let plan = stored(Server::StatelessSse).grace(Grace::After(grace));
-    let setup = plan.abort_after(WINDOW).start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = plan.abort_after(WINDOW).stopped().await;
     under_way(&setup, &mcp).await.fin();
     assert_eq!(setup.events.detached(&mcp, 1).await.0, Some(grace));
     assert!(setup.witness.is_running("a"));
@@ -143,8 +137,7 @@ async fn a_grace_that_the_user_set_holds_for_stored_calls() {
 #[tokio::test]
 async fn no_grace_that_the_user_set_holds_for_stored_calls() {
     let plan = stored(Server::StatelessSse).grace(Grace::Immediate);
-    let setup = plan.abort_after(WINDOW).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.abort_after(WINDOW).client().await;
 
     under_way(&setup, &mcp).await.fin();
 
@@ -154,8 +147,7 @@ async fn no_grace_that_the_user_set_holds_for_stored_calls() {
 #[tokio::test]
 async fn the_token_of_a_handler_fires_although_the_server_refused_the_cancel() {
     let plan = Plan::of(Server::LayerOnly).inside(refusing_replays);
-    let setup = plan.abort_after(WINDOW).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.abort_after(WINDOW).client().await;
     let mut other = setup.start_call(&mcp, 2, "hold", "other").await;
 
     setup.start_call(&mcp, 1, "hold", "a").await.fin();
@@ -169,11 +161,10 @@ async fn the_token_of_a_handler_fires_although_the_server_refused_the_cancel() {
 /// The control.
 #[tokio::test]
 async fn bare_rmcp_fires_no_token_if_the_server_refused_the_cancel() {
-    let setup = Plan::of(Server::LayerOnly)
+    let (setup, mcp) = Plan::of(Server::LayerOnly)
         .inside(refusing_replays)
-        .start()
+        .client()
         .await;
-    let mcp = setup.mcp().await;
 
     setup.start_call(&mcp, 1, "hold", "a").await.fin();
 
@@ -207,10 +198,7 @@ fn stored(server: Server) -> Plan {
 
 /// Starts a call and reads its first event, with which its client could resume.
 async fn under_way(setup: &Setup, mcp: &Mcp) -> Connection {
-    let mut call = setup.start_call(mcp, 1, "chatty", "a").await;
-    call.head().await;
-    call.event().await.expect("an event");
-    call
+    setup.start_primed(mcp, 1, "chatty", "a").await
 }
 
 /// Refuses the requests that the layer replays.

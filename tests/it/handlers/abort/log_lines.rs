@@ -25,8 +25,7 @@ struct Lines(Arc<Mutex<Vec<u8>>>);
 async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     let (lines, _guard) = Lines::watch();
     let plan = Plan::of(Server::Wrapped).abort_after(Duration::ZERO);
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
 
     setup.start_call(&mcp, "x", "stubborn", "a").await.fin();
 
@@ -50,13 +49,7 @@ async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
     let (lines, _guard) = Lines::watch();
     let witness = Witness::new();
     let wire = Wire::to(AbortOnCancel::new(Tools::new(&witness)).after(Duration::ZERO));
-    let arguments = json!({ "label": "a" });
-    wire.request(
-        1,
-        "tools/call",
-        json!({ "name": "stubborn", "arguments": arguments }),
-    );
-    witness.started("a").await;
+    wire.start_stubborn(&witness, "a").await;
 
     wire.cancel(1);
 
@@ -85,8 +78,7 @@ async fn a_panic_is_logged_as_an_error() {
 async fn nothing_is_logged_about_a_handler_that_ends_by_itself() {
     let (lines, _guard) = Lines::watch();
     let plan = Plan::of(Server::Wrapped).abort_after(Duration::from_secs(3_600));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let mut done = setup.start_call(&mcp, 1, "hold", "done").await;
     setup.assert_completes("done", &mut done).await;
 

@@ -34,8 +34,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly, sse = StatelessSse, jso
 
 async fn a_handler_that_ignores_its_token_is_dropped(server: Server) {
     let plan = Plan::of(server).abort_after(Duration::ZERO);
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let call = setup.start_call(&mcp, 1, "stubborn", "a").await;
 
     call.fin();
@@ -45,8 +44,7 @@ async fn a_handler_that_ignores_its_token_is_dropped(server: Server) {
 }
 
 async fn a_handler_that_heeds_its_token_ends_by_itself(server: Server) {
-    let setup = Plan::of(server).abort_after(WINDOW).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).abort_after(WINDOW).client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     call.fin();
@@ -56,16 +54,14 @@ async fn a_handler_that_heeds_its_token_ends_by_itself(server: Server) {
 
 async fn a_handler_that_completes_is_not_affected(server: Server) {
     let plan = Plan::of(server).abort_after(Duration::ZERO);
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let mut call = setup.start_call(&mcp, 1, "stubborn", "a").await;
 
     setup.assert_completes("a", &mut call).await;
 }
 
 async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
-    let setup = Plan::of(server).abort_after(WINDOW).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(server).abort_after(WINDOW).client().await;
     let mut other = setup.start_call(&mcp, 1, "hold", "other").await;
 
     let mut call = mcp.call(2, "boom", json!({})).await;
@@ -80,9 +76,7 @@ async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
 /// The control for all these tests.
 #[tokio::test]
 async fn bare_rmcp_lets_a_stubborn_handler_run() {
-    let clock = StoppedClock::stop();
-    let setup = Server::Wrapped.start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = Server::Wrapped.stopped().await;
     setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
     setup.witness.token_fired("a").await;
 
@@ -102,13 +96,7 @@ async fn the_abort_grace_is_a_second_unless_it_is_set() {
             Some(window) => handler.after(window),
             None => handler,
         });
-        let arguments = json!({ "label": "a" });
-        wire.request(
-            1,
-            "tools/call",
-            json!({ "name": "stubborn", "arguments": arguments }),
-        );
-        witness.started("a").await;
+        wire.start_stubborn(&witness, "a").await;
         wire.cancel(1);
         witness.token_fired("a").await;
 
@@ -183,10 +171,8 @@ async fn a_stopped_call_is_answered_if_a_client_can_receive_the_answer() {
         report(&context, "a", 1).await;
         std::future::pending().await
     });
-    assert_eq!(
-        stored_answer(handler).await["error"]["code"],
-        REQUEST_CANCELLED
-    );
+    let answer = stored_answer(handler).await;
+    assert_eq!(answer["error"]["code"], REQUEST_CANCELLED);
 }
 
 #[tokio::test]
@@ -196,10 +182,8 @@ async fn a_panic_in_a_destructor_does_not_lose_the_answer() {
         report(&context, "a", 1).await;
         std::future::pending().await
     });
-    assert_eq!(
-        stored_answer(handler).await["error"]["code"],
-        REQUEST_CANCELLED
-    );
+    let answer = stored_answer(handler).await;
+    assert_eq!(answer["error"]["code"], REQUEST_CANCELLED);
 }
 
 /// A method that is not an `async fn` may panic like this.
@@ -218,9 +202,7 @@ async fn stored_answer(handler: Scripted) -> Value {
     let plan = plan.abort_after(Duration::ZERO);
     let setup = plan.start_scripted(handler).await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
-    let mut call = setup.start_call(&mcp, 1, "any", "a").await;
-    call.head().await;
-    call.event().await.expect("an event");
+    let call = setup.start_primed(&mcp, 1, "any", "a").await;
 
     call.fin();
 

@@ -45,6 +45,14 @@ impl<H: ServerHandler> Wire<H> {
         self.send(json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }));
     }
 
+    /// Starts call 1, of the tool `stubborn`.
+    pub(super) async fn start_stubborn(&self, witness: &crate::support::Witness, label: &str) {
+        let arguments = json!({ "label": label });
+        let call = json!({ "name": "stubborn", "arguments": arguments });
+        self.request(1, "tools/call", call);
+        witness.started(label).await;
+    }
+
     pub(super) fn notify(&self, method: &str, params: Value) {
         self.send(json!({ "jsonrpc": "2.0", "method": method, "params": params }));
     }

@@ -10,12 +10,14 @@ use axum::{
     extract::Request,
     middleware::{Next, from_fn},
 };
-use mcp_cancel_on_disconnect::{CancelReason, Event, Grace, Outcome, observe::DetachCause};
+use mcp_cancel_on_disconnect::{Event, Grace, Outcome, observe::DetachCause};
 use serde_json::json;
 
-use super::{GRACE, TICK, cut};
 use crate::{
-    setup::{EXCHANGE, EventKind, Plan, Server, Setup, StoppedClock, for_servers, stalled},
+    setup::{
+        DISCONNECTED, EXCHANGE, EventKind, GRACE, ORPHANED, Plan, Server, Setup, StoppedClock,
+        TICK, for_servers, stalled,
+    },
     support::*,
 };
 
@@ -32,10 +34,7 @@ enum Cause {
 
 use Cause::{Detached, Ended, Resumed};
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
-const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
-
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     an_end_has_the_length_and_the_cause_of_its_detachment,
     a_resume_has_the_length_of_its_detachment,
     a_client_that_resumes_before_its_disconnect_is_detected_was_never_detached,
@@ -56,9 +55,9 @@ for_servers!([
 
 async fn an_end_has_the_length_and_the_cause_of_its_detachment(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
+    let (setup, causes) = watched(Plan::with_grace(server)).await;
     let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE + TICK).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -72,13 +71,11 @@ async fn an_end_has_the_length_and_the_cause_of_its_detachment(server: Server) {
 
 async fn a_resume_has_the_length_of_its_detachment(server: Server) {
     let clock = StoppedClock::stop();
-    let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
+    let (setup, causes) = watched(Plan::with_grace(server)).await;
     let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(TICK * 7).await;
-    let mut resumed = mcp.resume("0/0").await;
-    resumed.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
     setup.assert_completes("a", &mut resumed).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -94,15 +91,11 @@ async fn a_resume_has_the_length_of_its_detachment(server: Server) {
 async fn a_client_that_resumes_before_its_disconnect_is_detected_was_never_detached(
     server: Server,
 ) {
-    let plan = Plan::of(server).grace(Grace::After(GRACE)).inside(stalled);
+    let plan = Plan::with_grace(server).inside(stalled);
     let (setup, causes) = watched(plan).await;
     let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
-    let mut resumed = mcp.resume("0/0").await;
-    resumed.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let _l = setup.start_primed(&mcp, 1, "hold", "a").await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
     setup.assert_completes("a", &mut resumed).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -113,7 +106,7 @@ async fn a_client_that_resumes_before_its_disconnect_is_detected_was_never_detac
 }
 
 async fn a_stream_that_the_server_ends_is_distinguished_from_a_disconnect(server: Server) {
-    let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
+    let (setup, causes) = watched(Plan::with_grace(server)).await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
@@ -208,7 +201,7 @@ async fn a_call_that_is_untracked_and_keeps_running_ends_as_unknown() {
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;
     let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    setup.cut(&mcp, 1, "a").await;
     // In steps, rmcp would close the session before the hour is over.
     clock.jump(HOUR + TICK).await;
 
@@ -232,7 +225,7 @@ const STALL: Duration = Duration::from_secs(5);
 
 /// A server that takes a client that does not read for disconnected. Its sockets have small buffers.
 fn with_stall_timeout(server: Server) -> Plan {
-    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    let plan = Plan::with_grace(server);
     plan.layer(|layer| layer.stall_timeout(STALL))
         .send_buffer(4_096)
 }

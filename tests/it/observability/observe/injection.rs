@@ -69,8 +69,7 @@ async fn assert_harmless(server: Server, message: &Value) {
 
 /// Returns the log of a call, split at every kind of line end.
 async fn logged(server: Server, message: &Value) -> Vec<String> {
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     // The first call logs the hints about the setup.
     setup.assert_usable(&mcp).await;
     let lines = Lines::all();

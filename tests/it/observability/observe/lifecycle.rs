@@ -1,12 +1,10 @@
 //! The life of a call as the log shows it.
 
-use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
 
-use super::{GRACE, TICK, cut};
-use crate::setup::{Lines, Plan, Server, StoppedClock, for_servers};
+use crate::setup::{GRACE, Lines, Plan, Server, StoppedClock, TICK, for_servers};
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     the_lifecycle_of_an_orphan_is_logged_step_by_step,
     the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_logged,
     the_lifecycle_of_a_call_whose_client_resumes_is_logged,
@@ -16,10 +14,8 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 
 async fn the_lifecycle_of_an_orphan_is_logged_step_by_step(server: Server) {
     let lines = Lines::all();
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE + TICK).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -37,9 +33,7 @@ async fn the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_log
     server: Server,
 ) {
     let lines = Lines::all();
-    let clock = StoppedClock::stop();
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (clock, setup, mcp) = server.stopped().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     clock.advance(TICK).await;
@@ -63,14 +57,10 @@ async fn the_lifecycle_of_a_call_whose_client_disconnects_without_a_grace_is_log
 
 async fn the_lifecycle_of_a_call_whose_client_resumes_is_logged(server: Server) {
     let lines = Lines::all();
-    let clock = StoppedClock::stop();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(TICK).await;
-    let mut resumed = mcp.resume("0/0").await;
-    resumed.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
     setup.assert_completes("a", &mut resumed).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -91,8 +81,7 @@ async fn the_lifecycle_of_a_call_whose_client_resumes_is_logged(server: Server) 
 
 async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
     let lines = Lines::all();
-    let setup = server.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = server.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     assert_eq!(mcp.cancel(1).await, 202);
@@ -106,14 +95,14 @@ async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
 
 async fn a_cancel_is_never_an_error(server: Server) {
     let clock = StoppedClock::stop();
-    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    let plan = Plan::with_grace(server);
     let setup = plan.layer(|layer| layer.call_timeout(2 * GRACE)).start();
     let setup = setup.await;
     let mcp = setup.mcp().await;
     // The first call logs the hints about the setup.
     setup.assert_usable(&mcp).await;
     let lines = Lines::up_to(tracing::Level::WARN);
-    cut(&setup, &mcp).await;
+    setup.cut(&mcp, 1, "a").await;
     let _late = setup.start_call(&mcp, 2, "hold", "b").await;
     let _closed = setup.start_call(&mcp, 3, "hold", "c").await;
     let last = mcp.call("d", "hold", json!({ "label": "d" })).await;

@@ -31,8 +31,7 @@ async fn every_observer_receives_all_events_although_others_panic() {
         let layer = layer.observe(observers.0).observe(broken);
         layer.observe(broken).observe(observers.1)
     });
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     setup.assert_completes("a", &mut call).await;
@@ -46,8 +45,7 @@ async fn every_observer_receives_all_events_although_others_panic() {
 #[tokio::test]
 async fn observers_that_all_panic_affect_no_call() {
     let plan = Plan::of(Server::Wrapped).layer(|layer| layer.observe(broken).observe(broken));
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
 
     call.fin();

@@ -112,8 +112,7 @@ async fn debug_shows_no_header_value() {
 async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
     let lines = Lines::up_to(Level::INFO);
     let setup = Plan::of(Server::Wrapped).abort_after(Duration::ZERO);
-    let setup = setup.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = setup.client().await;
     setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
     setup.witness.ended("a").await;
     setup.assert_usable(&mcp).await;
@@ -142,8 +141,7 @@ fn a_session_id_is_logged_verbatim_to_its_end() {
 #[tokio::test]
 async fn no_session_id_is_logged_when_the_manager_inside_has_closed_it() {
     let lines = Lines::all();
-    let setup = Plan::of(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Plan::of(Server::Wrapped).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;
     setup.events.started(&mcp, 1).await;

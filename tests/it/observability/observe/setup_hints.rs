@@ -8,7 +8,6 @@ use rmcp::transport::streamable_http_server::session::local::LocalSessionManager
 use serde_json::json;
 use tracing::Level;
 
-use super::cut;
 use crate::{
     setup::{Lines, Plan, SavedSessions, Server, Sessions, Setup},
     support::*,
@@ -35,8 +34,7 @@ fn assert_lines(lines: &Lines, expected: &[&str]) {
 }
 
 async fn assert_works(plan: Plan) -> Setup {
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     setup.assert_usable(&mcp).await;
     setup.assert_usable(&mcp).await;
     setup
@@ -132,8 +130,8 @@ async fn the_effects_of_a_policy_or_a_store_are_hinted_once_for_each_layer() {
     for servers in 1..=2 {
         let plan = Plan::of(Server::Wrapped).stored().grace(Grace::Auto);
         let setup = plan.start().await;
-        cut(&setup, &setup.mcp().await).await;
-        cut(&setup, &setup.mcp().await).await;
+        setup.cut(&setup.mcp().await, 1, "a").await;
+        setup.cut(&setup.mcp().await, 1, "a").await;
         assert_lines(&lines, &[STORED].repeat(servers));
     }
 }
@@ -143,8 +141,8 @@ async fn the_first_call_that_waits_for_its_client_hints_at_the_grace_and_how_to_
     let lines = Lines::up_to(Level::INFO);
     for servers in 1..=2 {
         let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
-        cut(&setup, &setup.mcp().await).await;
-        cut(&setup, &setup.mcp().await).await;
+        setup.cut(&setup.mcp().await, 1, "a").await;
+        setup.cut(&setup.mcp().await, 1, "a").await;
         assert_lines(&lines, &[WAITS].repeat(servers));
     }
     let logged = lines.of_layer().remove(0);
@@ -158,7 +156,7 @@ async fn the_first_call_that_waits_for_its_client_hints_at_the_grace_and_how_to_
     drop(lines);
     let lines = Lines::up_to(Level::INFO);
     let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
-    cut(&setup, &setup.mcp().await).await;
+    setup.cut(&setup.mcp().await, 1, "a").await;
     assert_lines(&lines, &[]);
 }
 
@@ -188,11 +186,8 @@ async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_n
 #[tokio::test]
 async fn a_stream_that_the_server_ends_emits_no_hint_about_a_disconnect() {
     let lines = Lines::up_to(Level::INFO);
-    let setup = Plan::of(Server::Wrapped).start().await;
-    let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    call.head().await;
-    call.event().await.expect("the priming event");
+    let (setup, mcp) = Plan::of(Server::Wrapped).client().await;
+    let _l = setup.start_primed(&mcp, 1, "hold", "a").await;
     let session = mcp.session_id().expect("a session");
     let handle = setup.sessions.local().sessions.read().await[session].clone();
     let closed = handle.close_sse_stream(0, None).await;

@@ -12,16 +12,14 @@ use axum::{
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
-use mcp_cancel_on_disconnect::Grace;
 use tower_http::trace::TraceLayer;
 
-use super::{GRACE, TICK, cut};
 use crate::{
-    setup::{EXCHANGE, Lines, Plan, Server, StoppedClock, for_servers, request_span},
+    setup::{EXCHANGE, GRACE, Lines, Plan, Server, TICK, for_servers, request_span},
     support::*,
 };
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!(sessions {
     a_cancel_on_the_timers_task_belongs_to_the_request,
     a_cancel_in_a_destructor_belongs_to_the_request,
     a_resume_belongs_to_the_request_of_the_call,
@@ -31,12 +29,8 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
 
 async fn a_cancel_on_the_timers_task_belongs_to_the_request(server: Server) {
     let lines = Lines::all();
-    let clock = StoppedClock::stop();
-    let setup = traced(Plan::of(server).grace(Grace::After(GRACE)))
-        .start()
-        .await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    let (clock, setup, mcp) = traced(Plan::with_grace(server)).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE + TICK).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -45,8 +39,7 @@ async fn a_cancel_on_the_timers_task_belongs_to_the_request(server: Server) {
 
 async fn a_cancel_in_a_destructor_belongs_to_the_request(server: Server) {
     let lines = Lines::all();
-    let setup = traced(Plan::of(server)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = traced(Plan::of(server)).client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();
@@ -57,14 +50,9 @@ async fn a_cancel_in_a_destructor_belongs_to_the_request(server: Server) {
 
 async fn a_resume_belongs_to_the_request_of_the_call(server: Server) {
     let lines = Lines::all();
-    let setup = traced(Plan::of(server).grace(Grace::After(GRACE)))
-        .start()
-        .await;
-    let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
-    let mut resumed = mcp.resume("0/0").await;
-    resumed.head().await;
-    setup.events.resumed(&mcp, 1, 1).await;
+    let (setup, mcp) = traced(Plan::with_grace(server)).client().await;
+    setup.cut(&mcp, 1, "a").await;
+    let mut resumed = setup.resume(&mcp, 1, 1).await;
     setup.assert_completes("a", &mut resumed).await;
     setup.events.ended(&mcp, 1).await;
 
@@ -73,8 +61,7 @@ async fn a_resume_belongs_to_the_request_of_the_call(server: Server) {
 
 async fn the_span_closes_with_the_call_even_if_its_token_is_kept(server: Server) {
     let lines = Lines::all();
-    let setup = traced(Plan::of(server)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = traced(Plan::of(server)).client().await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     let span = assert_one_span(&lines, 1);
@@ -88,8 +75,7 @@ async fn the_span_closes_with_the_call_even_if_its_token_is_kept(server: Server)
 
 async fn the_span_of_a_call_that_is_cancelled_closes_as_well(server: Server) {
     let lines = Lines::all();
-    let setup = traced(Plan::of(server)).start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = traced(Plan::of(server)).client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();
@@ -105,8 +91,7 @@ async fn the_span_of_a_call_that_is_cancelled_closes_as_well(server: Server) {
 async fn a_cancel_that_fails_belongs_to_the_request() {
     let lines = Lines::all();
     let plan = traced(Plan::of(Server::LayerOnly)).inside(refusing_replays);
-    let setup = plan.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = plan.client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();
@@ -124,8 +109,7 @@ async fn a_cancel_that_fails_belongs_to_the_request() {
 #[tokio::test]
 async fn without_a_span_events_are_still_logged() {
     let lines = Lines::all();
-    let setup = Server::Wrapped.start().await;
-    let mcp = setup.mcp().await;
+    let (setup, mcp) = Server::Wrapped.client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
     setup.events.started(&mcp, 1).await;
     call.fin();

@@ -18,6 +18,13 @@ fn with_grace() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Never))
 }
 
+/// Starts a client and a server with that layer between them.
+fn started() -> (CancelOnDisconnectLayer, Log, Client, Server) {
+    let (layer, log) = with_grace();
+    let (client, server) = between(&layer);
+    (layer, log, client, server)
+}
+
 fn in_session(mut request: Request<Body>) -> Request<Body> {
     let session = http::HeaderValue::from_static("the-session");
     request.headers_mut().insert("mcp-session-id", session);
@@ -63,12 +70,7 @@ async fn open(
 
 /// Sends a request that the server accepts without a stream.
 async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
-    let accept = async {
-        let mut accepted = Response::new(Body::empty());
-        *accepted.status_mut() = http::StatusCode::ACCEPTED;
-        server.next_request().await.answer(accepted);
-    };
-    let (response, ()) = tokio::join!(client.send(request), accept);
+    let (response, ()) = tokio::join!(client.send(request), accepting(server));
     assert_eq!(response.status(), 202);
 }
 
@@ -85,8 +87,7 @@ async fn assert_ends(body: &mut ResponseBody<Body>, feed: &Feed) {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
     for request in [call(), in_session(call())] {
-        let (layer, log) = with_grace();
-        let (client, mut server) = between(&layer);
+        let (layer, log, client, mut server) = started();
         let (mut body, feed, _) = open(&client, &mut server, request).await;
         feed.write(ANSWER);
         assert_eq!(frame(&mut body).await.as_deref(), Some(ANSWER));
@@ -102,8 +103,7 @@ async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_stays_open_after_an_answer_that_follows_the_drain_ends_as_well() {
-    let (layer, _log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, _log, client, mut server) = started();
     let (mut body, feed, _) = open(&client, &mut server, task()).await;
     feed.write(ANSWER);
     layer.calls().drain(SECOND).await;
@@ -112,15 +112,14 @@ async fn a_stream_that_stays_open_after_an_answer_that_follows_the_drain_ends_as
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (mut older, older_feed, older_token) = open(&client, &mut server, in_session(call())).await;
     let (mut newer, newer_feed, _) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut older).await;
     assert_eq!(log.ends(&number(7)), [Outcome::Unknown]);
 
     let calls = layer.calls();
-    let (report, ()) = tokio::join!(calls.drain(SECOND), taking_cancels(&mut server));
+    let (report, ()) = tokio::join!(calls.drain(SECOND), accepting(&mut server));
 
     assert_eq!(report.cancelled, 1);
     assert_ends(&mut older, &older_feed).await;
@@ -131,8 +130,7 @@ async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_continues() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (mut body, feed, token) = open(&client, &mut server, task()).await;
     assert_open(&mut body).await;
 
@@ -146,8 +144,7 @@ async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_continues() {
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (mut body, feed, token) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut body).await;
     taken(&client, &mut server, cancelled()).await;
@@ -163,8 +160,7 @@ async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
 /// hyper does not poll the stream again until it is woken.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_not_polled_again_is_woken_by_the_drain() {
-    let (layer, _log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, _log, client, mut server) = started();
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
     let ends = async { timeout(10 * SECOND, rest(&mut body)).await };
     let drained = async {
@@ -179,8 +175,7 @@ async fn a_stream_that_is_not_polled_again_is_woken_by_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn the_streams_of_a_session_that_was_deleted_end_with_the_drain() {
-    let (layer, _log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, _log, client, mut server) = started();
     let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut body).await;
     taken(&client, &mut server, delete()).await;
@@ -192,8 +187,7 @@ async fn the_streams_of_a_session_that_was_deleted_end_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn all_streams_of_a_call_that_was_resumed_end_with_the_drain() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (mut first, first_feed, _) = open(&client, &mut server, in_session(call())).await;
     assert_open(&mut first).await;
     let (mut second, second_feed, _) = open(&client, &mut server, resume()).await;
@@ -223,8 +217,7 @@ async fn the_stream_of_a_call_beyond_a_limit_ends_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn an_encoded_stream_ends_with_the_drain() {
-    let (layer, _log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, _log, client, mut server) = started();
     let answer = async {
         let (feed, body) = Feed::new();
         let mut response = events(body);
@@ -264,8 +257,7 @@ async fn a_stream_that_was_committed_and_stays_open_after_its_answer_ends_with_t
 
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_task_that_opens_after_the_drain_ends_at_once() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let answered = async {
         let next_request = server.next_request().await;
         layer.calls().drain(SECOND).await;
@@ -280,8 +272,7 @@ async fn the_stream_of_a_task_that_opens_after_the_drain_ends_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn two_drains_end_when_the_first_has_ended_the_calls() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (mut answered, feed, _) = open(&client, &mut server, in_session(call())).await;
     let (mut body, _feed, _) = open(&client, &mut server, call()).await;
     let calls = layer.calls();
@@ -306,8 +297,7 @@ async fn two_drains_end_when_the_first_has_ended_the_calls() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_after_a_drain_waits_for_the_tasks_that_went_on() {
-    let (layer, _log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, _log, client, mut server) = started();
     let (_body, _feed, _) = open(&client, &mut server, task()).await;
     let calls = layer.calls();
     calls.drain(SECOND).await;
@@ -347,8 +337,7 @@ async fn a_drain_that_is_dropped_while_it_waits_has_ended_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (mut body, _feed, _) = open(&client, &mut server, in_session(call())).await;
     let begun = Instant::now();
 
@@ -368,22 +357,21 @@ async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second()
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_is_dropped_at_its_end_has_still_notified_the_servers() {
-    let (layer, log) = with_grace();
-    let (client, mut server) = between(&layer);
+    let (layer, log, client, mut server) = started();
     let (_body, _feed, _) = open(&client, &mut server, in_session(call())).await;
     let calls = layer.calls();
     let dropped = timeout(SECOND + SECOND / 2, calls.drain(SECOND)).await;
     assert!(dropped.is_err());
 
-    taking_cancels(&mut server).await;
+    accepting(&mut server).await;
 
     sleep(20 * SECOND).await;
     let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));
     assert!(!log.events().iter().any(failed));
 }
 
-/// Accepts the next request, which no client sent.
-async fn taking_cancels(server: &mut Server) {
+/// Accepts the next request.
+async fn accepting(server: &mut Server) {
     let mut accepted = Response::new(Body::empty());
     *accepted.status_mut() = http::StatusCode::ACCEPTED;
     server.next_request().await.answer(accepted);

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinHandle,
+};
 
 use crate::support::limit::LIMIT;
 
@@ -61,7 +64,14 @@ impl Drop for StoppedClock {
     }
 }
 
-/// The same for a clock that is paused in another way.
+/// Returns a runtime of one thread whose clock jumps to the next deadline.
+pub(crate) fn paused_runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().start_paused(true);
+    builder.build().expect("a runtime")
+}
+
+/// Does what [`StoppedClock::advance_past`] does, for a clock that is paused in another way.
 pub(crate) async fn advance_past(duration: Duration) {
     for step in [duration, RECHECK_DELAY] {
         tokio::time::advance(step).await;

@@ -42,10 +42,10 @@ struct EndRecorder {
     name: String,
 }
 
-struct Watched {
-    // First, so that it is dropped first.
-    body: Body,
-    _recorder: EndRecorder,
+/// A body whose polls are reported to `on_poll`, which is dropped after it.
+pub(crate) struct PolledBody<F> {
+    pub(crate) body: Body,
+    pub(crate) on_poll: F,
 }
 
 // === impl Exchanges ===
@@ -62,10 +62,10 @@ impl Exchanges {
                 let response = next.run(request).await;
                 match recorder {
                     Some(recorder) => response.map(|body| {
-                        Body::new(Watched {
-                            body,
-                            _recorder: recorder,
-                        })
+                        let on_poll = move || {
+                            let _lives = &recorder;
+                        };
+                        Body::new(PolledBody { body, on_poll })
                     }),
                     None => response,
                 }
@@ -121,9 +121,9 @@ impl Drop for EndRecorder {
     }
 }
 
-// === impl Watched ===
+// === impl PolledBody ===
 
-impl HttpBody for Watched {
+impl<F: FnMut() + Unpin> HttpBody for PolledBody<F> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -131,6 +131,7 @@ impl HttpBody for Watched {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        (self.on_poll)();
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

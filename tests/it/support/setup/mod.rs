@@ -15,6 +15,7 @@
 //! | when the layer has finished with an exchange, even if it reports nothing | [`Exchanges`] |
 //! | the tokens that handlers hold | [`Tokens`] |
 //! | a handler that the test scripts | [`Scripted`] |
+//! | a middleware that holds requests or responses | [`Gate`] |
 //! | a clock that moves only when the test moves it | [`StoppedClock`] |
 //!
 //! rmcp's keep-alives are off everywhere, because a disconnect must be detected without a write.
@@ -31,7 +32,8 @@ use std::{
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{
-    AbortOnCancel, CallToken, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
+    AbortOnCancel, CallToken, Calls, CancelOnDisconnectLayer, CancelReason,
+    CancellableSessionManager, Grace, Outcome,
 };
 use rmcp::{
     RoleServer, ServerHandler,
@@ -50,6 +52,7 @@ use crate::support::*;
 mod clock;
 mod events;
 mod exchanges;
+mod gate;
 mod ledger;
 mod lines;
 mod scripted;
@@ -58,9 +61,10 @@ mod stalled;
 mod store;
 
 pub(crate) use self::{
-    clock::{StoppedClock, advance_past},
+    clock::{StoppedClock, advance_past, paused_runtime},
     events::{EventKind, Events},
-    exchanges::{EXCHANGE, Exchanges},
+    exchanges::{EXCHANGE, Exchanges, PolledBody},
+    gate::{Gate, Held},
     ledger::Ledger,
     lines::{Lines, request_span},
     scripted::Scripted,
@@ -68,6 +72,18 @@ pub(crate) use self::{
     stalled::stalled,
     store::{FIRST_STORED, Failing, SavedSessions, Store},
 };
+
+/// The grace of [`Plan::with_grace`].
+pub(crate) const GRACE: Duration = Duration::from_secs(20);
+
+/// Resolution to which tokio rounds a timer up.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+
+pub(crate) const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+pub(crate) const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// The id of the first event of the first stream of a session.
+pub(crate) const FIRST_EVENT: &str = "0/0";
 
 /// The ways to use the layer, and rmcp without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +142,22 @@ pub(crate) struct Tokens(Arc<Mutex<HashMap<String, CallToken>>>);
 /// Turns every test that takes a [`Server`] into one `#[tokio::test]` for each of these servers.
 ///
 /// The tests of a server are in a module with its name. The runtime's flavor may be given between the servers and the
-/// tests.
+/// tests. `sessions` are the servers with sessions, and `all` also those without.
 macro_rules! for_servers {
+    (sessions $tests:tt) => {
+        crate::setup::for_servers!([wrapped = Wrapped, layer_only = LayerOnly] () $tests);
+    };
+    (all $tests:tt $(sessions $of_sessions:tt)?) => {
+        crate::setup::for_servers!([
+            wrapped = Wrapped,
+            layer_only = LayerOnly,
+            stateless_sse = StatelessSse,
+            stateless_json = StatelessJson,
+        ] () $tests);
+        $(crate::setup::for_servers!(
+            [wrapped_session = Wrapped, layer_only_session = LayerOnly] () $of_sessions
+        );)?
+    };
     ([$($module:ident = $server:ident),+ $(,)?] {$($tests:tt)+}) => {
         crate::setup::for_servers!([$($module = $server),+] () {$($tests)+});
     };
@@ -154,6 +184,16 @@ impl Server {
     /// Serves [`Tools`]. A disconnect cancels at once.
     pub(crate) async fn start(self) -> Setup {
         Plan::of(self).start().await
+    }
+
+    /// The same, with a client.
+    pub(crate) async fn client(self) -> (Setup, Mcp) {
+        Plan::of(self).client().await
+    }
+
+    /// The same, with a client and a clock that is stopped.
+    pub(crate) async fn stopped(self) -> (StoppedClock, Setup, Mcp) {
+        Plan::of(self).stopped().await
     }
 
     pub(crate) fn has_sessions(self) -> bool {
@@ -189,6 +229,11 @@ impl Plan {
             send_buffer: None,
             abort_after: None,
         }
+    }
+
+    /// Returns the same with a grace of [`GRACE`].
+    pub(crate) fn with_grace(server: Server) -> Self {
+        Self::of(server).grace(Grace::After(GRACE))
     }
 
     /// Sets the grace, which is none by default.
@@ -227,6 +272,14 @@ impl Plan {
     /// Stores the events of all calls in a [`Store`].
     pub(crate) fn stored(self) -> Self {
         self.sessions(|local| local.with_event_store(Arc::new(Store::default())))
+    }
+
+    /// Saves its sessions, from where they can be restored.
+    pub(crate) fn saving(self, sessions: SavedSessions) -> Self {
+        self.config(|mut config| {
+            config.session_store = Some(Arc::new(sessions));
+            config
+        })
     }
 
     /// Wraps the handler in [`AbortOnCancel`].
@@ -270,6 +323,20 @@ impl Plan {
         let tools =
             Tools::new(&witness).on_start(move |label, context| recorder.record(label, context));
         self.serve(tools, witness, tokens).await
+    }
+
+    /// The same, with a client in a session of its own if the server has sessions.
+    pub(crate) async fn client(self) -> (Setup, Mcp) {
+        let setup = self.start().await;
+        let mcp = setup.mcp().await;
+        (setup, mcp)
+    }
+
+    /// The same, with a clock that is stopped.
+    pub(crate) async fn stopped(self) -> (StoppedClock, Setup, Mcp) {
+        let clock = StoppedClock::stop();
+        let (setup, mcp) = self.client().await;
+        (clock, setup, mcp)
     }
 
     /// Serves a scripted handler.
@@ -413,7 +480,42 @@ impl Setup {
         call
     }
 
-    /// The same on a stream of an HTTP/2 connection.
+    /// Starts a call, and reads its priming event.
+    pub(crate) async fn start_primed(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        tool: &str,
+        label: &str,
+    ) -> Connection {
+        let mut call = self.start_call(mcp, id, tool, label).await;
+        call.head().await;
+        assert!(call.event().await.expect("an event").is_priming());
+        call
+    }
+
+    /// Starts a call and disconnects its client after the priming event, whose id it returns. Waits until the call is
+    /// detached.
+    pub(crate) async fn cut(&self, mcp: &Mcp, id: impl Into<Value>, label: &str) -> String {
+        let id = id.into();
+        let mut call = self.start_call(mcp, id.clone(), "hold", label).await;
+        call.head().await;
+        let primed = call.event().await.expect("the priming event");
+        assert!(primed.is_priming());
+        call.fin();
+        self.events.detached(mcp, id).await;
+        primed.id.expect("an id")
+    }
+
+    /// Resumes the first stream of a session, whose call `id` was resumed `nth - 1` times.
+    pub(crate) async fn resume(&self, mcp: &Mcp, id: impl Into<Value>, nth: usize) -> Connection {
+        let mut resumed = mcp.resume(FIRST_EVENT).await;
+        assert_eq!(resumed.head().await.status, 200);
+        self.events.resumed(mcp, id, nth).await;
+        resumed
+    }
+
+    /// Starts a call on a stream of an HTTP/2 connection, and waits until its handler has started.
     pub(crate) async fn start_on_h2(
         &self,
         connection: &mut H2,
@@ -455,12 +557,7 @@ impl Setup {
     /// Lets a held call complete and reads its answer.
     pub(crate) async fn assert_completes(&self, label: &str, call: &mut Connection) {
         self.witness.release(label);
-        let answer = call.answer().await;
-        let answer = answer.unwrap_or_else(|| panic!("no answer to {label:?}"));
-        assert_eq!(
-            answer["result"]["content"][0]["text"],
-            format!("done:{label}")
-        );
+        call.assert_done(label).await;
         assert!(self.witness.ended(label).await.is_completed());
         assert!(!self.tokens.of(label).is_cancelled());
     }

@@ -1,0 +1,106 @@
+//! A middleware that holds requests, or their responses, until the test lets them pass.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use tokio::sync::{Notify, mpsc};
+
+use super::EXCHANGE;
+use crate::support::{Connection, Mcp, within};
+
+/// What a [`Gate`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    Request,
+    /// A request whose body has been read.
+    ReadRequest,
+    Response,
+}
+
+/// The test's side of the middleware.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    opened: Arc<Notify>,
+    entered: mpsc::UnboundedReceiver<()>,
+}
+
+// === impl Gate ===
+
+impl Gate {
+    /// Holds every request of this kind, or its response. Returns the middleware, too.
+    pub(crate) fn new(
+        held: Held,
+        is_held: impl Fn(&Request) -> bool + Clone + Send + Sync + 'static,
+    ) -> (Self, impl FnOnce(Router) -> Router + 'static) {
+        let opened = Arc::new(Notify::new());
+        let (enter, entered) = mpsc::unbounded_channel();
+        let gate = opened.clone();
+        let middleware = move |router: Router| {
+            router.layer(from_fn(move |request: Request, next: Next| {
+                let (gate, enter) = (gate.clone(), enter.clone());
+                let is_held = is_held(&request);
+                let wait = async move {
+                    // The test may have dropped its side.
+                    let _sent = enter.send(());
+                    gate.notified().await;
+                };
+                async move {
+                    if !is_held {
+                        return next.run(request).await;
+                    }
+                    match held {
+                        Held::Request => {
+                            wait.await;
+                            next.run(request).await
+                        }
+                        Held::ReadRequest => {
+                            let (head, body) = request.into_parts();
+                            let body = to_bytes(body, usize::MAX).await.expect("a whole request");
+                            wait.await;
+                            next.run(Request::from_parts(head, Body::from(body))).await
+                        }
+                        Held::Response => {
+                            let response = next.run(request).await;
+                            wait.await;
+                            response
+                        }
+                    }
+                }
+            }))
+        };
+        (Self { opened, entered }, middleware)
+    }
+
+    /// Holds the exchange of this name.
+    pub(crate) fn for_exchange(
+        held: Held,
+        name: &'static str,
+    ) -> (Self, impl FnOnce(Router) -> Router + 'static) {
+        Self::new(held, move |request| {
+            let exchange = request.headers().get(EXCHANGE);
+            exchange.is_some_and(|exchange| exchange == name)
+        })
+    }
+
+    /// Waits until the gate holds one more.
+    pub(crate) async fn entered(&mut self) {
+        within("the gate to hold it", self.entered.recv()).await;
+    }
+
+    /// Resumes, and waits until the gate holds that.
+    pub(crate) async fn resume(&mut self, mcp: &Mcp, event: &str) -> Connection {
+        let resumed = mcp.resume(event).await;
+        self.entered().await;
+        resumed
+    }
+
+    /// Lets one pass, now or later.
+    pub(crate) fn open(&self) {
+        self.opened.notify_one();
+    }
+}
