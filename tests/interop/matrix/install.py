@@ -1,8 +1,10 @@
 """Installs clients and server in pinned versions into one folder, concurrently."""
 
 import asyncio
+import fcntl
 import shutil
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,17 +76,18 @@ async def npm_install(folder, packages):
     folder.mkdir(parents=True, exist_ok=True)
     # Modules are resolved from the folder of the script.
     shutil.copy(HERE / "clients" / "client.mjs", folder)
-    if not done(folder, packages):
-        (folder / "package.json").write_text('{"private": true}')
-        await command("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *packages.split(), cwd=folder)
-        mark(folder, packages)
+    async with installing(folder, packages) as wanted:
+        if wanted:
+            (folder / "package.json").write_text('{"private": true}')
+            await command("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *packages.split(), cwd=folder)
 
 
 async def pip_install(folder, package):
-    if not done(folder, package):
-        await command(sys.executable, "-m", "venv", folder)
-        await command(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
-        mark(folder, package)
+    folder.mkdir(parents=True, exist_ok=True)
+    async with installing(folder, package) as wanted:
+        if wanted:
+            await command(sys.executable, "-m", "venv", folder)
+            await command(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
 
 
 async def cargo_build():
@@ -103,10 +106,13 @@ async def command(*words, cwd=None):
         raise SystemExit(f"{' '.join(map(str, words))} failed:\n{output.decode()}")
 
 
-def done(folder, package):
+@asynccontextmanager
+async def installing(folder, packages):
+    """Tells whether to install the packages into the folder. Processes that share the folder wait for the one that installs."""
     marker = folder / ".installed"
-    return marker.exists() and marker.read_text() == package
-
-
-def mark(folder, package):
-    (folder / ".installed").write_text(package)
+    with open(folder / ".lock", "w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        wanted = not marker.exists() or marker.read_text() != packages
+        yield wanted
+        if wanted:
+            marker.write_text(packages)
