@@ -1,6 +1,6 @@
-//! The three set-ups and their common configuration.
+//! The three setups and their common configuration.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
@@ -16,7 +16,7 @@ use crate::tool::{Log, Worker};
 
 /// The layers between client and tool.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SetUp {
+pub(crate) enum Setup {
     Bare,
     Layer,
     LayerAndSessionManager,
@@ -33,12 +33,12 @@ pub(crate) enum Mode {
     StatelessJson,
 }
 
-pub(crate) fn router(set_up: SetUp, mode: Mode, grace: Grace, log: &Log) -> Router {
+pub(crate) fn router(setup: Setup, mode: Mode, grace: Grace, log: &Log) -> Router {
     let layer = CancelOnDisconnectLayer::new().grace(grace);
-    match set_up {
-        SetUp::Bare => mcp(mode, log, bare_sessions()),
-        SetUp::Layer => mcp(mode, log, bare_sessions()).layer(layer),
-        SetUp::LayerAndSessionManager => {
+    match setup {
+        Setup::Bare => mcp(mode, log, bare_sessions()),
+        Setup::Layer => mcp(mode, log, bare_sessions()).layer(layer),
+        Setup::LayerAndSessionManager => {
             let sessions = CancellableSessionManager::local(session_config());
             mcp(mode, log, sessions).layer(layer)
         }
@@ -68,18 +68,17 @@ fn mcp(mode: Mode, log: &Log, sessions: impl SessionManager) -> Router {
     Router::new().nest_service("/mcp", service)
 }
 
-// === impl SetUp ===
+// === impl Setup ===
 
-impl SetUp {
+impl Setup {
     pub(crate) const ALL: [Self; 3] = [Self::Bare, Self::Layer, Self::LayerAndSessionManager];
-}
 
-impl fmt::Display for SetUp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+    /// Returns the name that is printed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Bare => "bare rmcp",
             Self::Layer => "layer only",
             Self::LayerAndSessionManager => "layer, session manager",
-        })
+        }
     }
 }

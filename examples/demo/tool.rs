@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, interval},
 };
 
-use crate::Result;
+use crate::disconnects::{End, Result, ToolLog};
 
 const STEP: Duration = Duration::from_millis(100);
 const STEPS: u32 = 50;
@@ -37,10 +37,11 @@ enum Work {
     Ended(End),
 }
 
-#[derive(Clone, Copy)]
-pub(crate) enum End {
-    Cancelled { at: Instant },
-    Finished { at: Instant },
+/// The part of the log that concerns one caller, of this many.
+pub(crate) struct CallLog<'a> {
+    pub(crate) log: &'a Log,
+    pub(crate) caller: usize,
+    pub(crate) callers: usize,
 }
 
 #[derive(Deserialize, schemars::JsonSchema)]
@@ -93,29 +94,31 @@ impl ServerHandler for Worker {}
 // === impl Log ===
 
 impl Log {
-    /// Waits until the tool is in the middle of its work for this number of callers.
-    pub(crate) async fn busy_for(&self, callers: usize) -> Result<()> {
-        let in_the_middle = |work: &&Work| matches!(work, Work::Running { steps } if *steps >= 3);
-        let mut log = self.0.subscribe();
-        log.wait_for(|log| log.values().filter(in_the_middle).count() == callers)
-            .await?;
-        Ok(())
-    }
-
-    /// Waits until the tool has ended for a caller.
-    pub(crate) async fn end_for(&self, caller: usize) -> Result<End> {
-        let mut log = self.0.subscribe();
-        loop {
-            if let Some(Work::Ended(end)) = log.borrow_and_update().get(&caller) {
-                return Ok(*end);
-            }
-            log.changed().await?;
-        }
-    }
-
     fn write(&self, caller: usize, work: Work) {
         self.0.send_modify(|log| {
             log.insert(caller, work);
         });
+    }
+}
+
+// === impl CallLog ===
+
+impl ToolLog for CallLog<'_> {
+    async fn busy(&self) -> Result<()> {
+        let in_the_middle = |work: &&Work| matches!(work, Work::Running { steps } if *steps >= 3);
+        let mut log = self.log.0.subscribe();
+        log.wait_for(|log| log.values().filter(in_the_middle).count() == self.callers)
+            .await?;
+        Ok(())
+    }
+
+    async fn end(&self) -> Result<End> {
+        let mut log = self.log.0.subscribe();
+        loop {
+            if let Some(Work::Ended(end)) = log.borrow_and_update().get(&self.caller) {
+                return Ok(*end);
+            }
+            log.changed().await?;
+        }
     }
 }

@@ -101,21 +101,25 @@ impl Connection {
         Ok(self.received)
     }
 
-    /// Closes the connection. Reads what has arrived first, because closing with unread bytes resets the connection.
-    pub(crate) fn hang_up(self) {
-        let mut arrived = [0; 4096];
-        while self
-            .stream
-            .try_read(&mut arrived)
-            .is_ok_and(|read| read > 0)
-        {}
+    /// Closes the connection, and returns everything received.
+    ///
+    /// Reads what has arrived first, because closing with unread bytes resets the connection.
+    pub(crate) fn hang_up(mut self) -> String {
+        let mut bytes = [0; 4096];
+        while let Ok(read @ 1..) = self.stream.try_read(&mut bytes) {
+            self.keep(bytes.get(..read).unwrap_or_default());
+        }
+        self.received
     }
 
     async fn read(&mut self) -> io::Result<usize> {
         let mut bytes = [0; 4096];
         let read = self.stream.read(&mut bytes).await?;
-        let bytes = bytes.get(..read).unwrap_or_default();
-        self.received += &String::from_utf8_lossy(bytes);
+        self.keep(bytes.get(..read).unwrap_or_default());
         Ok(read)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.received += &String::from_utf8_lossy(bytes);
     }
 }

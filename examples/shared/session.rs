@@ -1,4 +1,4 @@
-//! An MCP client of revision 2025-06-18 on raw sockets. Each request has its own connection.
+//! An MCP client of revision 2025-11-25 on raw sockets. Each request has its own connection.
 
 use std::{io, net::SocketAddr};
 
@@ -27,7 +27,7 @@ impl Client {
     pub(crate) async fn connect(addr: SocketAddr) -> io::Result<Self> {
         let mut client = Self::without_session(addr);
         let params = json!({
-            "protocolVersion": "2025-06-18",
+            "protocolVersion": "2025-11-25",
             "capabilities": {},
             "clientInfo": { "name": "example", "version": "0" },
         });
@@ -81,7 +81,7 @@ impl Client {
     ) -> io::Result<Connection> {
         let mut headers = vec![
             ("accept", "application/json, text/event-stream"),
-            ("mcp-protocol-version", "2025-06-18"),
+            ("mcp-protocol-version", "2025-11-25"),
         ];
         headers.extend_from_slice(more);
         if let Some(session) = &self.session {

@@ -21,7 +21,6 @@
 //! | [`log`] | writes log lines |
 //! | [`refusal`] | builds the proxy's own responses |
 //! | [`subcommand`] | runs sub-commands: health, manual page, completions |
-//! | [`demo`] | demonstrates the proxy with a built-in server |
 //! | [`http_service`] | defines the trait that the services behind the layer implement |
 //!
 //! [`Proxy`] assembles them.
@@ -32,8 +31,6 @@ pub mod admin;
 pub mod config;
 #[cfg(feature = "program")]
 mod cors;
-#[cfg(feature = "program")]
-pub mod demo;
 #[cfg(feature = "program")]
 mod descriptors;
 #[cfg(feature = "program")]

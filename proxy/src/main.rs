@@ -13,11 +13,13 @@ use std::{
 use mcp_cancel_proxy::{
     Proxy,
     config::{Config, ConfigError},
-    demo,
     drain::Signals,
     log, subcommand,
 };
 use tokio::runtime::Runtime;
+
+#[path = "../demo/mod.rs"]
+mod demo;
 
 /// The exit code for errors of the configuration.
 const USAGE: u8 = 2;

@@ -9,14 +9,12 @@ use std::{
 /// The macros that log at info and above.
 const MACROS: [&str; 4] = ["info!(", "warn!(", "error!(", "log_call!("];
 
-/// The Rust files of the program that may log. The demo prints to a terminal.
+/// The Rust files of the program.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let files = paths.flat_map(|path| {
-        if path.ends_with("src/demo") {
-            Vec::new()
-        } else if path.is_dir() {
+        if path.is_dir() {
             sources(&path)
         } else {
             vec![path]

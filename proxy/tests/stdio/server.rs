@@ -14,9 +14,7 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns the options for the scripted server with these arguments.
 pub fn scripted(arguments: &[&str]) -> Options {
-    let arguments = [mcp_cancel_proxy::demo::server::COMMAND]
-        .iter()
-        .chain(arguments);
+    let arguments = ["scripted-server"].iter().chain(arguments);
     let arguments: Vec<OsString> = arguments.map(OsString::from).collect();
     Options::new(Program::new(
         env!("CARGO_BIN_EXE_mcp-cancel-proxy"),

@@ -3,6 +3,9 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    ffi::OsString,
+    path::PathBuf,
+    process::Stdio,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -15,27 +18,27 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
+use mcp_cancel_proxy::{
+    http_service::ResponseFuture,
+    message::{Kind, Message},
+};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
-    process::ChildStdout,
+    process::{ChildStdout, Command},
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
 use tower_service::Service;
 
-use crate::{
-    http_service::ResponseFuture,
-    lock::lock,
-    message::{Kind, Message},
-    stdio::{Program, process::Group},
-};
+use super::lock;
 
 /// Sessions, each with a process.
 #[derive(Clone)]
 pub(super) struct Bridge(Arc<Inner>);
 
 struct Inner {
-    program: Program,
+    program: PathBuf,
+    arguments: Vec<OsString>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     next: AtomicU32,
     /// These tasks end with the bridge.
@@ -51,9 +54,10 @@ struct Session {
 // === impl Bridge ===
 
 impl Bridge {
-    pub(super) fn new(program: Program) -> Self {
+    pub(super) fn new(program: PathBuf, arguments: Vec<OsString>) -> Self {
         Self(Arc::new(Inner {
             program,
+            arguments,
             sessions: Mutex::default(),
             next: AtomicU32::new(0),
             tasks: Mutex::default(),
@@ -115,7 +119,17 @@ impl Bridge {
     }
 
     fn begin(&self) -> Result<(Arc<Session>, String), StatusCode> {
-        let (group, pipes) = Group::spawn(&self.0.program).map_err(|_| StatusCode::BAD_GATEWAY)?;
+        let mut process = Command::new(&self.0.program)
+            .args(&self.0.arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|_| StatusCode::BAD_GATEWAY)?;
+        let (Some(mut to), Some(from)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err(StatusCode::BAD_GATEWAY);
+        };
         let (stdin, mut lines) = mpsc::unbounded_channel::<Bytes>();
         let session = Arc::new(Session {
             stdin,
@@ -123,12 +137,11 @@ impl Bridge {
         });
         let id = self.0.next.fetch_add(1, Ordering::Relaxed).to_string();
         lock(&self.0.sessions).insert(id.clone(), session.clone());
-        let reading = read(session.clone(), pipes.stdout);
-        let mut to = pipes.stdin;
+        let reading = read(session.clone(), from);
         let mut tasks = lock(&self.0.tasks);
         tasks.spawn(async move {
             // The process ends with this task.
-            let (_group, _stderr) = (group, pipes.stderr);
+            let _process = process;
             reading.await;
         });
         tasks.spawn(async move {

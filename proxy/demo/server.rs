@@ -23,10 +23,17 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::lock::lock;
+use super::lock;
+
+/// Writes a line to standard error, and ignores errors.
+macro_rules! print_error {
+    ($($text:tt)*) => {{
+        let _written = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
 
 /// The hidden sub-command that runs the server.
-pub const COMMAND: &str = "scripted-server";
+pub(super) const COMMAND: &str = "scripted-server";
 
 /// The argument of a process that only waits.
 const HOLD: &str = "--hold";
@@ -111,8 +118,7 @@ struct Call {
 }
 
 /// Runs the server until the end of its stdin. Must be called in a Tokio runtime.
-#[must_use]
-pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut behaviour = Behaviour::default();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
@@ -124,7 +130,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Some("--stubborn") => behaviour.is_stubborn = true,
             Some(HOLD) => wait_for_ever(),
             _ => {
-                err!("{COMMAND}: unknown argument {}", argument.display());
+                print_error!("{COMMAND}: unknown argument {}", argument.display());
                 return ExitCode::FAILURE;
             }
         }
@@ -136,7 +142,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match Server::new(behaviour).serve() {
         Ok(code) => code,
         Err(error) => {
-            err!("{COMMAND}: {error}");
+            print_error!("{COMMAND}: {error}");
             ExitCode::FAILURE
         }
     }
@@ -166,7 +172,7 @@ impl Server {
             self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
         }
         if self.behaviour.crashes {
-            err!("it crashes as requested");
+            print_error!("it crashes as requested");
             return Ok(ExitCode::from(7));
         }
         if self.behaviour.is_deaf {
@@ -183,7 +189,7 @@ impl Server {
 
     fn receive(self: &Arc<Self>, line: &[u8]) -> io::Result<()> {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
-            err!("not a message: {}", line.escape_ascii());
+            print_error!("not a message: {}", line.escape_ascii());
             return Ok(());
         };
         let params: Params<'_> = message
@@ -254,7 +260,7 @@ impl Server {
             let done = server.tool(&name, &call);
             lock(&server.calls).remove(&call.id);
             if let Err(error) = done {
-                err!("{name}: {error}");
+                print_error!("{name}: {error}");
             }
         });
     }
@@ -278,7 +284,7 @@ impl Server {
             }
             "chat" => {
                 for line in 0..arguments.lines {
-                    err!("line {line} {}", "x".repeat(arguments.length));
+                    print_error!("line {line} {}", "x".repeat(arguments.length));
                 }
             }
             "fork" => {
@@ -368,7 +374,7 @@ impl Server {
         stdout.flush()
     }
 
-    /// Logs a line: time, process id, event, and label of the call.
+    /// Logs a line: time in microseconds, process id, event, and label of the call.
     fn note(&self, what: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;
@@ -378,13 +384,13 @@ impl Server {
             .unwrap_or_default();
         let line = format!(
             "{} {} {what} {label}\n",
-            now.as_millis(),
+            now.as_micros(),
             std::process::id()
         );
         let file = OpenOptions::new().create(true).append(true).open(path);
         let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
         if let Err(error) = written {
-            err!("{}: {error}", path.display());
+            print_error!("{}: {error}", path.display());
         }
     }
 }

@@ -1,0 +1,289 @@
+//! Calls whose clients disconnect: what each client does, the outcome of its call, and a table of all outcomes.
+
+use std::{
+    fmt,
+    io::{self, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+use super::raw::{Client, Connection};
+
+/// The JSON-RPC id of every call. Only the session distinguishes them.
+pub(crate) const CALL_ID: u32 = 7;
+
+/// Maximum delay of a cancel: 1 s. Chosen because the machine may be busy.
+const TOLERANCE: Duration = Duration::from_secs(1);
+
+/// How long a client waits before it resumes, after its disconnect or after the tool's end.
+const RESUME_DELAY: Duration = Duration::from_secs(1);
+
+/// Maximum duration of what a client does: 12 s.
+const LIMIT: Duration = Duration::from_secs(12);
+
+/// Time between the starts of two runs: 75 ms. Chosen so that no two clients disconnect at the same time.
+const STAGGER: Duration = Duration::from_millis(75);
+
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a client does in the middle of its call.
+#[derive(Clone, Copy)]
+pub(crate) enum ClientAction {
+    Disconnects,
+    StaysConnected,
+    /// Disconnects, and resumes while the tool is working.
+    Resumes,
+    /// Disconnects, and resumes when the tool has finished.
+    ResumesLate,
+}
+
+/// What a tool recorded about one call. A disconnected client cannot observe it.
+pub(crate) trait ToolLog {
+    /// Waits until the tool is in the middle of its work, for every client of the server.
+    async fn busy(&self) -> Result<()>;
+
+    /// Waits until the tool has ended.
+    async fn end(&self) -> Result<End>;
+}
+
+/// How and when a tool ended.
+#[derive(Clone, Copy)]
+pub(crate) enum End {
+    Cancelled { at: Instant },
+    Finished { at: Instant },
+}
+
+/// The outcome of one client's call: a cell of the table.
+pub(crate) struct Cell {
+    pub(crate) row: &'static str,
+    pub(crate) column: &'static str,
+    pub(crate) expected: Expected,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Expected {
+    /// Cancelled after this time from the disconnect.
+    Cancelled(Duration),
+    RunsOn,
+    Answered,
+    Unanswered,
+}
+
+pub(crate) enum Outcome {
+    /// The tool was cancelled, after this time from the disconnect.
+    Cancelled(Duration),
+    /// The tool worked to its end, for this time after the disconnect.
+    RanOn(Duration),
+    /// The client got the answer.
+    Answered,
+    /// The tool worked to its end, but the client did not get the answer.
+    Unanswered,
+    /// The tool was cancelled, although the client stayed or resumed in time.
+    CancelledWrongly,
+    /// The scenario failed.
+    Failed(String),
+}
+
+/// Calls the tool `work`, and returns what became of the call.
+pub(crate) async fn outcome(
+    client: Result<Client>,
+    arguments: Value,
+    answer: &str,
+    action: ClientAction,
+    tool: &impl ToolLog,
+) -> Outcome {
+    let late = || Err(format!("did not end within {LIMIT:?}").into());
+    let run = async { run(client?, arguments, answer, action, tool).await };
+    let finished = timeout(LIMIT, run).await.unwrap_or_else(|_| late());
+    finished.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
+}
+
+async fn run(
+    client: Client,
+    arguments: Value,
+    answer: &str,
+    action: ClientAction,
+    tool: &impl ToolLog,
+) -> Result<Outcome> {
+    let call = client.call(CALL_ID, "work", arguments).await?;
+    if let ClientAction::StaysConnected = action {
+        return answered(Some(call), answer, tool).await;
+    }
+    tool.busy().await?;
+    let disconnected = Instant::now();
+    let received = call.hang_up();
+    match action {
+        ClientAction::StaysConnected | ClientAction::Disconnects => {
+            return Ok(match tool.end().await? {
+                End::Cancelled { at } if at < disconnected => Outcome::CancelledWrongly,
+                End::Cancelled { at } => Outcome::Cancelled(at - disconnected),
+                End::Finished { at } => Outcome::RanOn(at - disconnected),
+            });
+        }
+        ClientAction::Resumes => {}
+        ClientAction::ResumesLate => {
+            tool.end().await?;
+        }
+    }
+    sleep(RESUME_DELAY).await;
+    // Without an event id, there is nothing to resume.
+    let mut ids = received
+        .lines()
+        .filter_map(|line| line.strip_prefix("id: "));
+    let resumed = match ids.next_back() {
+        Some(last) => Some(client.resume(last).await?),
+        None => None,
+    };
+    answered(resumed, answer, tool).await
+}
+
+/// Reads a response to its end, and checks whether it contains the tool's answer.
+async fn answered(
+    response: Option<Connection>,
+    answer: &str,
+    tool: &impl ToolLog,
+) -> Result<Outcome> {
+    let response = match response {
+        Some(response) => response.accepted().await?.response().await?,
+        None => String::new(),
+    };
+    Ok(match tool.end().await? {
+        End::Cancelled { .. } => Outcome::CancelledWrongly,
+        End::Finished { .. } if response.contains(answer) => Outcome::Answered,
+        End::Finished { .. } => Outcome::Unanswered,
+    })
+}
+
+/// Runs everything concurrently, and prints each cell once it is known.
+pub(crate) async fn run_all<F>(runs: impl IntoIterator<Item = F>) -> Result<Vec<Cell>>
+where
+    F: Future<Output = Result<Vec<Cell>>> + Send + 'static,
+{
+    let begun = Instant::now();
+    let mut running = JoinSet::new();
+    let mut delay = Duration::ZERO;
+    for run in runs {
+        running.spawn(async move {
+            sleep(delay).await;
+            run.await
+        });
+        delay += STAGGER;
+    }
+    let mut cells = Vec::new();
+    while let Some(finished) = running.join_next().await {
+        for cell in finished?? {
+            let seconds = begun.elapsed().as_secs_f32();
+            print(format_args!("{seconds:4.1} s  {cell}"));
+            cells.push(cell);
+        }
+    }
+    Ok(cells)
+}
+
+/// Prints a table of all cells, and every unexpected one. Returns success if there is none.
+pub(crate) fn report<const COLUMNS: usize>(
+    rows: impl Iterator<Item = &'static str>,
+    columns: [&'static str; COLUMNS],
+    cells: &[Cell],
+) -> ExitCode {
+    print(format_args!(""));
+    print_row("", columns);
+    print_row(&"-".repeat(40), columns.map(|_| "-".repeat(22)));
+    for row in rows {
+        let outcome_in = |column| {
+            let mut cells = cells.iter();
+            let cell = cells.find(|cell| cell.row == row && cell.column == column);
+            cell.map(|cell| cell.outcome.to_string())
+                .unwrap_or_default()
+        };
+        print_row(row, columns.map(outcome_in));
+    }
+    let mut unexpected = cells
+        .iter()
+        .filter(|cell| !cell.is_as_expected())
+        .peekable();
+    if unexpected.peek().is_none() {
+        let count = cells.len();
+        print(format_args!("\nAll {count} calls ended as expected."));
+        return ExitCode::SUCCESS;
+    }
+    print(format_args!("\nNot as expected:"));
+    for cell in unexpected {
+        print(format_args!("- {cell}; expected: {}", cell.expected));
+    }
+    ExitCode::FAILURE
+}
+
+fn print_row<const COLUMNS: usize>(row: &str, cells: [impl fmt::Display; COLUMNS]) {
+    let cells = cells.map(|cell| format!(" | {cell:22}")).concat();
+    print(format_args!("{row:40}{}", cells.trim_end()));
+}
+
+/// Prints a line. Unlike `println!`, does not panic if standard output is closed.
+pub(crate) fn print(line: fmt::Arguments<'_>) {
+    let _written = writeln!(io::stdout(), "{line}");
+}
+
+// === impl Cell ===
+
+impl Cell {
+    fn is_as_expected(&self) -> bool {
+        match (self.expected, &self.outcome) {
+            (Expected::Cancelled(due), Outcome::Cancelled(after)) => {
+                due <= *after && *after < due + TOLERANCE
+            }
+            (Expected::RunsOn, Outcome::RanOn(_))
+            | (Expected::Answered, Outcome::Answered)
+            | (Expected::Unanswered, Outcome::Unanswered) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, column, .. } = self;
+        write!(f, "{row:40}  {column:22}  {}", self.outcome)
+    }
+}
+
+// === impl Expected ===
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled(due) => {
+                write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
+            }
+            Self::RunsOn => f.write_str("runs on"),
+            Self::Answered => f.write_str("gets its answer"),
+            Self::Unanswered => f.write_str("gets no answer"),
+        }
+    }
+}
+
+// === impl Outcome ===
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled(after) if *after < TOLERANCE => {
+                write!(f, "cancelled after {:.1} ms", after.as_secs_f64() * 1e3)
+            }
+            Self::Cancelled(after) => write!(f, "cancelled after {:.1} s", after.as_secs_f64()),
+            Self::RanOn(after) => write!(f, "ran on for {:.1} s", after.as_secs_f64()),
+            Self::Answered => f.write_str("got its answer"),
+            Self::Unanswered => f.write_str("got no answer"),
+            Self::CancelledWrongly => f.write_str("cancelled wrongly"),
+            Self::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
