@@ -167,7 +167,7 @@ struct Call {
     answer: Option<Answer>,
     /// The instance through which the client was last attached.
     by: Option<HostId>,
-    /// The client may have had a connection when the call ended.
+    /// The client may have had a connection when the call ended, or later got one to the instance that had the answer.
     was_sent: bool,
 }
 
@@ -496,10 +496,13 @@ impl Watcher {
 
     pub(super) fn set_client(&self, label: &str, client: Client) {
         self.note(format!("the client of {label}: {client:?}"));
-        if let Some(call) = self.log().calls.get_mut(label) {
+        let mut log = self.log();
+        let sends_answer = log.owner_sends_answer(label);
+        if let Some(call) = log.calls.get_mut(label) {
             call.client = client;
             if let Client::Attached { by, .. } = client {
                 call.by = Some(by);
+                call.was_sent |= sends_answer;
             }
         }
     }
@@ -748,6 +751,21 @@ impl Log {
         };
         let is_late = |by| was_suspended(by) || self.is_disturbed(by, host, now);
         since + DISCONNECT_DETECTION > now || was_suspended(host) || call.by.is_some_and(is_late)
+    }
+
+    /// Returns `true` if a call has ended on an instance that sends its answer on the next stream, and is not shutting down.
+    fn owner_sends_answer(&self, label: &str) -> bool {
+        let Some(Call {
+            begun: Some((host, _)),
+            ended: Some((End::Done, _)),
+            ..
+        }) = self.calls.get(label)
+        else {
+            return false;
+        };
+        let process = self.processes.get(host);
+        process
+            .is_some_and(|process| process.state == State::Alive && process.leaving_since.is_none())
     }
 
     fn last_served(&self, session: &str) -> Option<(HostId, Ms)> {
