@@ -18,7 +18,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::{
-    Stream, TryFutureExt,
+    FutureExt as _, Stream, TryFutureExt as _,
     future::{Either, ready},
     stream,
 };
@@ -208,18 +208,17 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
+        let replay = self.sessions.begin_replay(id);
         let initialized = self.inner.initialize_session(id, message);
-        async move {
-            let replay = self.sessions.begin_replay(id);
-            let initialized = initialized.await;
+        // Not an async block, which would store this future twice.
+        initialized.inspect(move |initialized| {
             if let Some(replay) = replay {
                 replay.complete();
             }
-            if let Ok(ServerJsonRpcMessage::Response(_)) = &initialized {
+            if let Ok(ServerJsonRpcMessage::Response(_)) = initialized {
                 self.sessions.on_initialize_accepted(id);
             }
-            initialized
-        }
+        })
     }
 
     fn has_session(
@@ -431,6 +430,61 @@ impl Drop for TrackedStream {
                 event: mem::take(&mut self.event),
                 source: self.recorder.source.clone(),
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Cluster, MemoryDirectory};
+
+    /// What a future may need beside the inner manager's: 128 bytes.
+    const OVERHEAD: usize = 128;
+
+    /// rmcp moves these futures as parts of its own, for every request. An `async` block that awaits one stores it twice.
+    #[tokio::test]
+    async fn no_future_is_much_larger_than_that_of_the_inner_manager() {
+        let cluster = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9");
+        let cluster = cluster.connect().await.unwrap();
+        let [inner, wrapped] =
+            [(); 2].map(|()| CancellableSessionManager::local(SessionConfig::default()));
+        let sessions = cluster.sessions(wrapped);
+        let id: SessionId = "a".into();
+        let message = || -> ClientJsonRpcMessage {
+            serde_json::from_value(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" })).unwrap()
+        };
+        for (name, size, inner) in [
+            (
+                "initialize_session",
+                size_of_val(&sessions.initialize_session(&id, message())),
+                size_of_val(&inner.initialize_session(&id, message())),
+            ),
+            (
+                "create_stream",
+                size_of_val(&sessions.create_stream(&id, message())),
+                size_of_val(&inner.create_stream(&id, message())),
+            ),
+            (
+                "accept_message",
+                size_of_val(&sessions.accept_message(&id, message())),
+                size_of_val(&inner.accept_message(&id, message())),
+            ),
+            (
+                "resume",
+                size_of_val(&sessions.resume(&id, String::new())),
+                size_of_val(&inner.resume(&id, String::new())),
+            ),
+            (
+                "restore_session",
+                size_of_val(&sessions.restore_session(id.clone())),
+                size_of_val(&inner.restore_session(id.clone())),
+            ),
+        ] {
+            assert!(size <= inner + OVERHEAD, "{name}: {size}, inner {inner}");
         }
     }
 }
