@@ -19,6 +19,8 @@ pub(super) struct History {
     pub(super) sessions: HashMap<Arc<str>, SessionHistory>,
     /// The standalone streams, which have no call.
     pub(super) standalone: HashMap<Number, Stream>,
+    /// When a stream of a session was not read, by session: from when, and until its client had certainly disconnected.
+    pub(super) unread: HashMap<Arc<str>, Vec<(Micros, Micros)>>,
     pub(super) stalls: Stalls,
     pub(super) drains: Vec<(Micros, Option<Micros>)>,
     pub(super) late_drains: usize,
@@ -103,7 +105,28 @@ impl History {
             history.take(line.at, &line.fact, &mut streams);
         }
         history.stalls.merge();
+        for call in history.calls.values() {
+            let Some(session) = &call.session else {
+                continue;
+            };
+            for stream in &call.streams {
+                if let Some(stops) = stream.stops {
+                    let until = stream.disconnected_by().unwrap_or(Micros::MAX);
+                    let unread = history.unread.entry(session.clone()).or_default();
+                    unread.push((stops, until));
+                }
+            }
+        }
         history
+    }
+
+    /// Returns the time until which a stream that is not read may block the session of a call at `at`.
+    pub(super) fn blocked_until(&self, call: &CallHistory, at: Micros) -> Option<Micros> {
+        let unread = self.unread.get(call.session.as_ref()?)?;
+        let at_that_time = unread
+            .iter()
+            .filter(|(from, until)| (*from..=*until).contains(&at));
+        at_that_time.map(|(_, until)| *until).max()
     }
 
     #[allow(clippy::too_many_lines, reason = "one arm a fact")]

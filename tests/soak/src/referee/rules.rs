@@ -26,6 +26,9 @@
 //! deadline of a grace is extended by 100 ms for each stall, at most ten times, because the layer checks again after
 //! noticing a deadline late. A handler that ignores its token also has the time of `Setup::abort`.
 //!
+//! rmcp's worker waits for the slowest stream of a session. So while a client does not read one of them, no cancel reaches a handler of
+//! that session, and each "must" is extended until its client has disconnected.
+//!
 //! A call must complete if nothing allows its cancel before its natural end. It must be cancelled if a rule demands
 //! that before its natural end. All other calls may do either. A call whose id was used twice at a time may do
 //! anything, because the specification forbids that and the layer stops tracking the older one.
@@ -128,6 +131,11 @@ impl Bounds {
         bounds.absences(call, history);
         bounds.clients_own(call, history);
         bounds.servers_own(call, start, history);
+        for by in &mut bounds.must_by {
+            if let Some(until) = history.blocked_until(call, *by) {
+                *by = until.saturating_add(MARGIN + history.stalls.within(until, until + MARGIN));
+            }
+        }
         bounds
     }
 

@@ -177,6 +177,44 @@ fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
 }
 
 #[test]
+fn a_stream_that_is_not_read_excuses_late_cancels_of_its_session_until_its_client_has_disconnected()
+{
+    let other = |session: &str| Fact::Calling {
+        call: "other~8000~0~floods".into(),
+        client: "raw".into(),
+        route: "wrapped".into(),
+        session: Some(session.into()),
+        id: "2".to_owned(),
+        stream: 3,
+    };
+    let how = CloseKind::Reset;
+    let deleted = |session: &str, cancelled: u64| {
+        let story = Story::on("wrapped")
+            .fact(100, other(session))
+            .fact(200, Fact::Stops { stream: 3 })
+            .fact(
+                500,
+                Fact::Deleting {
+                    session: "s".into(),
+                },
+            )
+            .fact(
+                1_000,
+                Fact::Deleted {
+                    session: "s".into(),
+                    status: 202,
+                },
+            )
+            .fact(3_500, Fact::Closing { stream: 3, how })
+            .fact(3_501, Fact::Closed { stream: 3 });
+        wrong(&story.cancelled(cancelled).judged())
+    };
+    assert_eq!(deleted("s", 4_400), []);
+    assert_eq!(deleted("s", 4_600), [Violation::Zombie]);
+    assert_eq!(deleted("another", 2_100), [Violation::Zombie]);
+}
+
+#[test]
 fn a_stall_of_the_machine_excuses_no_more_than_its_length_and_one_more_check() {
     let closed = |stalled: u64| {
         let stall = Fact::Stalled { millis: 700 };
