@@ -324,3 +324,42 @@ async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reaso
     let rest = in_time(waiting).await.unwrap().rest().await;
     assert!(rest[1].contains("is compressed"), "{rest:?}");
 }
+
+/// The client takes a frame every 31 s, which is within the default stall timeout.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_reads_an_answer_for_longer_than_the_retention_gets_all_of_it() {
+    let (_setup, mut client, _primed, server) = Setup::primed().await;
+    let whole = large_answer(1, 900_000);
+    server.message(&whole).await;
+    drop(server);
+    for _ in 0..2 {
+        client.read_frame().await;
+        tokio::time::sleep(Duration::from_secs(31)).await;
+    }
+    let rest = client.rest().await;
+    assert!(
+        rest.last().is_some_and(|last| *last == whole),
+        "the answer is cut off: {} whole events",
+        rest.len()
+    );
+}
+
+/// The client resumes 50 s after the end of its call, in time, and needs more than 10 s to read its answer.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
+    let (setup, client, primed, server) = Setup::primed().await;
+    drop(client);
+    let whole = large_answer(1, 900_000);
+    server.message(&whole).await;
+    drop(server);
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    let mut client = setup.resumed(&primed).await;
+    client.read_frame().await;
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    let rest = client.rest().await;
+    assert!(
+        rest.last().is_some_and(|last| *last == whole),
+        "the answer is cut off: {} whole events",
+        rest.len()
+    );
+}
