@@ -363,3 +363,33 @@ async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
         rest.len()
     );
 }
+
+/// The connection breaks after the proxy has written the whole answer to it. The client resumes, and reads the answer again
+/// while other answers of its session take up the room.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_a_client_is_reading_again_is_not_evicted() {
+    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    let whole = large_answer(1, 900_000);
+    server.message(&whole).await;
+    drop(server);
+    assert_eq!(client.rest().await.len(), 1);
+    drop(client);
+    let mut client = setup.resumed(&primed).await;
+    client.read_frame().await;
+    for id in 2..7 {
+        let (mut other, server) = setup.call(id).await;
+        other.event().await.unwrap();
+        drop(other);
+        server.message(&large_answer(id, 900_000)).await;
+        drop(server);
+        settle().await;
+    }
+    let rest = client.rest().await;
+    assert!(
+        rest.last().is_some_and(|last| *last == whole),
+        "the answer is cut off: {} whole events",
+        rest.len()
+    );
+}
