@@ -299,3 +299,19 @@ async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     received.answer("200 OK", "{}").await;
     assert_eq!(stream.head().await.status, 200);
 }
+
+/// nginx keeps an idle connection to the proxy for 60 s, HAProxy, Caddy and Envoy for longer, and Go's client for 90 s.
+///
+/// A POST that such a client sends while the proxy closes the connection is lost: the client must not repeat it.
+#[tokio::test]
+async fn an_idle_connection_is_not_closed_before_a_server_in_front_closes_it() {
+    let (upstream, proxy) = Running::start(&[]).await;
+    let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
+    let answer = "200 OK\r\ncontent-type: application/json";
+    upstream.next_request().await.answer(answer, "{}").await;
+    assert_eq!(client.reply().await.status, 200);
+    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    client.send(&session_call("2")).await;
+    upstream.next_request().await.answer(answer, "{}").await;
+    assert_eq!(client.reply().await.status, 200);
+}
