@@ -186,12 +186,19 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream)
     }
 
-    /// Removes and returns the oldest stream that may be evicted.
+    /// Returns the stream with this number.
+    pub(super) fn numbered(&self, number: u64) -> Option<S> {
+        let state = self.state();
+        state.streams.get(&number).map(|entry| entry.stream.clone())
+    }
+
+    /// Returns the oldest stream that may be evicted, and removes its mark.
     pub(super) fn take_evictable(&self) -> Option<S> {
+        let mut state = self.state();
         loop {
-            let number = self.state().evictable.pop_first()?;
-            if let Some(stream) = self.remove(number) {
-                return Some(stream);
+            let number = state.evictable.pop_first()?;
+            if let Some(entry) = state.streams.get(&number) {
+                return Some(entry.stream.clone());
             }
         }
     }
@@ -263,15 +270,13 @@ impl<S> EndedStreams<S> {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// Removes the oldest of all streams that may be evicted from the ended ones.
-    ///
-    /// Returns its index and its number. The caller removes the stream from the index.
+    /// Returns the index and the number of the oldest of all streams that may be evicted, and removes its mark.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {
             let key = state.evictable.pop_first()?;
-            if let Some(index) = state.by_deadline.remove(&key) {
-                return Some((index, key.1));
+            if let Some(index) = state.by_deadline.get(&key) {
+                return Some((index.clone(), key.1));
             }
         }
     }

@@ -310,7 +310,9 @@ async fn an_idle_connection_is_not_closed_before_a_server_in_front_closes_it() {
     let answer = "200 OK\r\ncontent-type: application/json";
     upstream.next_request().await.answer(answer, "{}").await;
     assert_eq!(client.reply().await.status, 200);
-    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    tokio::time::pause();
+    tokio::time::sleep(std::time::Duration::from_secs(125)).await;
+    tokio::time::resume();
     client.send(&session_call("2")).await;
     upstream.next_request().await.answer(answer, "{}").await;
     assert_eq!(client.reply().await.status, 200);

@@ -1,6 +1,7 @@
 //! Removes streams: when they expire, when there is no room, and with their session.
 
 use std::{
+    iter,
     sync::{Arc, Weak},
     task::Waker,
 };
@@ -28,6 +29,43 @@ impl Stream {
         }
     }
 
+    /// Removes the stream at once, unless a client is reading it. Returns `false` in that case.
+    fn evict_unless_reading(&self) -> bool {
+        {
+            let mut state = self.state();
+            if state.ring.is_in_progress() {
+                // The stream is marked again once it has been read completely.
+                state.is_evictable = false;
+                return false;
+            }
+        }
+        self.evict();
+        true
+    }
+
+    /// Removes the stream, unless a client is reading it, or has stopped within the retention before it had everything.
+    fn expire(&self) {
+        let now = Instant::now();
+        let postponed = {
+            let mut state = self.state();
+            let last_read = if state.ring.is_in_progress() {
+                // The stream is marked again once it has been read completely.
+                state.is_evictable = false;
+                Some(now)
+            } else {
+                state.detached_at.filter(|_| !state.is_evictable)
+            };
+            let until = last_read.map(|last_read| last_read + self.0.retention);
+            let postponed = until.filter(|until| *until > now);
+            state.until = postponed.or(state.until);
+            postponed
+        };
+        match postponed {
+            Some(until) => self.expire_at(until),
+            None => self.evict(),
+        }
+    }
+
     /// Returns an empty reservation for an event that is being read.
     pub(in crate::event_store) fn reservation(&self) -> Option<Reservation> {
         self.0.index.upgrade().map(|index| index.reservation())
@@ -49,7 +87,7 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream that was read completely or cancelled. Returns `false` if there is none.
+    /// Evicts another stream that was read completely or cancelled, and is not being read again. Returns `false` if there is none.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
@@ -146,27 +184,21 @@ impl Stream {
 // === impl StreamIndex ===
 
 impl StreamIndex<Stream> {
-    /// Removes a stream. Returns `false` if there is no such stream.
-    pub(in crate::event_store) fn evict(&self, number: u64) -> bool {
-        let removed = self.remove(number);
-        if let Some(stream) = &removed {
+    /// Removes a stream, if it is still there.
+    fn evict(&self, number: u64) {
+        if let Some(stream) = self.remove(number) {
             stream.close(self.ended_streams().as_deref());
         }
-        removed.is_some()
     }
 
     /// Evicts the oldest stream that frees this budget. Returns `false` if there is none.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
-        let ended_streams = self.ended_streams();
         match exhausted {
             Exhausted::Session => {
-                let evictable = self.take_evictable();
-                if let Some(stream) = &evictable {
-                    stream.close(ended_streams.as_deref());
-                }
-                evictable.is_some()
+                iter::from_fn(|| self.take_evictable()).any(|stream| stream.evict_unless_reading())
             }
             Exhausted::All => {
+                let ended_streams = self.ended_streams();
                 ended_streams.is_some_and(|ended_streams| ended_streams.evict_oldest())
             }
         }
@@ -186,12 +218,10 @@ impl StreamIndex<Stream> {
 impl EndedStreams<Stream> {
     /// Evicts the oldest stream of any session. Returns `false` if there is none to evict.
     fn evict_oldest(&self) -> bool {
-        while let Some((index, number)) = self.take_evictable() {
-            if index.upgrade().is_some_and(|index| index.evict(number)) {
-                return true;
-            }
-        }
-        false
+        iter::from_fn(|| self.take_evictable()).any(|(index, number)| {
+            let stream = index.upgrade().and_then(|index| index.numbered(number));
+            stream.is_some_and(|stream| stream.evict_unless_reading())
+        })
     }
 
     /// Removes the expired streams. Returns when the next one expires.
@@ -199,8 +229,8 @@ impl EndedStreams<Stream> {
         loop {
             match self.next_expiry(Instant::now()) {
                 NextExpiry::Due(index, number) => {
-                    if let Some(index) = index.upgrade() {
-                        index.evict(number);
+                    if let Some(stream) = index.upgrade().and_then(|index| index.numbered(number)) {
+                        stream.expire();
                     }
                 }
                 NextExpiry::At(until) => return Some(until),
