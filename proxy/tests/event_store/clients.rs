@@ -465,3 +465,28 @@ async fn a_cancel_names_the_call_as_its_client_wrote_it() {
         cancel.status(202);
     }
 }
+
+/// The token of the call expires while the call is running. The client has sent other requests of the session with a fresh one.
+#[tokio::test(start_paused = true)]
+async fn the_cancel_of_a_call_whose_token_has_expired_reaches_the_server() {
+    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let (client, _server, _last) = begin_call(&mut setup, &[("authorization", "old")]).await;
+    let ping = r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#;
+    let waiting = setup.send(with_headers(
+        posted(SESSION, ping),
+        &[("authorization", "fresh")],
+    ));
+    setup.next().await.pong();
+    assert_eq!(in_time(waiting).await.unwrap().text().await, pong_of("2"));
+    drop(client);
+    // The server accepts the fresh token only.
+    for _ in 0..3 {
+        let cancel = in_time(setup.next()).await;
+        assert!(cancel.body.contains(r#""requestId":1"#));
+        if cancel.headers["authorization"] == "fresh" {
+            return cancel.status(202);
+        }
+        cancel.status(401);
+    }
+    panic!("the server is never told");
+}
