@@ -48,8 +48,8 @@ impl Call {
     ///
     /// [`Resumable`](super::Resumable) asks its server about a client that resumes with other credentials. The calls of a
     /// command have no credentials.
-    pub(super) fn credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = Some(Arc::new(credentials));
+    pub(super) fn credentials(mut self, credentials: Arc<Credentials>) -> Self {
+        self.credentials = Some(credentials);
         self
     }
 }

@@ -72,6 +72,9 @@ const SINGLE_MESSAGE: [&str; 8] = [
     "x-idempotency-key",
 ];
 
+/// Cost of a field, in addition to its name and its value: 96 bytes.
+pub(super) const FIELD_OVERHEAD: usize = 96;
+
 /// The credentials of a request: path, query, and all fields but the harmless ones.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
@@ -100,6 +103,14 @@ impl Credentials {
             target: request.uri().path_and_query().cloned(),
             fields: fields.into(),
         }
+    }
+
+    /// Returns the approximate number of bytes that they take up. Returns 0 if there are no header fields.
+    pub(super) fn size(&self) -> usize {
+        let of_field = |(name, value): &(HeaderName, HeaderValue)| {
+            FIELD_OVERHEAD + name.as_str().len() + value.len()
+        };
+        self.fields.iter().map(of_field).sum()
     }
 
     /// Replaces the credentials of a request with these.

@@ -16,12 +16,14 @@
 //! A client may resume with other credentials than the call had, for example with a fresh token. The client gets its stream only
 //! if the server accepts these credentials. The server must answer a `ping` that has them with a result, or with the error that
 //! there is no such method. Credentials are the path and the query of the URL, and all header fields that are not known to be
-//! harmless. The latest accepted credentials are used to request the rest of the answer, and to send the layer's cancel.
+//! harmless. The latest accepted credentials are used to request the rest of the answer, and to send the layer's cancel. If the server
+//! refuses those of the call, the cancel has the latest that it has accepted in the session.
 
 use std::{
     convert::Infallible,
     mem,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -37,8 +39,9 @@ use tracing::Instrument as _;
 
 use super::{
     call::Call,
-    credentials::Credentials,
+    credentials::{Credentials, FIELD_OVERHEAD},
     ping::Ping,
+    session::Session,
     sessions::{EventStore, Lookup, unknown_event},
     stream::Stream,
     upstream::{Answer, PendingResponse, Writer},
@@ -57,6 +60,8 @@ use crate::{
 ///
 /// Chosen because refusals are usually faster, and then pass unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+mod cancel;
 
 /// Adds resumability to the server behind `S`.
 ///
@@ -170,6 +175,20 @@ where
         }
     }
 
+    /// Forwards a request of a session unchanged.
+    async fn forward_in(
+        &mut self,
+        session: Option<Session>,
+        request: Request<Body>,
+    ) -> Response<Body> {
+        let credentials = session.map(|session| (session, Arc::new(Credentials::of(&request))));
+        let response = self.forward(request).await;
+        if let Some((session, credentials)) = credentials {
+            session.on_response(&credentials, &response);
+        }
+        response
+    }
+
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
         let Some(last) = exactly_one(headers, &LAST_EVENT_ID).filter(|last| self.store.owns(last))
@@ -225,23 +244,20 @@ where
                 }
                 response
             }
-            (Kind::Notification, Some(session)) if has_method("notifications/cancelled") => {
+            (Kind::Notification, Some(id)) if has_method("notifications/cancelled") => {
                 let key = message.params().request_id.and_then(IdKey::of);
-                let session = self.store.session(&session);
-                let stream = session
+                let session = self.store.session(&id);
+                let call = session
                     .zip(key)
-                    .and_then(|(session, key)| session.find(&key));
-                let mut request = with_body(&body);
-                if let Some(stream) = stream.as_ref().filter(|_| is_from_layer) {
-                    if let Some(credentials) = stream.credentials() {
-                        credentials.put_on(&mut request);
+                    .and_then(|(session, key)| Some((session.find(&key)?, session)));
+                let response = match &call {
+                    Some((stream, session)) if is_from_layer => {
+                        let cancel = with_body(&body).map(|_| body.clone());
+                        self.cancel(stream, session, &message, cancel).await
                     }
-                    if let Some(id) = stream.call_text() {
-                        request = with_request_id(request, &body, &message, id);
-                    }
-                }
-                let response = self.forward(request).await;
-                if let Some(stream) = stream.filter(|_| response.status().is_success()) {
+                    _ => self.forward(with_body(&body)).await,
+                };
+                if let Some((stream, _)) = call.filter(|_| response.status().is_success()) {
                     stream.close_soon();
                 }
                 response
@@ -254,15 +270,19 @@ where
                 drop(body);
                 self.serve_call(&session, call, request).await
             }
-            _ => self.forward(with_body(&body)).await,
+            (_, session) => {
+                let session = session.and_then(|session| self.store.session(&session));
+                self.forward_in(session, with_body(&body)).await
+            }
         }
     }
 
     /// Serves a call in a session.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
+        let credentials = Arc::new(Credentials::of(&request));
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
-            .credentials(Credentials::of(&request))
+            .credentials(credentials.clone())
             .with_extra(head_size(&request));
         // The session may be older than the proxy. A client with this revision supports priming events anyway.
         let supports_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
@@ -283,7 +303,7 @@ where
         let primes = session.as_ref().is_some_and(|session| session.primes());
         // Only the server knows whether an unknown session exists. So the stream of such a session is opened after the response,
         // unless the session was begun above.
-        let (mut unopened, call) = match session {
+        let (mut unopened, call) = match &session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),
                 None => return self.forward(request).await,
@@ -294,10 +314,14 @@ where
         let resume = UpstreamResume::new(self.inner.clone(), &request);
         let pending = self.inner.call(request);
         let mut pending: PendingResponse = Box::pin(async move {
-            match pending.await {
+            let response = match pending.await {
                 Ok(response) => response,
                 Err(never) => match never {},
+            };
+            if let Some(session) = session {
+                session.on_response(&credentials, &response);
             }
+            response
         });
         let response = if may_commit {
             tokio::time::timeout(self.commit_after, &mut pending)
@@ -348,24 +372,6 @@ where
     stream.set_writer(task.abort_handle());
 }
 
-/// Returns the cancel with the id that the client wrote.
-///
-/// A server may distinguish `1` from `1.0`.
-fn with_request_id(
-    request: Request<Body>,
-    body: &Bytes,
-    message: &Message<'_>,
-    id: &str,
-) -> Request<Body> {
-    let Some(body) = message.with_request_id(body, id) else {
-        return request;
-    };
-    let mut request = request.map(|_| Body::empty());
-    let length = body.len().into();
-    request.headers_mut().insert(header::CONTENT_LENGTH, length);
-    request.map(|_| Body::from(body))
-}
-
 /// Returns a `ping` with the credentials of a client that resumes.
 fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     let ping = ping.message();
@@ -389,8 +395,9 @@ fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
 
 /// Returns the approximate size of the head of a request.
 fn head_size(request: &Request<Body>) -> usize {
-    let of_header =
-        |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
+    let of_header = |(name, value): (&HeaderName, &HeaderValue)| {
+        FIELD_OVERHEAD + name.as_str().len() + value.len()
+    };
     let headers: usize = request.headers().iter().map(of_header).sum();
     headers
         + size_of::<PathAndQuery>()

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -15,12 +15,13 @@ use tokio::time::Instant;
 use super::{
     budget::{Budget, Exhausted, Limits, Reservation},
     call::Call,
+    credentials::Credentials,
     event::{Origin, StreamName},
     ring::{BufferLimits, Ring},
     stream::Stream,
     stream_index::{EndedStreams, StreamIndex},
 };
-use crate::message::IdKey;
+use crate::{lock::lock, message::IdKey};
 
 /// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
 ///
@@ -47,8 +48,17 @@ struct Inner {
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
+    accepted: Mutex<AcceptedCredentials>,
     /// Covers the cost of the session itself.
     _reservation: Reservation,
+}
+
+/// The credentials of the latest request of a session that the server has accepted.
+#[derive(Debug)]
+struct AcceptedCredentials {
+    credentials: Option<Arc<Credentials>>,
+    /// Covers the credentials.
+    reservation: Reservation,
 }
 
 /// What the sessions of an event store share.
@@ -74,6 +84,10 @@ impl Session {
             primes: AtomicBool::new(false),
             index: Arc::new(StreamIndex::new(budget, ended_streams)),
             shared,
+            accepted: Mutex::new(AcceptedCredentials {
+                credentials: None,
+                reservation: reservation.sibling(),
+            }),
             _reservation: reservation,
         }))
     }
@@ -115,6 +129,22 @@ impl Session {
     /// Returns the stream of the newest call whose id has this value.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
+    }
+
+    /// Keeps the credentials of a request if the server has accepted it. Without room none are kept.
+    pub(super) fn on_response(&self, credentials: &Arc<Credentials>, response: &Response<Body>) {
+        let mut accepted = lock(&self.0.accepted);
+        if !response.status().is_success() || accepted.credentials.as_ref() == Some(credentials) {
+            return;
+        }
+        let is_kept = accepted.reservation.resize(credentials.size()).is_ok();
+        accepted.credentials = is_kept.then(|| credentials.clone());
+    }
+
+    /// Returns the credentials of the latest request that the server has accepted, unless they are `refused`.
+    pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
+        let accepted = lock(&self.0.accepted).credentials.clone();
+        accepted.filter(|accepted| **accepted != *refused)
     }
 
     fn open_stream(&self, call: Option<Call>) -> Option<Stream> {

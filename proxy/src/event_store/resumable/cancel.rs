@@ -1,0 +1,74 @@
+//! Sends the layer's cancel of a call to the server.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use tower_service::Service;
+
+use super::Resumable;
+use crate::{
+    event_store::{credentials::Credentials, session::Session, stream::Stream},
+    message::Message,
+};
+
+// === impl Resumable ===
+
+impl<S> Resumable<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    /// Sends the layer's cancel of a call.
+    ///
+    /// It has the credentials of the call. If these are refused, it is sent again with the latest that the server has accepted in the session:
+    /// a token may expire during a call.
+    pub(super) async fn cancel(
+        &mut self,
+        stream: &Stream,
+        session: &Session,
+        message: &Message<'_>,
+        cancel: Request<Bytes>,
+    ) -> Response<Body> {
+        let with_credentials = |credentials: Option<&Credentials>| {
+            let mut request = cancel.clone();
+            if let Some(credentials) = credentials {
+                credentials.put_on(&mut request);
+            }
+            match stream.call_text() {
+                Some(id) => with_request_id(request, message, id),
+                None => request,
+            }
+        };
+        let credentials = stream.credentials();
+        let request = with_credentials(credentials.as_deref());
+        let response = self.forward(request.map(Body::from)).await;
+        let is_refused = matches!(
+            response.status(),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
+        );
+        let other = credentials
+            .filter(|_| is_refused)
+            .and_then(|refused| session.other_credentials(&refused));
+        let Some(other) = other else {
+            return response;
+        };
+        drop(response);
+        self.forward(with_credentials(Some(&other)).map(Body::from))
+            .await
+    }
+}
+
+/// Returns the cancel with the id that the client wrote.
+///
+/// A server may distinguish `1` from `1.0`.
+fn with_request_id(mut request: Request<Bytes>, message: &Message<'_>, id: &str) -> Request<Bytes> {
+    let Some(body) = message.with_request_id(request.body(), id) else {
+        return request;
+    };
+    let length = body.len().into();
+    request.headers_mut().insert(header::CONTENT_LENGTH, length);
+    request.map(|_| body)
+}
