@@ -50,7 +50,7 @@ use crate::{
 
 pub(crate) mod messages;
 
-use self::messages::{cancelled_call, not_begun};
+use self::messages::{cancelled_call, not_started};
 
 /// A session manager that tags event ids with their origin.
 ///
@@ -266,8 +266,8 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             Either::Right(Box::pin(async move {
                 let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
                 if decided.await.is_err() {
-                    let not_begun = stream::once(ready(not_begun(&message)));
-                    return Ok((Either::Right(not_begun), None));
+                    let not_started = stream::once(ready(not_started(&message)));
+                    return Ok((Either::Right(not_started), None));
                 }
                 // A session that was closed and restored meanwhile has another gate.
                 drop(guard);

@@ -81,7 +81,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let filter = match from_env {
         Some(text) => {
             EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
-                let text = format!("RUST_LOG in the environment: {error}");
+                let text = format!("environment variable RUST_LOG: {error}");
                 io::Error::new(io::ErrorKind::InvalidInput, text)
             })?
         }

@@ -43,7 +43,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
                 args.extend(["--config".into(), config.into_os_string()]);
             }
             let Some(admin) = Config::read_admin(args)? else {
-                return Err(ConfigError::Conflict(
+                return Err(ConfigError::Usage(
                     "health needs the proxy's admin address: set --admin, MCP_PROXY_ADMIN, or admin in the configuration file".to_owned(),
                 ));
             };

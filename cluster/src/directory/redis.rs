@@ -34,7 +34,7 @@ pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
     format::{
-        CLOCK_SKEW, LATE_ANSWERS, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
+        MAX_CLOCK_SKEW, LATE_ANSWERS, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
         session_key,
     },
     inspection::{Inspection, Kind},
@@ -130,7 +130,7 @@ impl RedisDirectory {
         lease.arg(run.unwrap_or(NONE));
         lease.arg(if marks.is_empty() { NONE } else { &marks });
         lease.arg(owner.address.to_string());
-        lease.arg(millis(LEASE_TTL)).arg(millis(CLOCK_SKEW));
+        lease.arg(millis(LEASE_TTL)).arg(millis(MAX_CLOCK_SKEW));
         lease.arg(mode).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
         let composed_at = status.composed_at.map(|DirectoryTime(at)| at.to_string());
         lease.arg(composed_at.as_deref().unwrap_or(NONE));

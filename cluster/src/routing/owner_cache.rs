@@ -1,14 +1,15 @@
-//! The owners of remote sessions: cached ones, and look-ups of the rest.
+//! The owners of remote sessions: those that are cached, and lookups of the rest.
 //!
-//! 1. The cache is bounded, and unowned sessions are cached separately. Made-up ids therefore evict no owner.
-//! 2. Concurrent requests share one look-up per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
+//! 1. The cache is bounded. Unowned sessions are cached separately, so made-up ids cannot evict owners.
+//! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
 //!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
-//! 3. Sessions of this instance are not cached. Local sessions are known without a look-up, and a session that is no longer local may have
+//! 3. Sessions of this instance are not cached. Local sessions are known without a lookup, and a session that is no longer local may have
 //!    another owner by now.
-//! 4. A look-up is dropped when no request waits for it. Its result is cached only if nothing newer was recorded meanwhile.
+//! 4. A lookup is dropped when no request waits for it. Its result is cached only if the session's entry was not updated or
+//!    invalidated in the meantime.
 
 use std::{
-    collections::{HashMap, hash_map::Entry as Slot},
+    collections::{HashMap, hash_map::Entry},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -42,13 +43,13 @@ const MAX_UNOWNED: usize = 4 * 1024;
 /// How long a session is cached as unowned: 1 s.
 const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
-/// Maximum number of concurrent look-ups: 1,024.
+/// Maximum number of concurrent lookups: 1,024.
 ///
 /// They are pipelined on one connection. Chosen because a directory with a latency of 300 ms then answers in time when hundreds of clients
 /// return at once.
 const MAX_LOOKUPS: usize = 1024;
 
-/// Cache of session owners. Clones share it.
+/// A cache of session owners. Clones share the same cache.
 #[derive(Clone)]
 pub(crate) struct OwnerCache(Arc<Inner>);
 
@@ -61,24 +62,24 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions without an owner, each with the look that found none.
+    /// Sessions without an owner, each with the snapshot that showed none.
     unowned: TtlCache<Look>,
-    /// The look-ups in progress, each with its number.
+    /// The lookups in progress, each with its number.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next_number: u64,
 }
 
 type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
 
-/// The result of a look-up.
+/// The result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
     Owner(Ownership),
-    /// No instance owns the session, according to this look.
+    /// No instance owns the session, according to this snapshot.
     Unowned(Look),
 }
 
-/// A look-up in progress. It is removed from the cache when this is dropped.
+/// A lookup in progress. Removed from the cache on drop.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -102,10 +103,10 @@ impl OwnerCache {
         }))
     }
 
-    /// Returns the owner of a session, from the cache or by a look-up.
+    /// Returns the owner of a session, from the cache or from a lookup.
     ///
     /// # Errors
-    /// Returns an error if the directory failed, or did not answer in time.
+    /// Returns an error if the directory failed or did not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
             let mut state = self.0.state();
@@ -131,7 +132,9 @@ impl OwnerCache {
         state.remove(session);
     }
 
-    /// Removes this owner of a session, which is wrong or outdated.
+    /// Evicts `ownership`, which is wrong or outdated, unless another owner is cached by now.
+    ///
+    /// The result of a pending lookup is not cached.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -140,7 +143,7 @@ impl OwnerCache {
         }
     }
 
-    /// Returns the look-up of a session in progress, or a new one.
+    /// Returns the session's pending lookup, or creates one.
     fn shared_lookup(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
         if let Some(lookup) = state
             .lookups
@@ -259,7 +262,7 @@ impl PendingLookup {
 impl Drop for PendingLookup {
     fn drop(&mut self) {
         let mut state = self.cache.state();
-        if let Slot::Occupied(lookup) = state.lookups.entry(self.session)
+        if let Entry::Occupied(lookup) = state.lookups.entry(self.session)
             && lookup.get().0 == self.number
         {
             lookup.remove();

@@ -49,7 +49,7 @@ impl Public {
         if public == "/" || public == upstream {
             return Ok(());
         }
-        Err(ConfigError::Conflict(format!(
+        Err(ConfigError::Usage(format!(
             "--public-url has the path {public}, and --upstream has {upstream}: the proxy changes no path, so they must be equal"
         )))
     }

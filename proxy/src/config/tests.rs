@@ -96,7 +96,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], HTTP[1], "--admin-token=0123456789abcdef"],
     ] {
         assert!(
-            matches!(read(wrong), Err(ConfigError::Conflict(_))),
+            matches!(read(wrong), Err(ConfigError::Usage(_))),
             "{wrong:?}"
         );
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
+use super::format::{MAX_CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
     directory::{BackendRunId, DirectoryError, LEASE_TTL, Lease, Leases},
     ids::{Record, SessionHash},
@@ -37,7 +37,7 @@ fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
 }
 
 fn is_valid(renewed: Duration, now: Duration) -> bool {
-    now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW
+    now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= MAX_CLOCK_SKEW
 }
 
 /// Returns the time with which a lease, or the field [`TURNED_AWAY`], begins.

@@ -27,7 +27,7 @@ use super::{
     time::{HostId, Ms, Post, WORLD},
     watcher::{self, Answer, Check, Watcher},
 };
-use crate::manager::messages::NOT_BEGUN;
+use crate::manager::messages::NOT_STARTED;
 
 /// Maximum time that a request waits for its head, unless its call has begun: 25 s. Chosen as the head timeout, a lease and the time to
 /// claim.
@@ -711,7 +711,7 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     if error.contains("left no answer") {
         return Some(Answer::Lost);
     }
-    if error == NOT_BEGUN {
+    if error == NOT_STARTED {
         return Some(Answer::NotBegun);
     }
     Some(Answer::Other(message.to_string()))
