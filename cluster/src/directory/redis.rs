@@ -34,7 +34,7 @@ pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
     format::{
-        MAX_CLOCK_SKEW, LATE_ANSWERS, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
+        LATE_ANSWERS, LEASES, MAX_CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
         session_key,
     },
     inspection::{Inspection, Kind},

@@ -7,8 +7,7 @@ use rmcp::{
 use serde_json::Value;
 
 /// The error message for a call that was not started.
-pub(crate) const NOT_STARTED: &str =
-    "the call was not started: the server could not determine whether it still owns the session; try again";
+pub(crate) const NOT_STARTED: &str = "the call was not started: the server could not determine whether it still owns the session; try again";
 
 /// Returns the JSON-RPC id of the call that a message cancels, or `None` if it cancels none.
 pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {

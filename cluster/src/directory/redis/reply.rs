@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{MAX_CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
+use super::format::{LATE_ANSWERS, MAX_CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
     directory::{BackendRunId, DirectoryError, LEASE_TTL, Lease, Leases},
     ids::{Record, SessionHash},
