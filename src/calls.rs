@@ -197,7 +197,7 @@ impl Calls {
     /// the drain closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every
     /// new one. It does not wait for subscriptions to end.
     ///
-    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Begin the drain and the
+    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Start the drain and the
     /// graceful shutdown at the same time, so that no new call arrives while the calls end. A drain cannot end a connection on which
     /// only a part of a request has arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
     ///

@@ -253,7 +253,7 @@ impl ClusterBuilder {
     ///
     /// The lease may have lapsed when the directory has not answered for 5.5 s. By default such requests are served. Another instance that
     /// reaches the directory may claim a session meanwhile, and then both serve it until the directory answers again. With this option
-    /// these requests get 503 with `Retry-After`. A call that has begun continues.
+    /// these requests get 503 with `Retry-After`. A call that has started continues.
     ///
     /// ```
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
@@ -268,7 +268,7 @@ impl ClusterBuilder {
 
     /// Joins the cluster.
     ///
-    /// The directory does not have to be reachable. Until it is, no session begins, and requests for sessions of other instances get 503.
+    /// The directory does not have to be reachable. Until it is, no session starts, and requests for sessions of other instances get 503.
     ///
     /// # Errors
     ///
@@ -276,7 +276,7 @@ impl ClusterBuilder {
     /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
     /// - The directory answers, and is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
-    /// - A secret is empty, begins or ends with whitespace, or contains characters that are not allowed in a header field.
+    /// - A secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

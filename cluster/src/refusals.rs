@@ -22,7 +22,7 @@ pub(crate) enum Refusal {
     OwnerUnreachable,
     /// The session moved to this or another instance during the request, or was not restored in time. The request can be sent again.
     SessionMoved,
-    /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
+    /// The connection to the owner ended before the response. The request may have started, so this instance must not send it again.
     ConnectionLost,
     /// The head of the request has more fields than a peer accepts.
     TooManyFields,
@@ -48,7 +48,7 @@ pub(crate) fn session_not_opened() -> Response<Body> {
     response
 }
 
-/// Returns the JSON-RPC error for a call that its client cancelled before it began.
+/// Returns the JSON-RPC error for a call that its client cancelled before it started.
 pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",

@@ -9,7 +9,7 @@
 //!
 //! 1. The stage only advances, in this order.
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
-//!    Therefore no call begins in a session that a peer was asked to claim.
+//!    Therefore no call starts in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
 //! 4. The instance stops once no call of its sessions is in flight, and no POST that it relays. A client may be unable to resume such a POST
 //!    elsewhere.
@@ -76,7 +76,7 @@ pub(crate) enum ShutdownStage {
 /// The shutdown of an instance.
 pub(crate) struct Shutdown {
     stage: watch::Sender<ShutdownStage>,
-    /// Whether the shutdown has begun. Read on every call, without a lock.
+    /// Whether the shutdown has started. Read on every call, without a lock.
     has_begun: AtomicBool,
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
@@ -89,7 +89,7 @@ pub(crate) struct Shutdown {
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// A shutdown that has begun. When dropped, the instance has stopped, and its listener for peers closes.
+/// A shutdown that has started. When dropped, the instance has stopped, and its listener for peers closes.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -179,7 +179,7 @@ impl Shutdown {
 
     /// Waits until answers of ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
     ///
-    /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not begun, or the instance has
+    /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not started, or the instance has
     /// stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {

@@ -355,7 +355,7 @@ fn request_id(text: &[u8]) -> Option<&str> {
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Returns `true` if a path is that of the endpoint, or begins with it and a slash.
+/// Returns `true` if a path is that of the endpoint, or starts with it and a slash.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -157,7 +157,7 @@ impl Frontend {
     /// Serves until `stop` completes, then closes the connections.
     ///
     /// The output of `stop` is how long clients may still wait for answers, and read them. Once no connection has an answer,
-    /// the rest are closed within 500 ms. The response to a GET counts as an answer once it has begun. The response to any
+    /// the rest are closed within 500 ms. The response to a GET counts as an answer once it has started. The response to any
     /// other request counts from the head of the request on.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
@@ -289,7 +289,7 @@ async fn connection(
         .max_concurrent_streams(MAX_HTTP2_REQUESTS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // hyper's own timeout begins only once hyper has detected the HTTP version.
+    // hyper's own timeout starts only once hyper has detected the HTTP version.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut lifetime_end = std::pin::pin!(sleep(lifetime));

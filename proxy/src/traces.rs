@@ -104,7 +104,7 @@ struct Sender {
 // === impl Traces ===
 
 impl Traces {
-    /// Begins to send spans, if the environment names a collector. Must be called on a runtime.
+    /// Starts to send spans, if the environment names a collector. Must be called on a runtime.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_off = OFF
@@ -189,7 +189,7 @@ impl<S: HttpService> Service<Request<Body>> for Traced<S> {
         }
         let propagator = TraceContextPropagator::new();
         let parent = propagator.extract(&HeaderExtractor(request.headers()));
-        // Fails only if the span has begun.
+        // Fails only if the span has started.
         let _set = span.set_parent(parent);
         let mut headers = HeaderInjector(request.headers_mut());
         propagator.inject_context(&span.context(), &mut headers);
@@ -212,7 +212,7 @@ pub(crate) fn observe(event: &Event<'_>) {
                 }
                 None => method.clone(),
             };
-            // `tracing` cannot rename a span that has begun, so the OpenTelemetry span is renamed.
+            // `tracing` cannot rename a span that has started, so the OpenTelemetry span is renamed.
             span.context().span().update_name(name);
             span.record("mcp.method.name", method);
             span.record(

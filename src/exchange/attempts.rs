@@ -28,7 +28,7 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Begins the dispatch of a further attempt of the request.
+    /// Starts the dispatch of a further attempt of the request.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;

@@ -41,7 +41,7 @@ enum Condition {
     InFlight,
     /// It is detached, and no resume is pending.
     Detached,
-    /// Its grace has expired, and its client has not begun to resume since. With a token, it must be the expiry of that token.
+    /// Its grace has expired, and its client has not started to resume since. With a token, it must be the expiry of that token.
     Expired(Option<ExpiryToken>),
 }
 

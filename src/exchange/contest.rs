@@ -20,7 +20,7 @@ pub(crate) struct Contest {
 // === impl Contest ===
 
 impl Contest {
-    /// Begins the contest of a request with this key. Returns `None` if no call in flight has the key.
+    /// Starts the contest of a request with this key. Returns `None` if no call in flight has the key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let contested = registry.with_session(&key.session.id, |session| {
             session.contest(&key.session.scope, &key.request)

@@ -90,7 +90,7 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Begins a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers name exactly one event.
+    /// Starts a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers name exactly one event.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,

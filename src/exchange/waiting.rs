@@ -33,7 +33,7 @@ impl Exchange {
     ///
     /// The call was accepted or has ended, or its [`PendingCancel`] is known.
     pub(super) fn notify_changed(&self) {
-        // A task that begins to wait after this check finds the new state.
+        // A task that starts to wait after this check finds the new state.
         if let Some(changed) = self.changed.get() {
             changed.notify_waiters();
         }

@@ -101,7 +101,7 @@ impl IdleTracker {
         }
     }
 
-    /// Records that the client no longer reads a stream. Returns `true` if the lost timeout begins now.
+    /// Records that the client no longer reads a stream. Returns `true` if the lost timeout starts now.
     pub(super) fn end_stream(&self, end: ReadEnd, now: Instant) -> bool {
         let mut state = self.state();
         if let IdleState::Open {
@@ -124,14 +124,14 @@ impl IdleTracker {
         false
     }
 
-    /// Begins a use. It does not reopen a closed session.
+    /// Starts a use. It does not reopen a closed session.
     pub(super) fn begin_use(&self) {
         if let IdleState::Open { uses, .. } = &mut *self.state() {
             *uses += 1;
         }
     }
 
-    /// Ends a use, and restarts the idle timeout. Returns `true` if the lost timeout begins now.
+    /// Ends a use, and restarts the idle timeout. Returns `true` if the lost timeout starts now.
     pub(super) fn end_use(&self, now: Instant) -> bool {
         let mut state = self.state();
         state.record_use(now, |uses| uses.saturating_sub(1));

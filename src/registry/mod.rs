@@ -153,7 +153,7 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Begins to close a session: returns its accepted calls, and removes its retained calls.
+    /// Starts to close a session: returns its accepted calls, and removes its retained calls.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()

@@ -180,7 +180,7 @@ impl TimerEntries {
         self.next_wake
     }
 
-    /// Returns the time by which a turn should have begun. `None` if no entry is armed.
+    /// Returns the time by which a turn should have started. `None` if no entry is armed.
     pub(super) fn turn_due_at(&self) -> Option<Instant> {
         let awake_at = self.next_wake?;
         Some(self.backlog_at.map_or(awake_at, |at| at.max(awake_at)))

@@ -295,7 +295,7 @@ impl TimerTask {
         ControlFlow::Continue(deadline.into_iter().chain(next_task).min())
     }
 
-    /// Begins a turn, or continues a backlog.
+    /// Starts a turn, or continues a backlog.
     fn run_as_leader(
         &mut self,
         timer: &Timer,

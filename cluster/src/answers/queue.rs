@@ -114,7 +114,7 @@ pub(super) struct Operation {
     /// The remaining time for which the answer is kept.
     pub(super) ttl: Duration,
     place: Place,
-    /// The value of `losses` when the operation began.
+    /// The value of `losses` when the operation started.
     losses: u64,
 }
 
@@ -129,7 +129,7 @@ struct QueuedAnswer {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No write has begun.
+    /// No write has started.
     New,
     InFlight,
     /// A write failed and may have been executed, or the written answer may be lost.

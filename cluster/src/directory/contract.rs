@@ -16,7 +16,7 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// Returns the registration of a session that begins now.
+/// Returns the registration of a session that starts now.
 pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),

@@ -2,8 +2,8 @@
 //!
 //! 1. **Epochs.** A session has one record. Of two versions of a record, the one with the higher epoch is authoritative
 //!    ([`Record::yields_to`]). [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may
-//!    have. A higher epoch begins with a [`claim`](Directory::claim), which names the ownership that it replaces, and fails if the record
-//!    has changed. A higher epoch may also begin with `register`, over a record of the same owner only ([`Registration::renewed`]).
+//!    have. A higher epoch starts with a [`claim`](Directory::claim), which names the ownership that it replaces, and fails if the record
+//!    has changed. A higher epoch may also start with `register`, over a record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** The record of an ended session remains as a tombstone, so no former owner registers the session again. A session ends
 //!    if its client ends it, or if it cannot be restored.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.

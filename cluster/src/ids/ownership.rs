@@ -83,7 +83,7 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// Returns the epoch of a session that begins now, or of a tombstone for a session whose epoch is not known.
+    /// Returns the epoch of a session that starts now, or of a tombstone for a session whose epoch is not known.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
@@ -137,7 +137,7 @@ impl FromStr for Epoch {
 // === impl Ownership ===
 
 impl Ownership {
-    /// Returns the ownership of a session that begins now.
+    /// Returns the ownership of a session that starts now.
     #[cfg(test)]
     pub(crate) fn begin(owner: Owner) -> Self {
         let epoch = Epoch::now();

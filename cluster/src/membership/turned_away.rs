@@ -70,7 +70,7 @@ impl TurnedAway {
         }
     }
 
-    /// Returns when a client was turned away, or began to wait, since this last returned.
+    /// Returns when a client was turned away, or started to wait, since this last returned.
     pub(crate) async fn until_unreported(&self) {
         self.unreported.notified().await;
     }

@@ -3,9 +3,9 @@
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.
 //! 2. Frames are passed on as they arrive, without reading ahead. Backpressure of a slow client therefore reaches the owner.
-//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call begins twice, and a
-//!    call whose body was not asked for has not begun.
-//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have begun a call,
+//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call starts twice, and a
+//!    call whose body was not asked for has not started.
+//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have started a call,
 //!    which has no time limit. The kernel detects dead peers.
 //! 5. A response that does not identify its sender as a peer is discarded.
 
@@ -61,7 +61,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for the head of a response, unless the body of a POST was asked for: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time after which a relay that still waits may have begun a call: 12 s.
+/// Time after which a relay that still waits may have started a call: 12 s.
 ///
 /// Chosen because the timeouts for the connection and the head have expired by then.
 pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
@@ -195,7 +195,7 @@ impl Relay {
         }
         Err(match failure {
             Failure::Broken if is_unsent => Failure::Unreachable,
-            // A POST without a body may have begun, too.
+            // A POST without a body may have started, too.
             Failure::Silent | Failure::Unreachable if is_call && !is_unsent => Failure::Broken,
             failure => failure,
         })

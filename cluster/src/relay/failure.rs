@@ -11,9 +11,9 @@ pub(crate) enum Failure {
     Misdirected,
     /// There was no connection to a peer, or it ended before the body of a call was asked for.
     Unreachable,
-    /// No head arrived in time, and no call can have begun.
+    /// No head arrived in time, and no call can have started.
     Silent,
-    /// The connection ended before the head. A call may have begun.
+    /// The connection ended before the head. A call may have started.
     Broken,
     /// The body of the request stalled while it was being sent.
     Stalled,

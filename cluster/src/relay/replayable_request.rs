@@ -166,7 +166,7 @@ fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
-/// Returns a body that begins with the part that was already read.
+/// Returns a body that starts with the part that was already read.
 fn chain(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))

@@ -44,7 +44,7 @@ pub(crate) struct Secret {
 
 /// The secret cannot be used.
 ///
-/// It is empty, begins or ends with whitespace, or has characters that a header field cannot have.
+/// It is empty, starts or ends with whitespace, or has characters that a header field cannot have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 

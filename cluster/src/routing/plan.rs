@@ -7,7 +7,7 @@
 //!    relays to the winner. The winner may be shutting down as well, so there are up to [`MAX_CLAIMS`] claims.
 //! 4. "No such session" is answered here only if the directory was consistent for long enough. Otherwise the client is asked to retry.
 //! 5. An instance that shuts down does not reclaim a session that it has relinquished. It waits until another instance claims the session.
-//! 6. A call that a peer may have begun is neither served here nor sent again. Nor is a request whose body was sent and could not be kept.
+//! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body was sent and could not be kept.
 
 use std::fmt;
 
@@ -101,7 +101,7 @@ pub(crate) struct RoutingPlan {
     me: Incarnation,
     /// The request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
-    /// A peer may have begun the call. It is refused, but its session is claimed for later requests if the owner's lease is over.
+    /// A peer may have started the call. It is refused, but its session is claimed for later requests if the owner's lease is over.
     may_have_begun: bool,
     claims: u8,
     lookup_retries: u8,
@@ -185,7 +185,7 @@ impl RoutingPlan {
         }
     }
 
-    /// Refuses the request. A call that may have begun is always refused as [`Refusal::ConnectionLost`].
+    /// Refuses the request. A call that may have started is always refused as [`Refusal::ConnectionLost`].
     pub(crate) fn refuse(&self, refusal: Refusal) -> Action {
         Action::Refuse(if self.may_have_begun {
             Refusal::ConnectionLost

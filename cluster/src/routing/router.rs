@@ -305,7 +305,7 @@ impl Router {
     /// Reads the body of a request, and sends the request to the owner of its session.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
-    /// begun fails before that. The client of any other request counts as turned away if it waits for long
+    /// started fails before that. The client of any other request counts as turned away if it waits for long
     /// ([`TurnedAway::record_if_slow`]).
     ///
     /// # Errors

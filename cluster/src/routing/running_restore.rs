@@ -99,7 +99,7 @@ impl Drop for RunningRestore {
 // === impl RestoringBody ===
 
 impl RestoringBody {
-    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already begun.
+    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already started.
     fn end(&mut self) {
         if let Some(restore) = self.restore.take()
             && !restore.is_restored()

@@ -217,7 +217,7 @@ async fn restore_and_serve<S: Inner>(
             Reclaimed::Refused(refusal) => return Ok(Restored::Served(router.reject(refusal))),
         }
     }
-    // No call begins on an instance that has stopped meanwhile.
+    // No call starts on an instance that has stopped meanwhile.
     if router.shutdown.has_stopped() {
         return Ok(Restored::Moved(request));
     }
@@ -355,7 +355,7 @@ fn is_temporary(status: StatusCode) -> bool {
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
 ///
-/// If so, rmcp answers 500 to a call that it could not begin, and 404 to a request that waited for the same restore.
+/// If so, rmcp answers 500 to a call that it could not start, and 404 to a request that waited for the same restore.
 pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,

@@ -40,7 +40,7 @@ pub(crate) enum RelinquishedTo {
     AnyClaimer,
     /// The restore failed. The next request restores the session again.
     RestoreRetry,
-    /// The session has not begun, because no client may have it.
+    /// The session has not started, because no client may have it.
     NoClient,
     /// The session has ended, for example through another instance or at another service.
     Ended,

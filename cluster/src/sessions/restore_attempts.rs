@@ -69,12 +69,12 @@ impl RestoreAttempts {
         });
     }
 
-    /// Begins to load the parameters of a session, before the attempt is counted.
+    /// Starts to load the parameters of a session, before the attempt is counted.
     pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, false)
     }
 
-    /// Begins a step of an attempt that was counted.
+    /// Starts a step of an attempt that was counted.
     pub(crate) fn begin_step(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, true)
     }

@@ -210,7 +210,7 @@ impl Sessions {
         self.restore_attempts.on_restored(session);
     }
 
-    /// Begins the replay of the `initialize` of a session that is being restored. Returns `None` for any other session.
+    /// Starts the replay of the `initialize` of a session that is being restored. Returns `None` for any other session.
     pub(crate) fn begin_replay(&self, id: &str) -> Option<RestoreStep<'_>> {
         let session = SessionHash::of(id);
         let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;

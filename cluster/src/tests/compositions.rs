@@ -69,7 +69,7 @@ impl SlowHandler {
         self.wake.notify_waiters();
     }
 
-    /// Waits until more than `before` of the `initialize` requests have begun.
+    /// Waits until more than `before` of the `initialize` requests have started.
     async fn until_begun_after(&self, before: usize) {
         let begun = async {
             while self.begun.load(Ordering::SeqCst) == before {
@@ -181,7 +181,7 @@ impl SlowInstance {
     }
 }
 
-/// Adds a layer that sends the heads of responses while the handler still begins.
+/// Adds a layer that sends the heads of responses while the handler still starts.
 fn with_early_heads(app: Router) -> Router {
     app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
 }
@@ -191,7 +191,7 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
     within("a head", listed.head()).await.status
 }
 
-/// The handler takes longer to begin than the timeout of the client, which then retries. No restore has failed, because the client gave up
+/// The handler takes longer to start than the timeout of the client, which then retries. No restore has failed, because the client gave up
 /// each of them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
 async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
@@ -310,7 +310,7 @@ async fn a_call_that_still_runs_is_not_lost() {
     }
 }
 
-/// Adds a layer whose timeout is shorter than the time that the handler takes to begin.
+/// Adds a layer whose timeout is shorter than the time that the handler takes to start.
 fn with_timeout(app: Router, status: StatusCode) -> Router {
     app.layer(from_fn(move |request: Request, next: Next| async move {
         let served = timeout(SECOND, next.run(request)).await;
@@ -346,7 +346,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until the handler has begun.
+/// The head of the response is sent while the handler starts. Requests that arrive meanwhile wait until the handler has started.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -492,7 +492,7 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
 }
 
 /// A client does not read the response to the request that restores its session. Its HTTP/2 window is closed. The handler takes 20 s to
-/// begin. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
+/// start. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
 #[tokio::test]
 async fn a_client_that_reads_nothing_does_not_lock_its_session() {
     for reads_response in [true, false] {

@@ -36,7 +36,7 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let shutdown = a.routing().shutdown.begin();
-    // A session may still begin during the shutdown.
+    // A session may still start during the shutdown.
     let before = a.session().await;
     shutdown.stop_serving();
     let mut refused = a.initialize().await;

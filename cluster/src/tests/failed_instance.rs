@@ -65,7 +65,7 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// The call may have begun at the former owner, which no longer serves the session.
+/// The call may have started at the former owner, which no longer serves the session.
 #[tokio::test]
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -251,7 +251,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     assert!(echo(&mcp, &text).await == text);
 }
 
-/// An owner that has not asked for the body of a call has not begun the call. The body is whole, so another instance can serve it.
+/// An owner that has not asked for the body of a call has not started the call. The body is whole, so another instance can serve it.
 #[tokio::test]
 async fn a_call_that_has_not_begun_runs_on_another_instance() {
     for length in [10, 100_000] {
@@ -355,7 +355,7 @@ async fn a_call_whose_body_was_not_asked_for_does_not_wait_for_an_owner_that_han
     }
 }
 
-/// The owner does not ask for the body of a POST that has none. Such a POST may have begun, so it is not sent to another instance.
+/// The owner does not ask for the body of a POST that has none. Such a POST may have started, so it is not sent to another instance.
 #[tokio::test]
 async fn a_post_without_a_body_is_not_sent_again() {
     let directory = directory();

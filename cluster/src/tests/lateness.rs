@@ -73,9 +73,9 @@ impl Gate for StallsAtReply {
 
 #[derive(Debug, Clone, Copy)]
 enum Stall {
-    /// Begins 30 ms after a heartbeat was answered.
+    /// Starts 30 ms after a heartbeat was answered.
     After(Duration),
-    /// Begins after the directory has executed the heartbeat, before the instance reads the reply.
+    /// Starts after the directory has executed the heartbeat, before the instance reads the reply.
     AtReply(Duration),
 }
 
@@ -613,7 +613,7 @@ async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance starts to
 /// shut down, with a limit of 30 s. Returns the messages that the client receives.
 async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());

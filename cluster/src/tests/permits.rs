@@ -141,7 +141,7 @@ impl LimitedInstance {
         Mcp::stateless(self.public.addr, PATH).in_session(session)
     }
 
-    /// Begins a request that never ends, with a permit.
+    /// Starts a request that never ends, with a permit.
     async fn begin_report(&self) {
         let mut app = self.app.clone();
         poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
@@ -270,7 +270,7 @@ async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
     }
 }
 
-/// Relays calls to a limited instance. Returns the status of each response, and how many calls have begun.
+/// Relays calls to a limited instance. Returns the status of each response, and how many calls have started.
 async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     let directory = directory();
     let a = LimitedInstance::start(&directory, permits).await;

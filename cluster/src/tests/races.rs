@@ -342,7 +342,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     }
 }
 
-/// A session begins while its instance is cut off from the directory. The directory is consistent for the other instances, which
+/// A session starts while its instance is cut off from the directory. The directory is consistent for the other instances, which
 /// would answer 404.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_have() {

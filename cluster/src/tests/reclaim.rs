@@ -96,7 +96,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
     }
 }
 
-/// Other instances own the sessions of this instance from then on. A call that began here would be lost.
+/// Other instances own the sessions of this instance from then on. A call that started here would be lost.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_the_session() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -493,7 +493,7 @@ async fn after_a_failed_restore_the_next_request_restores_the_session() {
     assert_eq!(answered, [0, 200, 200, 200]);
 }
 
-/// The call may have begun, so the client is not asked to send it again. The session is not closed.
+/// The call may have started, so the client is not asked to send it again. The session is not closed.
 #[tokio::test]
 async fn a_500_of_a_restored_session_is_its_response() {
     assert_eq!(statuses_after(&[], 3).await, [500, 500, 500, 200]);

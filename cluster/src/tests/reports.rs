@@ -145,7 +145,7 @@ impl Gate for HoldsReply {
 }
 
 /// D has claimed a session of A, and relinquishes it while it shuts down. A has found D's record. While A reads the leases, it claims the
-/// session from D for a call, which begins.
+/// session from D for a call, which starts.
 #[tokio::test]
 async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
     let directory = directory();

@@ -58,7 +58,7 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
     assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
 }
 
-/// A peer's request for a session that is not here is not looked up, relayed or begun. The peer gets 421 before it sends the body.
+/// A peer's request for a session that is not here is not looked up, relayed or started. The peer gets 421 before it sends the body.
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
     let (directory, [_a, b], mcp) = Node::with_session().await;

@@ -450,7 +450,7 @@ impl Seen {
         ids.map(str::to_owned).collect()
     }
 
-    /// Returns `true` if the request body begins like an array.
+    /// Returns `true` if the request body starts like an array.
     fn sent_an_array(&self) -> bool {
         let sent = self.passed.get(&Side::RequestIn);
         sent.is_some_and(|frames| is_array(&frames.concat()))

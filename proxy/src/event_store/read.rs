@@ -113,7 +113,7 @@ impl Reader {
         mem::take(&mut self.lines)
     }
 
-    /// Begins to scan the current event, because its lines will be taken before its end.
+    /// Starts to scan the current event, because its lines will be taken before its end.
     pub(crate) fn begin_scan(&mut self) {
         self.scan = Some(Box::new(scanned(&self.lines)));
     }
@@ -161,7 +161,7 @@ impl Reader {
         self.retry
     }
 
-    /// Begins another body of the same stream. An incomplete event is dropped.
+    /// Starts another body of the same stream. An incomplete event is dropped.
     pub(crate) fn begin_again(&mut self) {
         *self = Self {
             last_id: self.last_id.take(),
@@ -177,7 +177,7 @@ impl Reader {
             return true;
         }
         if (1..BOM.len()).contains(&self.bom_read) {
-            // A line that begins with a part of the mark is not a field.
+            // A line that starts with a part of the mark is not a field.
             self.line = Line::Other;
         }
         self.bom_read = BOM.len();
@@ -302,7 +302,7 @@ impl Reader {
     }
 }
 
-/// Skips the byte order mark at the beginning of a JSON body, as clients do.
+/// Skips the byte order mark at the start of a JSON body, as clients do.
 ///
 /// `mark` is the part of the mark that may still follow.
 pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {

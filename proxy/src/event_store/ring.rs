@@ -41,7 +41,7 @@ pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Terminates an event that its reader received only in part, at any byte.
 ///
-/// Clients then parse an event of an unknown type. If no event had begun, they parse a comment and an event without data.
+/// Clients then parse an event of an unknown type. If no event had started, they parse a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;

@@ -308,7 +308,7 @@ impl Stream {
 
     /// Returns the response that reads what no client has taken yet.
     ///
-    /// If `with_position` is set, the response begins with an event without a message, from whose id the client can resume.
+    /// If `with_position` is set, the response starts with an event without a message, from whose id the client can resume.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }

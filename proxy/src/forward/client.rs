@@ -84,7 +84,7 @@ pub(super) async fn connect(
 
 /// Connects to all addresses at once, and closes the first connection.
 ///
-/// The HTTP client begins with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
+/// The HTTP client starts with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
 /// not answer must not make this check fail either.
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses

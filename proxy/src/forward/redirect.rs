@@ -50,7 +50,7 @@ impl<'a> Redirect<'a> {
             let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
-        // A `Location` that begins with `//` names a host.
+        // A `Location` that starts with `//` names a host.
         (!path.as_str().starts_with("//")).then_some(path)
     }
 }

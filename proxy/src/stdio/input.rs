@@ -175,7 +175,7 @@ impl Permit<'_> {
 impl InputWriter {
     /// Writes queued messages. Returns why it has stopped.
     ///
-    /// [`WRITE_TIMEOUT`] begins again after a check during which the process was blocked.
+    /// [`WRITE_TIMEOUT`] starts again after a check during which the process was blocked.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,

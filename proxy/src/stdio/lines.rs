@@ -17,7 +17,7 @@ const KEPT_CAPACITY: usize = 64 * 1024;
 /// Number of bytes that are read at a time: 16 KiB.
 const READ_SIZE: usize = 16 * 1024;
 
-/// A byte order mark, with which servers in .NET and PowerShell begin their output. Not part of a line.
+/// A byte order mark, with which servers in .NET and PowerShell start their output. Not part of a line.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits the output of a process into lines.

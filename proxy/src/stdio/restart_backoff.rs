@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Number of crashes within a [`PERIOD`] that begin the backoff: 3.
+/// Number of crashes within a [`PERIOD`] that start the backoff: 3.
 const MAX_CRASHES: usize = 3;
 
 /// The period in which crashes are counted: 10 s. The backoff lasts as long after the last crash.

@@ -185,7 +185,7 @@ impl Stdio {
         let token = parts.extensions.get::<CallToken>();
         let is_from_client = token.is_none_or(|token| !token.is_replay());
         let head = Head::read(&parts.headers);
-        // Begun before the body arrives, which may take long.
+        // Started before the body arrives, which may take long.
         let session = head
             .ok()
             .and_then(|head| self.0.use_session(head.session?, is_from_client));

@@ -54,7 +54,7 @@ pub(super) struct Timeouts {
 
 /// A request that uses its session, until this is dropped.
 ///
-/// The use begins before the body arrives, and ends when the message was sent.
+/// The use starts before the body arrives, and ends when the message was sent.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     /// The request is not a cancel of the layer.
@@ -218,7 +218,7 @@ impl Session {
         rewritten.unwrap_or_else(|| line.clone())
     }
 
-    /// Begins a request that uses the session. Returns `None` if the session has ended.
+    /// Starts a request that uses the session. Returns `None` if the session has ended.
     pub(super) fn begin_use(self: Arc<Self>, is_from_client: bool) -> Option<SessionUse> {
         {
             let mut state = self.state();
@@ -269,7 +269,7 @@ impl Session {
         }
     }
 
-    /// Begins the end of the session. Open calls end with an error, and no call can be started afterwards.
+    /// Starts the end of the session. Open calls end with an error, and no call can be started afterwards.
     pub(super) fn stop(&self, why: EndReason) {
         let open = {
             let mut state = self.state();

@@ -12,7 +12,7 @@ use super::service::Stdio;
 pub struct SessionInfo {
     /// A hash of the session's id, as in the log. The id itself is a secret.
     pub id: String,
-    /// How long ago the session began.
+    /// How long ago the session started.
     pub age: Duration,
     /// How long the session has been without a request, a call and a stream. `None` if it is in use.
     pub unused: Option<Duration>,

@@ -348,7 +348,7 @@ impl Session {
 
     /// Excludes a stall from all timeouts, if a check that was `due` is late.
     ///
-    /// The timeouts of the session begin again, and those of cancelled calls are extended by the lateness. Requests that arrived
+    /// The timeouts of the session start again, and those of cancelled calls are extended by the lateness. Requests that arrived
     /// during the stall are unread, and the process may have stalled as well.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();

@@ -17,7 +17,7 @@ fn with_headers(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> 
     request
 }
 
-/// Begins a call with these header fields. Returns its client, its server and the id of its first event.
+/// Starts a call with these header fields. Returns its client, its server and the id of its first event.
 async fn begin_call(
     setup: &mut Setup,
     fields: &[(&'static str, &str)],

@@ -247,7 +247,7 @@ impl Setup {
         }
     }
 
-    /// Creates a setup whose session has begun, by a client that requested this revision.
+    /// Creates a setup whose session has started, by a client that requested this revision.
     pub async fn begun(revision: &str) -> Self {
         Self::begun_with(revision, Limits::default()).await
     }
@@ -336,7 +336,7 @@ impl Setup {
         in_time(self.resume(last)).await.unwrap()
     }
 
-    /// Begins a call that the server answers with a stream of events.
+    /// Starts a call that the server answers with a stream of events.
     pub async fn call(&mut self, id: u32) -> (Stream, Events) {
         let waiting = self.post(call(id));
         let events = self.next().await.events();

@@ -241,7 +241,7 @@ async fn start_in_front_of(upstream: &Upstream, options: &[&str]) -> (Program, M
     (program, client)
 }
 
-/// Begins a call. Returns it with the id of the first event of its stream, and the upstream's request.
+/// Starts a call. Returns it with the id of the first event of its stream, and the upstream's request.
 async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, ReceivedRequest) {
     let mut call = client.call(id, "work", json!({})).await;
     let mut received = upstream.next_request().await;

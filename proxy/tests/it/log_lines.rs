@@ -32,7 +32,7 @@ fn code(path: &Path) -> String {
     code.unwrap_or_default().to_owned()
 }
 
-/// Returns the message of a macro whose arguments begin with `arguments`, if it is a literal.
+/// Returns the message of a macro whose arguments start with `arguments`, if it is a literal.
 fn message(arguments: &str) -> Option<String> {
     let end = arguments.find(";\n").unwrap_or(arguments.len());
     let mut parts = arguments[..end].split('"');

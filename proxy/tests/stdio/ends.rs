@@ -234,7 +234,7 @@ async fn a_server_is_not_killed_because_the_program_stalled() {
     let _progress = working.message().await;
     kill_process(server, Signal::STOP).unwrap();
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
-    // Lets the session begin to wait for the server.
+    // Lets the session start to wait for the server.
     sleep(Duration::from_millis(50)).await;
     stall(kill_after + kill_after / 2);
     kill_process(server, Signal::CONT).unwrap();

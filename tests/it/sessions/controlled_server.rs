@@ -594,7 +594,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
     assert_eq!(response.status(), 404);
 }
 
-/// The close has begun on the first runtime.
+/// The close has started on the first runtime.
 #[test]
 fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
     let gated = Arc::new(GatedManager::new(At::Close));

@@ -242,7 +242,7 @@ impl World {
         });
         let cancelled: Vec<_> = cancelled.collect();
         let mut reasons = self.reasons();
-        // If a call ended before its handler began, no handler holds its token.
+        // If a call ended before its handler started, no handler holds its token.
         assert!(
             reasons.len() <= cancelled.len(),
             "{case}: {reasons:?} for {cancelled:?}"

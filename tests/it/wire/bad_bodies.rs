@@ -103,7 +103,7 @@ impl Held {
         }
     }
 
-    /// Sends a body on a connection of its own. Of a large body, sends only the beginning.
+    /// Sends a body on a connection of its own. Of a large body, sends only the start.
     async fn send(&self, row: &Row, mcp: &Mcp) -> Connection {
         let request = row.request(mcp);
         let mut connection = Connection::open(self.bench.addr).await;

@@ -50,7 +50,7 @@ struct SharedConnections {
 /// The current connections.
 struct Current {
     connecting: Connecting,
-    /// Whether a heartbeat began on these connections, and none was answered since.
+    /// Whether a heartbeat started on these connections, and none was answered since.
     is_unanswered: bool,
 }
 
@@ -97,7 +97,7 @@ impl Connections {
         self.shared.renew();
     }
 
-    /// Called when a heartbeat begins. Renews connections that cannot be used.
+    /// Called when a heartbeat starts. Renews connections that cannot be used.
     ///
     /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed. The Sentinels are
     /// asked for it when a heartbeat on existing connections was not answered, for any reason.

@@ -34,7 +34,7 @@ const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
 /// Maximum age of a heartbeat at its execution, by the directory's clock: 500 ms.
 ///
-/// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
+/// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat started, even if the directory's clock has stepped.
 pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 
 /// Maximum time by which the directory's clock can be set back unnoticed: 1 s.
@@ -42,7 +42,7 @@ pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 /// Equal to the time by which a lease may be ahead of that clock.
 pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 
-/// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
+/// Minimum lifetime of a lease after its heartbeat started: 5.5 s.
 ///
 /// The directory may count the heartbeat as composed up to [`DIRECTORY_TIMEOUT`] earlier
 /// ([`composed_at`](crate::directory::Status::composed_at)).
@@ -71,7 +71,7 @@ pub(super) struct DirectoryHealth {
     ///
     /// They are due if other instances may have seen this one without a lease.
     renewal_due: Option<BackendRunId>,
-    /// When the last heartbeat began, answered or not.
+    /// When the last heartbeat started, answered or not.
     last_begun: Option<Instant>,
     /// The lapse for which sessions must be verified, as of the last heartbeat. `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
@@ -120,7 +120,7 @@ impl DirectoryHealth {
         }
     }
 
-    /// Called when a heartbeat begins.
+    /// Called when a heartbeat starts.
     pub(super) fn on_heartbeat_begun(&mut self, now: Instant) {
         if self.has_stalled(now) {
             self.lapse = Some(Lapse::by_stall(now));
@@ -130,7 +130,7 @@ impl DirectoryHealth {
         self.last_begun = Some(now);
     }
 
-    /// Called when the heartbeat that began at `begun` was answered. The directory executed it at `time`.
+    /// Called when the heartbeat that started at `begun` was answered. The directory executed it at `time`.
     ///
     /// Returns `true` if the directory's clock has stepped forward, or this machine was suspended.
     pub(super) fn on_time_read(
@@ -213,7 +213,7 @@ impl DirectoryHealth {
         self.renewal_due = None;
     }
 
-    /// Called when the heartbeat that began at `begun` was answered, and there is a lease.
+    /// Called when the heartbeat that started at `begun` was answered, and there is a lease.
     pub(super) fn on_heartbeat_answered(
         &mut self,
         begun: Instant,

@@ -376,7 +376,7 @@ proptest! {
             }
         }
 
-        // A call that a peer may have begun is neither sent again nor served here.
+        // A call that a peer may have started is neither sent again nor served here.
         let is_broken = replies.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
         if replies.is_call && is_broken {
             prop_assert_eq!(last, Some(Action::Refuse(Refusal::ConnectionLost)));

@@ -1,7 +1,7 @@
 //! A peer's requests while this instance is transferring its sessions.
 //!
-//! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call begins on the peer. If its
-//! client cancels the call while it is waiting, the call does not begin. No session has the call yet, so this instance answers the call itself.
+//! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call starts on the peer. If its
+//! client cancels the call while it is waiting, the call does not start. No session has the call yet, so this instance answers the call itself.
 //! The session manager reports the cancel. The application has therefore accepted the cancel, whether a client or a peer sent it.
 
 use std::sync::{Arc, Mutex};

@@ -27,7 +27,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Begins a session in the steps of rmcp.
+    /// Starts a session in the steps of rmcp.
     async fn begin(&self, id: &str, state: &SessionState) {
         self.sessions.on_opened(id, false);
         self.store.store(id, state).await.unwrap();

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::manager::messages::NOT_STARTED;
 
-/// Maximum time that a request waits for its head, unless its call has begun: 25 s. Chosen as the head timeout, a lease and the time to
+/// Maximum time that a request waits for its head, unless its call has started: 25 s. Chosen as the head timeout, a lease and the time to
 /// claim.
 const HEAD_LIMIT: Ms = 25_000;
 
@@ -365,7 +365,7 @@ impl Client {
                     if let Some(status) = status {
                         self.expect_code(status, label, &[502]);
                     }
-                    // It is unknown whether the call has begun, and it cannot be resumed.
+                    // It is unknown whether the call has started, and it cannot be resumed.
                     self.set_client(label, watcher::Client::NeverResumes { since: 0 });
                     return None;
                 }

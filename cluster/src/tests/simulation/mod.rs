@@ -174,7 +174,7 @@ fn parsed_variable<T: FromStr>(variable: &str) -> Option<T> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Returns the items that a variable names. If it begins with `-`, returns all others. An unset variable counts as [`LIMITS`].
+/// Returns the items that a variable names. If it starts with `-`, returns all others. An unset variable counts as [`LIMITS`].
 fn chosen_items<T: fmt::Debug + Copy>(variable: &str, items: &[T]) -> Vec<T> {
     let selection = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
     let selection = selection.as_str();

@@ -2,7 +2,7 @@
 //!
 //! | check | violated by |
 //! |---|---|
-//! | [`Check::Owner`] (a) | a call that begins on an instance after another living one has begun to serve its session |
+//! | [`Check::Owner`] (a) | a call that starts on an instance after another living one has started to serve its session |
 //! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or disconnected for less than a grace |
 //! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a living instance has turned away within the grace |
 //! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
@@ -12,8 +12,8 @@
 //! | [`Check::Recovery`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
-//! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not begun |
-//! | [`Check::StartedTwice`] | a call that begins twice, or after its client got the error that it does not begin |
+//! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not started |
+//! | [`Check::StartedTwice`] | a call that starts twice, or after its client got the error that it does not start |
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
@@ -111,7 +111,7 @@ pub(super) enum Answer {
     Done,
     /// The error of a call whose server has ended without a stored answer.
     Lost,
-    /// The call does not begin.
+    /// The call does not start.
     NotBegun,
     Other(String),
 }
@@ -173,7 +173,7 @@ struct Call {
 
 #[derive(Debug, Default)]
 struct Session {
-    /// The instances that began to serve the session, and when.
+    /// The instances that started to serve the session, and when.
     served: Vec<(HostId, Ms)>,
     opened: Ms,
     is_deleted: bool,
@@ -188,7 +188,7 @@ struct Process {
     state: State,
     /// When the process was suspended, and until when.
     stops: Vec<(Ms, Option<Ms>)>,
-    /// When the process began to leave.
+    /// When the process started to leave.
     leaving_since: Option<Ms>,
     /// `leave` returned before its limit.
     has_left_early: bool,
@@ -315,7 +315,7 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance begins to shut down.
+    /// Records that an instance starts to shut down.
     pub(super) fn leaving(&self, host: HostId) {
         let now = self.post.now();
         self.note(format!("instance {host} shuts down"));
@@ -558,13 +558,13 @@ impl Watcher {
         }
     }
 
-    /// Returns the instance that last began to serve a session.
+    /// Returns the instance that last started to serve a session.
     pub(super) fn owner(&self, session: &str) -> Option<HostId> {
         self.log().last_served(session).map(|served| served.0)
     }
 
-    /// Returns `true` if a call may still wait for its head. That holds if the call has begun, or if the last instance that served its
-    /// session is suspended. It also holds if that instance began to serve the session less than `limit` ago.
+    /// Returns `true` if a call may still wait for its head. That holds if the call has started, or if the last instance that served its
+    /// session is suspended. It also holds if that instance started to serve the session less than `limit` ago.
     pub(super) fn may_wait(&self, label: &str, limit: Ms) -> bool {
         let (log, now) = (self.log(), self.post.now());
         let Some(call) = log.calls.get(label) else {

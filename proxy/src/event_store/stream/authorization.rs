@@ -84,7 +84,7 @@ impl Stream {
         }
     }
 
-    /// Begins a check of other credentials with the server.
+    /// Starts a check of other credentials with the server.
     pub(in crate::event_store) fn begin_check(&self) -> PendingCheck {
         self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
         PendingCheck(self.clone())

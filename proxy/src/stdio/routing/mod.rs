@@ -13,7 +13,7 @@
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
-//! 6. **The end** returns every stream that is still open, once. No call can begin afterwards.
+//! 6. **The end** returns every stream that is still open, once. No call can start afterwards.
 
 #[cfg(test)]
 mod tests;
@@ -315,7 +315,7 @@ impl<S: Clone> Routes<S> {
         due
     }
 
-    /// Ends all calls, and returns their streams. No call can begin afterwards.
+    /// Ends all calls, and returns their streams. No call can start afterwards.
     pub fn end(&mut self) -> Vec<S> {
         self.has_ended = true;
         self.tokens.clear();

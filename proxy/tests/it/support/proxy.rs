@@ -61,7 +61,7 @@ impl Running {
         }
     }
 
-    /// Begins its shutdown. A second call has no effect.
+    /// Starts its shutdown. A second call has no effect.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _stopped = stop.send(());

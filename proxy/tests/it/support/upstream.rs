@@ -149,7 +149,7 @@ impl ReceivedRequest {
         self.write(head + body).await;
     }
 
-    /// Begins a stream of events, which ends with the connection.
+    /// Starts a stream of events, which ends with the connection.
     pub(crate) async fn stream(&mut self) {
         self.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             .await;

@@ -68,7 +68,7 @@ async fn timed_out(
     (bench, call)
 }
 
-/// The same after the body has begun and was silent for too long.
+/// The same after the body has started and was silent for too long.
 async fn silent(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,

@@ -24,7 +24,7 @@ const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a stor
 const WAITS: &str =
     "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
 
-/// Asserts that each of the lines begins with the expected text, in order.
+/// Asserts that each of the lines starts with the expected text, in order.
 fn assert_lines(lines: &Lines, expected: &[&str]) {
     let logged = lines.of_layer();
     assert_eq!(logged.len(), expected.len(), "{logged:#?}");

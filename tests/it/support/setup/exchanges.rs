@@ -73,7 +73,7 @@ impl Exchanges {
         }))
     }
 
-    /// Waits until the exchange has begun.
+    /// Waits until the exchange has started.
     pub(crate) async fn begun_for(&self, name: &str) {
         let what = format!("exchange {name:?} to begin");
         self.until(&what, |log| log.begun.contains(name)).await;
@@ -85,7 +85,7 @@ impl Exchanges {
         self.until(&what, |log| log.over.contains(name)).await;
     }
 
-    /// Waits until every exchange that has begun is over.
+    /// Waits until every exchange that has started is over.
     pub(crate) async fn all_over(&self) {
         self.until("all exchanges to be over", |log| log.begun == log.over)
             .await;

@@ -69,7 +69,7 @@ impl Row {
     }
 }
 
-/// Returns a call of `hold` that begins with these members.
+/// Returns a call of `hold` that starts with these members.
 fn call(members: &str) -> String {
     let label = r#"{"name":"hold","arguments":{"label":"never"}}"#;
     format!(r#"{{"jsonrpc":"2.0",{members}"method":"tools/call","params":{label}}}"#)

@@ -88,7 +88,7 @@ pub(super) struct SessionHistory {
     pub(super) deleted: Option<Micros>,
 }
 
-/// The times when a process did not run: begin and end.
+/// The times when a process did not run: start and end.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
 
@@ -386,7 +386,7 @@ impl Stalls {
 
     fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
         let before = self.0.partition_point(|&(begun, _)| begun < to);
-        // Sorted by their begin. None lasts for a minute.
+        // Sorted by their start. None lasts for a minute.
         let far = from.saturating_sub(60_000 * MILLI);
         let after = self.0.partition_point(|&(begun, _)| begun < far);
         self.0[after..before]

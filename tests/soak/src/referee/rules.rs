@@ -17,7 +17,7 @@
 //! | what the server did | | |
 //! |---|---|---|
 //! | has a call timeout | request + timeout | start + timeout + 1 s |
-//! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
+//! | started to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
 //!
 //! Without the session manager, a deleted session accepts no cancel. rmcp's 5 s then apply.
 //!

@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::{call, http::Session};
 
-/// Maximum time until a response begins: 2 s. Some servers send the head with the answer only.
+/// Maximum time until a response starts: 2 s. Some servers send the head with the answer only.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Maximum time for the other responses if one did not begin in that time: 50 ms.
+/// Maximum time for the other responses if one did not start in that time: 50 ms.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// The size of the flood.

@@ -11,11 +11,11 @@ use super::{
     text,
 };
 
-/// Maximum time until a response begins: 2 s.
+/// Maximum time until a response starts: 2 s.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Prints the number of begun responses when all calls have been made, and keeps the connections until the end of
-/// stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of begun responses is
+/// Prints the number of started responses when all calls have been made, and keeps the connections until the end of
+/// stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of started responses is
 /// printed again.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
@@ -50,7 +50,7 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
     super::until_stdin_ends().await
 }
 
-/// Returns 1 if the stream has begun.
+/// Returns 1 if the stream has started.
 async fn hold(connection: &mut Connection, id: usize, limit: &mut Duration) -> Result<usize> {
     let has_begun = connection.open(&call(id, "hold", "{}"), *limit).await?;
     if !has_begun {
