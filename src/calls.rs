@@ -15,7 +15,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Maximum time that a drain waits for servers to accept its cancels: 1 s.
+/// Maximum time a drain waits for servers to accept its cancels: 1 s.
 ///
 /// Cancels that take longer may still be accepted until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ pub struct Calls {
 pub struct DrainReport {
     /// Number of calls that ended without a cancel while the drain was waiting.
     ///
-    /// A call that was cancelled meanwhile, by its client or for any other reason, does not count.
+    /// A call that was cancelled in the meantime, by its client or for any other reason, does not count.
     pub ended: usize,
     /// Number of calls that the drain cancelled.
     pub cancelled: usize,
@@ -207,14 +207,14 @@ impl Calls {
     ///
     /// async fn serve(app: axum::Router, calls: Calls) -> std::io::Result<()> {
     ///     let listener = tokio::net::TcpListener::bind("127.0.0.1:8000").await?;
-    ///     let (begin, begun) = tokio::sync::oneshot::channel();
+    ///     let (start, started) = tokio::sync::oneshot::channel();
     ///     let shutdown = async {
     ///         tokio::signal::ctrl_c().await.ok();
-    ///         begin.send(()).ok();
+    ///         start.send(()).ok();
     ///     };
     ///     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
     ///     let drained = async {
-    ///         begun.await.ok();
+    ///         started.await.ok();
     ///         calls.drain(Duration::from_secs(30)).await
     ///     };
     ///     let (served, report) = tokio::join!(server, drained);

@@ -181,10 +181,10 @@ impl CancelOnDisconnectLayer {
     ///
     /// An orphan is a call whose client did not resume within its grace.
     ///
-    /// Use this when the decision depends on something outside this process, for example whether the client has resumed on another
-    /// server. The call waits for the decision, and a client that resumes meanwhile keeps its call. If the closure panics, or has
-    /// not decided after 10 s, the call waits for another grace. The closure is not called for calls without a grace. It does not
-    /// delay the cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
+    /// Use this when the decision depends on something outside this process, for example whether the client has resumed on
+    /// another server. The call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure
+    /// panics, or has not decided after 10 s, the call waits for another grace. The closure is not called for calls without a
+    /// grace. It does not delay the cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
     ///
     /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.
     ///

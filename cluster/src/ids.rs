@@ -50,7 +50,7 @@ pub(crate) struct SessionHash([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call in the form in which an event id names it.
+/// A call in the form in which an event id contains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,

@@ -1,6 +1,6 @@
 //! The outermost layer of an application. It relays requests of sessions that another instance owns.
 //!
-//! A request that is served here costs one pass over its head and one look-up in memory. Every other request may allocate, because it is
+//! A request that is served here costs one pass over its head and one lookup in memory. Every other request may allocate, because it is
 //! sent to another machine.
 
 use std::{
@@ -125,7 +125,7 @@ impl<S: Clone> ClusterService<S> {
 
     /// Returns a clone of the inner service for a request that may wait or be relayed.
     ///
-    /// Releases what `poll_ready` has reserved, because other requests need it meanwhile.
+    /// Releases what `poll_ready` has reserved, because other requests need it in the meantime.
     fn release_ready(&mut self) -> S {
         self.take_ready().clone()
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer rewrites it to
 //!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
-//!    never names two calls.
+//!    never refers to two calls.
 //! 2. Only the ids of events are changed.
 
 use std::{
@@ -81,7 +81,7 @@ pub(crate) trait CloseSession: Send + Sync {
     async fn close(&self, session: &str);
 }
 
-/// Maximum time that a call waits for the decision whether its session is still local: 10 s.
+/// Maximum time a call waits for the decision on whether its session is still local: 10 s.
 ///
 /// Chosen because the decision takes less time if the directory answers.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
@@ -269,7 +269,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));
                 }
-                // A session that was closed and restored meanwhile has another gate.
+                // A session that was closed and restored in the meantime has another gate.
                 drop(guard);
                 let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;

@@ -8,9 +8,9 @@
 //! | does not answer | waits for another grace |
 //! | lacks, for another living instance, a heartbeat composed at least 2.15 s after the grace ended | waits for one |
 //! | has a report that an instance turned a client away recently | waits until the backoff of that client is over |
-//! | names this instance as the owner of its session | is cancelled |
+//! | has this instance as the owner of its session | is cancelled |
 //! | has no record of its session, which is a proof, and the session is not local | is cancelled |
-//! | names another owner, or has no record | waits for another grace; the session is written again, which decides its owner |
+//! | has another owner, or no record | waits for another grace; the session is written again, which decides its owner |
 //! | has the tombstone of its session | ends, because its session is closed |
 
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl OrphanWait {
         }
     }
 
-    /// Returns how much longer the call must wait because of the leases. `None` if it need not wait.
+    /// Returns how much longer the call must wait because of the leases, or `None` if it need not wait.
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
         let others = leases
             .entries

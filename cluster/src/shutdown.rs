@@ -50,7 +50,7 @@ use crate::{
 /// for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
-/// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
+/// Maximum time a peer waits for the answers of ended calls before it claims: 2 s.
 ///
 /// It also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -77,7 +77,7 @@ pub(crate) enum ShutdownStage {
 pub(crate) struct Shutdown {
     stage: watch::Sender<ShutdownStage>,
     /// Whether the shutdown has started. Read on every call, without a lock.
-    has_begun: AtomicBool,
+    has_started: AtomicBool,
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
     answers: Arc<Answers>,
@@ -102,7 +102,7 @@ impl Shutdown {
     ) -> Self {
         Self {
             stage: watch::Sender::new(ShutdownStage::Running),
-            has_begun: AtomicBool::new(false),
+            has_started: AtomicBool::new(false),
             sessions,
             pending_restores,
             answers,
@@ -141,7 +141,7 @@ impl Shutdown {
 
     /// Called when a call has ended, or a request no longer takes part in a restore. Wakes the tasks that wait for its session.
     pub(crate) fn on_call_ended(&self, session: Option<&str>) {
-        if self.has_begun.load(Ordering::Acquire)
+        if self.has_started.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
         {
             gate.notify_changed();
@@ -157,7 +157,7 @@ impl Shutdown {
 
     /// Called when this instance has claimed a session again.
     pub(crate) fn on_reclaimed(&self, session: SessionHash) {
-        if self.has_begun.load(Ordering::Acquire) {
+        if self.has_started.load(Ordering::Acquire) {
             lock(&self.relinquished).remove(&session);
         }
     }
@@ -218,7 +218,7 @@ impl Shutdown {
 
     pub(crate) fn begin(&self) -> ShutdownGuard<'_> {
         self.answers.retain_all();
-        self.has_begun.store(true, Ordering::Release);
+        self.has_started.store(true, Ordering::Release);
         self.advance(ShutdownStage::Transferring);
         log(|| info!(target: "mcp_cancel_cluster", "this instance transfers its sessions"));
         ShutdownGuard(self)
@@ -264,7 +264,7 @@ impl ShutdownGuard<'_> {
             loop {
                 self.close_idle_gates().await;
                 self.0.answers.flush(until).await;
-                // Another session may have been restored meanwhile, or another POST relayed.
+                // Another session may have been restored in the meantime, or another POST relayed.
                 if !self.0.is_in_use() {
                     return;
                 }

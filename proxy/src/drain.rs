@@ -126,14 +126,14 @@ impl Signals {
 
     /// Runs the future that `serve` returns, until it completes or a second signal arrives.
     ///
-    /// The argument of `serve` completes at the first signal. `drain` is the time that the log line names.
+    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
         serve: impl FnOnce(ShutdownSignal) -> S,
     ) {
-        let (begin, begun) = oneshot::channel();
-        let mut serving = pin!(serve(ShutdownSignal(begun)));
+        let (start, started) = oneshot::channel();
+        let mut serving = pin!(serve(ShutdownSignal(started)));
         tokio::select! {
             () = &mut serving => return,
             signal = self.next(|effect| effect != SignalEffect::Nothing) => {
@@ -141,14 +141,14 @@ impl Signals {
                 info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
-        let begun = Instant::now();
+        let first_signal = Instant::now();
         // Fails if the receiver was dropped.
-        let _served = begin.send(());
+        let _served = start.send(());
         loop {
             tokio::select! {
                 () = &mut serving => return info!("stopped"),
                 signal = self.next(|effect| effect == SignalEffect::End) => {
-                    if begun.elapsed() > REPEAT_WINDOW {
+                    if first_signal.elapsed() > REPEAT_WINDOW {
                         return warn!("{signal} while stopping: stopping now, calls in flight are lost");
                     }
                     info!(signal, "signal ignored");

@@ -49,7 +49,7 @@ mod small_reads;
 /// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
-/// Hop-by-hop headers, in addition to those that `Connection` names.
+/// Hop-by-hop headers, in addition to those listed in `Connection`.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -122,9 +122,9 @@ impl Forward {
         })))
     }
 
-    /// Opens a connection to the server, without TLS, and closes it.
-    pub async fn connect(&self, within: Duration) -> io::Result<()> {
-        client::connect(&self.0.scheme, &self.0.authority, within).await
+    /// Opens a connection to the server, without TLS, and closes it again.
+    pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
+        client::connect(&self.0.scheme, &self.0.authority, timeout).await
     }
 
     /// Returns the path of the endpoint.
@@ -312,7 +312,7 @@ impl Upstream {
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Returns the target of a request for `requested`. Returns `None` if the proxy does not forward it.
+    /// Returns the target of a request for `requested`, or `None` if the proxy does not forward it.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
         // A server may redirect between the paths with and without the final slash.

@@ -1,6 +1,6 @@
 //! Accepts connections, and refuses requests that must not reach the server.
 //!
-//! 1. A request must name a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
+//! 1. The target of a request must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
 //!    HTTP/1 is refused, so a request cannot choose its server.
 //! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
 //!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.

@@ -228,7 +228,7 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the tool that a `tools/call` names.
+    /// Returns the tool that a `tools/call` calls.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -298,7 +298,7 @@ fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
 // === impl IdKey ===
 
 impl IdKey {
-    /// Returns the value of an id with this text. Returns `None` if it is neither a string nor a number.
+    /// Returns the value of an id with this text, or `None` if it is neither a string nor a number.
     pub fn of(text: &str) -> Option<Self> {
         let text = text.trim_ascii();
         let value = match text.as_bytes().first()? {

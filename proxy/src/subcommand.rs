@@ -26,7 +26,7 @@ use crate::{
 /// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and Kubernetes probes 1 s.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs the sub-command that the arguments name. Returns `None` if they name none.
+/// Runs the sub-command in the arguments. Returns `None` if there is none.
 pub async fn run_if_requested(args: &[OsString]) -> Option<Result<ExitCode, ConfigError>> {
     match Subcommand::read(args)? {
         Ok(subcommand) => Some(run(subcommand).await),

@@ -53,7 +53,7 @@ pub(crate) const TARGET: &str = "mcp_cancel_proxy_trace";
 /// The target of the layer's log lines.
 const LAYER: &str = "mcp_cancel_on_disconnect";
 
-/// The variables of OpenTelemetry that name the collector.
+/// OpenTelemetry's environment variables that specify the collector.
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -104,7 +104,7 @@ struct Sender {
 // === impl Traces ===
 
 impl Traces {
-    /// Starts to send spans, if the environment names a collector. Must be called on a runtime.
+    /// Starts sending spans, if the environment specifies a collector. Must be called on a runtime.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_off = OFF

@@ -22,7 +22,7 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
 ///
 /// On Linux, apply the options once to the listening socket, because accepted sockets inherit them. Elsewhere, apply them to each
-/// accepted socket, with axum's `ListenerExt::tap_io` for example.
+/// accepted socket, for example with axum's `ListenerExt::tap_io`.
 ///
 /// ```
 /// use watched_socket::DeadPeer;

@@ -179,7 +179,7 @@ fn poll_transfer(
 /// A transfer is short if it moved fewer than `wanted` bytes.
 ///
 /// `try_io` records the readiness before it runs its closure, and clears only that readiness if the closure returns `WouldBlock`. So
-/// readiness that arrives meanwhile is kept. Clearing it after the transfer could lose it.
+/// readiness that arrives in the meantime is kept. Clearing it after the transfer could lose it.
 fn transfer(
     stream: &TcpStream,
     interest: Interest,

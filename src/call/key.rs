@@ -167,7 +167,7 @@ impl Scope {
         }
     }
 
-    /// Returns the path. `None` for one of this crate's session managers.
+    /// Returns the path, or `None` for one of this crate's session managers.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Path(path) => Some(path),

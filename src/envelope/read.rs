@@ -37,7 +37,7 @@ mod id;
 
 pub(crate) use self::answers::{Answers, answers};
 
-/// The key in `_meta` by which a request names its protocol revision, from MCP 2026-07-28 on.
+/// The key in `_meta` with a request's protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
 /// One JSON-RPC message. Texts are borrowed from its body unless they are written with escapes.
@@ -256,7 +256,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Returns the `method`. `None` for a response.
+    /// Returns the `method`, or `None` for a response.
     fn method(&self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.jsonrpc != Some(br#""2.0""#) {
             return Err(ParseFailure::NotAMessage);

@@ -77,7 +77,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Returns the next key of an object after a value. Returns `None` if the object was closed instead.
+    /// Returns the next key of an object after a value, or `None` if the object was closed instead.
     pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)

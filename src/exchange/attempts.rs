@@ -190,7 +190,7 @@ impl Exchange {
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is unknown which call the id names now. A cancel of one could hit the other.
+            // It is unknown which call the id refers to now. A cancel of one could hit the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key {

@@ -21,7 +21,7 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// Maximum time that a session that is being closed has to accept a cancel: 1 s.
+/// Maximum time a session that is being closed has to accept a cancel: 1 s.
 ///
 /// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,7 +1,8 @@
 //! Requests that are not tracked, but have the id of a call in flight.
 //!
-//! A cancel names its call by that id. As soon as the server may have such a request, a cancel of the call could hit the request.
-//! So no cancel is injected while the request is in progress. Once the server has accepted the request, the call is no longer tracked.
+//! A cancel refers to its call by that id. As soon as the server may have such a request, a cancel of the call could hit the
+//! request. So no cancel is injected while the request is in progress. Once the server has accepted the request, the call is no
+//! longer tracked.
 
 use std::sync::Arc;
 

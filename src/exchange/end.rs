@@ -13,7 +13,7 @@ use crate::{
     registry::{Answer, Completion, Finished, RetainedOutcome},
 };
 
-/// Minimum time that an ended call is retained for its client: 60 s.
+/// Minimum time an ended call is retained for its client: 60 s.
 ///
 /// Chosen because rmcp intends to keep the events of a completed stream for the same time.
 const MIN_RETENTION: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ pub(super) enum RequestBody {
     Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
     Dropped(UnparsedBody),
-    /// It is being parsed. A session manager that binds the call meanwhile has priority.
+    /// It is being parsed. A session manager that binds the call in the meantime has priority.
     Parsing,
     /// Its kind is known: it was parsed, or need not be parsed any more.
     Known(BodyKind),

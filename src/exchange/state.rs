@@ -85,7 +85,7 @@ pub(super) enum RequestKind {
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
-    /// Another GET that names a session. It may open the standalone stream. Until the response head is known, it counts as such a
+    /// Another GET with a session id. It may open the standalone stream. Until the response head is known, it counts as such a
     /// GET if it accepts events.
     Listen {
         accepts_events: bool,
@@ -282,7 +282,7 @@ impl Exchange {
         self.state().canceller = Some(replay);
     }
 
-    /// Returns the protocol revision that the request's header names.
+    /// Returns the protocol revision in the request's header.
     pub(super) fn protocol_version(&self) -> Option<&str> {
         str::from_utf8(self.revision_date.as_ref()?).ok()
     }

@@ -68,7 +68,8 @@ impl Exchange {
         resumed
     }
 
-    /// Returns `true` if its call has ended. A stream of it that stays open then must be registered, so that a drain finds it.
+    /// Returns `true` if its call has ended. A stream of the call that is then still open must be registered, so that a drain
+    /// finds it.
     pub(crate) fn has_call_ended(&self) -> bool {
         self.has_call_ended.load(Ordering::Acquire)
     }
@@ -93,7 +94,7 @@ impl Exchange {
         Some(Delivering(self.clone()))
     }
 
-    /// Registers its open streams, because a drain would not find them by a call.
+    /// Registers its open streams, because a drain would not find them through a call.
     #[cold]
     pub(crate) fn register_orphaned_streams(&self) {
         let (mut streams, is_delivering) = {

@@ -138,12 +138,12 @@ impl IdleTracker {
         state.is_abandoned()
     }
 
-    /// Returns the minimum time that the session stays open. `None` if it is closed, or was idle for its timeout.
+    /// Returns the minimum time the session stays open, or `None` if it is closed or was idle for its timeout.
     pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         self.state().time_left(now, timeouts)
     }
 
-    /// Closes the session if it was idle for its timeout. Otherwise returns the minimum time that it stays open.
+    /// Closes the session if it was idle for its timeout. Otherwise returns the minimum time it stays open.
     pub(super) fn close_if_idle(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         let mut state = self.state();
         let left = state.time_left(now, timeouts);

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time that a resume waits for its predecessor: 4 s.
+/// Maximum time a resume waits for its predecessor: 4 s.
 ///
 /// A pending resume postpones the deadline of its call by at most 5 s. The manager must get the resume within that time.
 /// Otherwise the call would be cancelled although its client resumed in time.

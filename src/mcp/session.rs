@@ -237,7 +237,7 @@ impl Session {
         &self.id
     }
 
-    /// Reports that the session has opened, and its close if it has closed meanwhile.
+    /// Reports that the session has opened, and its close if it has closed in the meantime.
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });

@@ -250,7 +250,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         CancellableTransport::new(transport, session, self.shared.serve_tasks.clone())
     }
 
-    /// Returns the seal of a session's event ids. `None` without an event store.
+    /// Returns the seal of a session's event ids, or `None` without an event store.
     fn seal_of(&self, session: &SessionId) -> Option<Box<Seal>> {
         self.shared.manager.event_store()?;
         Some(Box::new(self.event_id_key.seal_of(Some(session))))

@@ -13,7 +13,7 @@ use crate::lock::lock;
 /// Chosen because most clients miss fewer events while they are disconnected. The session of any other client stays open longer.
 const MAX_RECENT: usize = 64;
 
-/// Hashes of event ids, because an id may have any length. A client that names a colliding id affects only its own session.
+/// Hashes of event ids, because an id may have any length. A client that sends a colliding id affects only its own session.
 #[derive(Default)]
 pub(super) struct StandaloneIds(Mutex<VecDeque<u64>>);
 

@@ -294,7 +294,7 @@ impl HandlerEnd {
 // === impl SessionIds ===
 
 impl SessionIds {
-    /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
+    /// Returns a session id as the log shows it, or `None` for [`SessionIds::Omitted`].
     ///
     /// Use this string to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
     /// within a process. It differs in another process, unless both are forks of one process.

@@ -160,7 +160,7 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head that was sent early does not name this encoding.
+                // The head that was sent early does not declare this encoding.
                 guard.on_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
@@ -192,7 +192,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for the next frame. `None` while the body has only white space.
+    /// Returns the bytes to send for the next frame, or `None` while the body has only white space.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = on_one_line(self.bom_filter.filter(frame));
         if self.has_data {

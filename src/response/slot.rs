@@ -176,7 +176,7 @@ impl<B> BodySlot<B> {
         next
     }
 
-    /// Restores the inner body after a poll. Returns `false` if the slot was closed meanwhile.
+    /// Restores the inner body after a poll. Returns `false` if the slot was closed in the meantime.
     pub(super) fn restore(&self, body: Pin<Box<InnerBody<B>>>) -> bool {
         let mut state = self.state();
         let Some(closing) = state.closing() else {

@@ -166,7 +166,7 @@ impl Timer {
     ///
     /// Several timer tasks may call this concurrently.
     fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
-        let begun = Instant::now();
+        let started = Instant::now();
         for _ in 0..MAX_PER_POLL {
             let Some((id, expired)) = self.take_expired(lateness.now()) else {
                 break;
@@ -176,7 +176,7 @@ impl Timer {
                 // Another timer task may have computed its sleep without this entry, so `update` wakes the timer tasks if needed.
                 self.update(|entries| entries.requeue(id, &requeue));
             }
-            if begun.elapsed() >= POLL_BUDGET {
+            if started.elapsed() >= POLL_BUDGET {
                 break;
             }
         }
@@ -229,7 +229,7 @@ impl TimerHandle {
 
 #[cfg(test)]
 impl TimerHandle {
-    /// Returns the deadline. `None` if the entry is disarmed.
+    /// Returns the deadline, or `None` if the entry is disarmed.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.timer.entries().deadline(self.id)
     }

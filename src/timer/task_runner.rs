@@ -14,7 +14,7 @@ use super::{
     shared::{FAILOVER_DELAY, TimerShared},
 };
 
-/// Maximum number of times that a task migrates because its runtime ends: 8.
+/// Maximum number of times a task migrates because its runtime ends: 8.
 pub(super) const MAX_MIGRATIONS: u8 = 8;
 
 /// Runs a pending task on a runtime.

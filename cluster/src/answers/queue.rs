@@ -71,7 +71,7 @@ pub(super) struct AnswerQueue {
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
-    /// Number of times that all answers had to be written again.
+    /// Number of times all answers had to be written again.
     losses: u64,
     next_place: u64,
     /// When the directory is tried again after a failure.

@@ -37,7 +37,7 @@ pub(crate) enum Fault {
     SlowAt(&'static str, Duration),
     /// Every request with this command fails.
     FailsAt(&'static str),
-    /// The directory names this owner as the owner of every session.
+    /// The directory returns this owner for every session.
     WrongOwner(Owner),
 }
 

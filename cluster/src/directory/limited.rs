@@ -49,9 +49,9 @@ async fn within<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     match timeout(limit, answer).await {
-        Ok(answer) if begun.elapsed() <= limit => answer,
+        Ok(answer) if started.elapsed() <= limit => answer,
         Ok(_) | Err(_) => Err(DirectoryError::timed_out()),
     }
 }

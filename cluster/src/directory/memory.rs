@@ -304,8 +304,8 @@ impl State {
         CLOCK_START.after(now - self.started)
     }
 
-    /// Renews a lease unless a later status has renewed it. Returns whether a record of its instance was replaced meanwhile, or `None` if
-    /// there is no lease.
+    /// Renews a lease unless a later status has renewed it. Returns whether a record of its instance was replaced in the meantime, or
+    /// `None` if there is no lease.
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);

@@ -315,7 +315,7 @@ impl Directory for RedisDirectory {
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        self.connections.on_heartbeat_begun();
+        self.connections.on_heartbeat_started();
         let mut connection = self.connection().await?;
         let renewed = self.renew_lease(connection.clone(), owner, status);
         let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));

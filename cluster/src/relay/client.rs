@@ -64,14 +64,14 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a relay that still waits may have started a call: 12 s.
 ///
 /// Chosen because the timeouts for the connection and the head have expired by then.
-pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
+pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
 
 /// Maximum number of fields that a relay adds to a head: 8.
 const MAX_ADDED: usize = 8;
 
-/// Fields of one connection, in addition to those named by `Connection`. `Expect` is fulfilled here.
+/// Fields of one connection, in addition to those listed in `Connection`. `Expect` is fulfilled here.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
@@ -84,7 +84,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields that a relay keeps even if `Connection` names them. [`is_end_to_end`] adds more.
+/// Fields that a relay keeps even if `Connection` lists them. [`is_end_to_end`] adds more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
@@ -388,9 +388,9 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the known hop-by-hop fields, and those named by `Connection`.
+/// Removes the known hop-by-hop fields, and those listed in `Connection`.
 ///
-/// Fields that are meant for all recipients remain, because `Connection` must not name them (RFC 9110, section 7.6.1).
+/// Fields that are meant for all recipients remain, because `Connection` must not list them (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

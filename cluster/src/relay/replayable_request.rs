@@ -91,7 +91,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the body to send. Returns `None` if it was sent and could not be kept.
+    /// Returns the body to send, or `None` if it was sent and could not be kept.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
             ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
@@ -109,7 +109,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the request unchanged. Returns `None` if its body was sent and could not be kept.
+    /// Returns the request unchanged, or `None` if its body was sent and could not be kept.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))
@@ -256,9 +256,9 @@ mod tests {
             (&[MAX_REPLAY; 4], false),
         ] {
             let expected = whole(body(pieces)).await;
-            for is_begun in [true, false] {
+            for has_started in [true, false] {
                 let mut replayable = ReplayableRequest::new(Request::new(body(pieces)));
-                if is_begun {
+                if has_started {
                     replayable.read().await.unwrap();
                 }
                 replayable.read_up_to(2 * MAX_REPLAY).await.unwrap();

@@ -139,7 +139,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns the client's address. Returns `None` if the relaying peer does not report it.
+/// Returns the client's address, or `None` if the relaying peer does not report it.
 pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
     headers.get(&CLIENT)?.to_str().ok()?.parse().ok()
 }

@@ -14,7 +14,7 @@ use crate::{
     metrics,
     refusals::{self, Refusal},
     relay::{
-        client::{Relay, UNBEGUN_TIMEOUT},
+        client::{Relay, UNSTARTED_TIMEOUT},
         failure::Failure,
         replayable_request::ReplayableRequest,
     },
@@ -39,7 +39,7 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between look-ups while another instance is claiming a relinquished session: 50 ms.
+/// Delay between lookups while another instance is claiming a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.
@@ -71,7 +71,7 @@ impl Router {
     /// Returns the action for a client's new request. The request enters the gate of its session, if the session is here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
-        // A session that is being restored, or that another instance may have claimed, is not served without a look-up.
+        // A session that is being restored, or that another instance may have claimed, is not served without a lookup.
         let is_local =
             |id| guard.is_some() && !self.is_being_restored(id) && self.heartbeat.may_serve(id);
         let incoming = IncomingRequest {
@@ -95,7 +95,7 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// Returns the local presence of a session. Returns `None` if a peer must claim the session.
+    /// Returns the local presence of a session, or `None` if a peer must claim the session.
     ///
     /// A session is present while it is being restored. A session that its client has ended is present until the directory has its
     /// tombstone.
@@ -259,7 +259,7 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %ownership.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, ownership);
-                            // The next steps take time. A client that disconnects meanwhile counts as turned away.
+                            // The next steps take time. A client that disconnects in the meantime counts as turned away.
                             waiting = waiting.or_else(|| Some(self.turned_away.begin_wait()));
                             plan.on_relay_failure(ownership, failure)
                         }
@@ -304,7 +304,7 @@ impl Router {
 
     /// Reads the body of a request, and sends the request to the owner of its session.
     ///
-    /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
+    /// A call may wait until the session has another owner. The owner is first checked after [`UNSTARTED_TIMEOUT`], and a call that has not
     /// started fails before that. The client of any other request counts as turned away if it waits for long
     /// ([`TurnedAway::record_if_slow`]).
     ///
@@ -327,7 +327,7 @@ impl Router {
         self.relay.prepare(replayable).await?;
         let in_flight = self.shutdown.enter_relay();
         let mut sent = pin!(self.relay.send(replayable, owner, in_flight));
-        let mut next_look = UNBEGUN_TIMEOUT;
+        let mut next_look = UNSTARTED_TIMEOUT;
         loop {
             if let Ok(sent) = timeout(next_look, &mut sent).await {
                 return Ok(sent);
@@ -346,7 +346,7 @@ impl Router {
         }
     }
 
-    /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
+    /// Looks up the owner. The `bool` is `true` if the snapshot proves that the session does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
@@ -355,7 +355,7 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a look that found no owner proves that there is none.
+    /// Returns `true` if a snapshot without an owner proves that there is none.
     pub(crate) fn is_proof(&self, look: &Look) -> bool {
         matches!(look.record, Some(Record::Deleted(_)))
             || self.heartbeat.proves_absence(&look.leases)
@@ -418,7 +418,7 @@ impl Router {
             }
             Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Unowned, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
-                // An instance has registered the session meanwhile.
+                // An instance has registered the session in the meantime.
                 (Known::Owner(ownership), _) => (Claimed::Lost(ownership), false),
                 (Known::Unowned, is_consistent) => (Claimed::Unowned, is_consistent),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),

@@ -217,7 +217,7 @@ async fn restore_and_serve<S: Inner>(
             Reclaimed::Refused(refusal) => return Ok(Restored::Served(router.reject(refusal))),
         }
     }
-    // No call starts on an instance that has stopped meanwhile.
+    // No call starts on an instance that has stopped in the meantime.
     if router.shutdown.has_stopped() {
         return Ok(Restored::Moved(request));
     }
@@ -261,7 +261,7 @@ async fn restore_and_serve<S: Inner>(
 
 /// Returns the response, or asks the client to retry if rmcp failed to restore its session.
 ///
-/// The restore fails, for example, if the directory does not answer.
+/// For example, the restore fails if the directory does not answer.
 async fn unless_failed(
     router: &Router,
     session: Option<&str>,
@@ -353,7 +353,7 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
+/// Returns the response, or 503 with `Retry-After` if the session was relinquished in the meantime.
 ///
 /// If so, rmcp answers 500 to a call that it could not start, and 404 to a request that waited for the same restore.
 pub(crate) fn unless_relinquished(

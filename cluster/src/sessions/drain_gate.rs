@@ -56,7 +56,7 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight, and `is_idle` returns `true`.
     ///
-    /// Does not close it if a request entered meanwhile. Returns `true` if the gate is closed.
+    /// Does not close it if a request entered in the meantime. Returns `true` if the gate is closed.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {

@@ -27,7 +27,7 @@ pub(crate) enum Work {
 pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
     /// When the batch was taken from the queues.
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     /// Whether the directory may have had these sessions already.
     pub(super) is_rewrite: bool,
 }

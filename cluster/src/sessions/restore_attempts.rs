@@ -69,7 +69,7 @@ impl RestoreAttempts {
         });
     }
 
-    /// Starts to load the parameters of a session, before the attempt is counted.
+    /// Starts loading the parameters of a session, before the attempt is counted.
     pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, false)
     }

@@ -55,7 +55,7 @@ use crate::{
 struct SlowHandler {
     is_slow: Arc<AtomicBool>,
     fails_once: Arc<AtomicBool>,
-    begun: Arc<AtomicUsize>,
+    started: Arc<AtomicUsize>,
     wake: Arc<Notify>,
 }
 
@@ -70,13 +70,13 @@ impl SlowHandler {
     }
 
     /// Waits until more than `before` of the `initialize` requests have started.
-    async fn until_begun_after(&self, before: usize) {
-        let begun = async {
-            while self.begun.load(Ordering::SeqCst) == before {
+    async fn until_started_after(&self, before: usize) {
+        let started = async {
+            while self.started.load(Ordering::SeqCst) == before {
                 yield_now().await;
             }
         };
-        within("initialize", begun).await;
+        within("initialize", started).await;
     }
 }
 
@@ -86,7 +86,7 @@ impl ServerHandler for SlowHandler {
         _request: InitializeRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         while self.is_slow.load(Ordering::SeqCst) {
             self.wake.notified().await;
         }
@@ -105,7 +105,7 @@ impl ServerHandler for SlowHandler {
     }
 }
 
-/// A manager without sessions, which takes this long for each look-up and each close.
+/// A manager without sessions, which takes this long for each lookup and each close.
 #[derive(Default)]
 struct OtherManager {
     has_delay: Duration,
@@ -203,9 +203,9 @@ async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16;
     } = &instance;
     handler.block();
     for id in 0..disconnects {
-        let before = handler.begun.load(Ordering::SeqCst);
+        let before = handler.started.load(Ordering::SeqCst);
         let call = mcp.request(id, "tools/list", json!({})).await;
-        handler.until_begun_after(before).await;
+        handler.until_started_after(before).await;
         call.rst();
         instance.until_closed().await;
     }
@@ -246,12 +246,12 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
         owner.request().await.write(answer).await;
     };
     let (head, ()) = join(within("a head", call.head()), answer).await;
-    assert_eq!(head.status, 502, "the call may have begun");
+    assert_eq!(head.status, 502, "the call may have started");
     assert_eq!(status(&mcp, 2).await, 200);
 }
 
-/// An instance was cut off, and reaches the directory again. Another instance has claimed its session meanwhile. The call still runs, and
-/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
+/// An instance was cut off, and reaches the directory again. Another instance has claimed its session in the meantime. The call still runs,
+/// and its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
 /// first instance is cut off for `cut_off_for` after the claim.
 async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16, String) {
     let memory = MemoryDirectory::default();
@@ -346,7 +346,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The head of the response is sent while the handler starts. Requests that arrive meanwhile wait until the handler has started.
+/// The head of the response is sent while the handler starts. Requests that arrive in the meantime wait until the handler has started.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -369,7 +369,7 @@ async fn a_restore_continues_after_the_head_of_its_response() {
         let answer = within("an answer", response.answer()).await.unwrap();
         assert!(answer["result"].is_object(), "{answer}");
     }
-    assert_eq!(handler.begun.load(Ordering::SeqCst), 2);
+    assert_eq!(handler.started.load(Ordering::SeqCst), 2);
     assert!(router.restores.is_empty());
 }
 
@@ -535,9 +535,9 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
         instance.until_closed().await;
     }
     handler.block();
-    let before = handler.begun.load(Ordering::SeqCst);
+    let before = handler.started.load(Ordering::SeqCst);
     let mut third = mcp.request(3, "tools/list", json!({})).await;
-    handler.until_begun_after(before).await;
+    handler.until_started_after(before).await;
     directory.set(Fault::Fails);
     pass(LEASE_TTL + SECOND).await;
     let other = FakeOwner::new(directory).await;

@@ -20,7 +20,7 @@ use crate::{
     },
     ids::Owner,
     membership::heartbeat::HEARTBEAT_INTERVAL,
-    relay::client::UNBEGUN_TIMEOUT,
+    relay::client::UNSTARTED_TIMEOUT,
     routing::{plan::Action, router::OWNER_RECHECK_INTERVAL},
 };
 
@@ -85,7 +85,7 @@ async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hanging = owner.request().await;
     directory.memory.evict(hash(&mcp));
-    for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
+    for _ in 0..2 * UNSTARTED_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
         owner.renew_lease().await;
         pass(HEARTBEAT_INTERVAL).await;
     }
@@ -95,7 +95,7 @@ async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
 
 /// A proxy between two instances answers in place of an owner that has the body of a call.
 #[tokio::test]
-async fn a_call_that_may_have_begun_is_not_begun_again() {
+async fn a_call_that_may_have_started_is_not_started_again() {
     let mut answered = Vec::new();
     for has_ended in [false, true] {
         let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -118,7 +118,7 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
 
 /// The owner has not asked for the body. When the relay gives up the owner, another instance owns the session.
 #[tokio::test]
-async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
+async fn a_call_that_has_not_started_is_routed_to_the_new_owner() {
     for round in 0..20 {
         let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
@@ -253,7 +253,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
 
 /// An owner that has not asked for the body of a call has not started the call. The body is whole, so another instance can serve it.
 #[tokio::test]
-async fn a_call_that_has_not_begun_runs_on_another_instance() {
+async fn a_call_that_has_not_started_runs_on_another_instance() {
     for length in [10, 100_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -274,7 +274,7 @@ async fn a_call_that_has_not_begun_runs_on_another_instance() {
     }
 }
 
-/// Two instances answer 421 to each other's requests, and the directory names both as owners. Requests must not circulate.
+/// Two instances answer 421 to each other's requests, and the directory has both as owners. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -296,7 +296,7 @@ async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
     let call = mcp.call(1, "echo", json!({ "text": "x" }));
     let (mut call, broken) = join(call, owner.request()).await;
     drop(broken);
-    assert_eq!(call.head().await.status, 502, "the call may have begun");
+    assert_eq!(call.head().await.status, 502, "the call may have started");
     let (mut listening, mut broken) = join(mcp.listen(), owner.request()).await;
     broken.write("HTTP/1.1 200 OK\r\nmcp-clu").await;
     drop(broken);

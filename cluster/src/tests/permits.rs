@@ -213,7 +213,7 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
         let _waiting = join_all(waiting).await;
         run_other_tasks().await;
         let opened = timeout(5 * SECOND, Mcp::session(b.public.addr, PATH)).await;
-        assert!(opened.is_ok(), "{permits} permits: no session begins on B");
+        assert!(opened.is_ok(), "{permits} permits: no session starts on B");
     }
 }
 
@@ -289,16 +289,16 @@ async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     });
     let relayed = join_all(relayed).await;
     run_other_tasks().await;
-    let begun = (0..calls).map(|id| a.witness.starts(&format!("of {id}")));
-    (relayed, begun.sum())
+    let started = (0..calls).map(|id| a.witness.starts(&format!("of {id}")));
+    (relayed, started.sum())
 }
 
 #[tokio::test]
 async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
     for (permits, calls) in [(20, 5), (1, 1), (8, 32)] {
-        let (answered, begun) = relayed_through(permits, calls).await;
+        let (answered, started) = relayed_through(permits, calls).await;
         assert!(answered.iter().all(|status| *status == 200), "{answered:?}");
-        assert_eq!(begun, calls as usize);
+        assert_eq!(started, calls as usize);
     }
 }
 

@@ -103,7 +103,7 @@ async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
     assert!(b.has(&mcp));
-    // For example, `b` stalled and `c` claimed the session meanwhile.
+    // For example, `b` stalled and `c` claimed the session in the meantime.
     let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);

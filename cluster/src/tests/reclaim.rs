@@ -113,7 +113,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A peer's call waits for earlier calls, and the session is closed meanwhile. A request of a local client is about to restore the
+/// A peer's call waits for earlier calls, and the session is closed in the meantime. A request of a local client is about to restore the
 /// session. In the second round another peer claims it first.
 #[tokio::test]
 async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_about_to_restore() {
@@ -269,7 +269,7 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// rmcp keeps the result of a failed restore for a moment, and answers 404 meanwhile. Clients would discard their session.
+/// rmcp keeps the result of a failed restore for a moment, and answers 404 in the meantime. Clients would discard their session.
 #[tokio::test]
 async fn no_session_is_reported_missing_because_another_client_disconnected() {
     for is_waiting in [true, false] {

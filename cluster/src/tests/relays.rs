@@ -153,14 +153,14 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
         call.head().await;
         a.witness.started(&label).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         if is_reset {
             call.rst();
         } else {
             call.fin();
         }
         assert!(a.witness.ended(&label).await.is_cancelled());
-        slowest = slowest.max(begun.elapsed());
+        slowest = slowest.max(started.elapsed());
     }
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }

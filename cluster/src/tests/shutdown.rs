@@ -101,7 +101,7 @@ async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
 /// The call has reached a different step in each round when another instance requests its session.
 #[tokio::test]
 async fn a_call_in_flight_ends_on_its_instance() {
-    let mut begun = 0;
+    let mut started = 0;
     for polls in 0..30 {
         let (_directory, [mut a, b], mcp) = Node::with_session().await;
         let message = mcp.call_message(1, "echo", json!({ "text": "x" }));
@@ -120,7 +120,7 @@ async fn a_call_in_flight_ends_on_its_instance() {
             }
             yield_now().await;
         }
-        begun += usize::from(response.is_none());
+        started += usize::from(response.is_none());
         let routing = a.cluster.router();
         let _shutdown = routing.shutdown.begin();
         let first = async {
@@ -138,7 +138,7 @@ async fn a_call_in_flight_ends_on_its_instance() {
         assert_eq!(second, 2, "{polls}");
         assert!(b.has(&mcp), "{polls}");
     }
-    assert!(begun > 0);
+    assert!(started > 0);
 }
 
 /// A session stays on an instance that shuts down until another instance requests it. Then its stream ends, and is reopened through the new

@@ -63,7 +63,7 @@ async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
 }
 
 /// The first write of a restored session fails. Then the directory is unreachable for longer than the lease. Another instance claims the
-/// session meanwhile.
+/// session in the meantime.
 #[tokio::test]
 async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
     let memory = MemoryDirectory::default();

@@ -44,7 +44,7 @@ struct Records {
     current: Option<usize>,
 }
 
-/// The path and the ids that a request names.
+/// The path and the ids in a request.
 #[derive(Default)]
 pub struct Names {
     pub path: String,
@@ -70,7 +70,7 @@ struct Seen {
     holds: Holds,
     /// `true` if the inner service's body has more data.
     has_more: bool,
-    /// The call that this resume names, if no other call is possible.
+    /// The call that this resume belongs to, if no other call is possible.
     resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,

@@ -113,7 +113,7 @@ impl Reader {
         mem::take(&mut self.lines)
     }
 
-    /// Starts to scan the current event, because its lines will be taken before its end.
+    /// Starts scanning the current event, because its lines will be taken before its end.
     pub(crate) fn begin_scan(&mut self) {
         self.scan = Some(Box::new(scanned(&self.lines)));
     }
@@ -503,11 +503,11 @@ mod tests {
         let call = IdKey::of("7");
         assert_eq!(scanned(whole[0].as_bytes()).answers(), call);
         for size in 1..40 {
-            for begun in 0..body.len() {
+            for started in 0..body.len() {
                 let mut reader = Reader::default();
                 let mut taken = Vec::new();
                 for (at, mut piece) in body.as_bytes().chunks(size).enumerate() {
-                    if at * size >= begun {
+                    if at * size >= started {
                         if reader.scan().is_none() {
                             reader.begin_scan();
                         }
@@ -518,7 +518,7 @@ mod tests {
                 taken.extend(reader.take());
                 assert_eq!(String::from_utf8(taken).unwrap(), whole[0]);
                 if reader.scan().is_some() {
-                    assert_eq!(reader.end_scan().answers(), call, "{size} {begun}");
+                    assert_eq!(reader.end_scan().answers(), call, "{size} {started}");
                 }
             }
         }

@@ -3,8 +3,8 @@
 //! [`Ring`] does no I/O, and neither waits nor wakes tasks: its callers do. Its guarantees:
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
-//! 2. **Once and in order.** A reader receives each event after the one that it named, once and in order. An SSE comment
-//!    replaces dropped events, and states their number. A reader that names no event, and is not the first, starts
+//! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. An SSE comment
+//!    replaces dropped events, and states their number. A reader that specifies no event, and is not the first, starts
 //!    at the first event that no reader has taken.
 //! 3. **Drop order.** If there is no room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring

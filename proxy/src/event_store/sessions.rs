@@ -49,9 +49,9 @@ pub struct Stats {
     pub streams: usize,
     /// Number of bytes kept, including the overhead of keeping them.
     pub buffer_bytes: usize,
-    /// Number of times that a client resumed a stream.
+    /// Number of times a client resumed a stream.
     pub resumes: u64,
-    /// Number of times that a client was notified of missing events.
+    /// Number of times a client was notified of missing events.
     ///
     /// Counted when its stream is removed.
     pub gaps: u64,
@@ -59,7 +59,7 @@ pub struct Stats {
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The stream that the id names, and the event's number. The stream may have no such event.
+    /// The stream that the id belongs to, and the event's number. The stream may have no such event.
     Stream(Stream, u64),
     Unknown,
 }

@@ -59,7 +59,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 /// stream.push(answer).await.unwrap();
 /// stream.end();
 ///
-/// // Its client reads from the start. A client that resumes reads after the event that it names.
+/// // Its client reads from the start. A client that resumes reads after the event that it specifies.
 /// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
 /// let text = String::from_utf8(body.into()).unwrap();
 /// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
@@ -313,7 +313,7 @@ impl Stream {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
 
-    /// Returns the response that reads after the event `after`. Returns `None` if there was no such event.
+    /// Returns the response that reads after the event `after`, or `None` if there was no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
         self.read(Start::After(after), false)
     }

@@ -207,7 +207,7 @@ impl<S: Clone> StreamIndex<S> {
         streams.into_values().map(|entry| entry.stream).collect()
     }
 
-    /// Returns when the session was last used. Returns `None` if it has a stream.
+    /// Returns when the session was last used, or `None` if it has a stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         state.streams.is_empty().then_some(state.last_used)

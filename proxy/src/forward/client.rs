@@ -69,17 +69,17 @@ impl Client {
     }
 }
 
-/// Opens a connection to a server, without TLS, and closes it.
+/// Opens a connection to a server, without TLS, and closes it again.
 pub(super) async fn connect(
     scheme: &Scheme,
     authority: &Authority,
-    within: Duration,
+    limit: Duration,
 ) -> io::Result<()> {
     let host = authority.host().trim_matches(['[', ']']);
     let default = if *scheme == Scheme::HTTPS { 443 } else { 80 };
     let port = authority.port_u16().unwrap_or(default);
     let connecting = async { connect_to_any(lookup_host((host, port)).await?).await };
-    timeout(within, connecting).await?
+    timeout(limit, connecting).await?
 }
 
 /// Connects to all addresses at once, and closes the first connection.

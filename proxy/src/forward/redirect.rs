@@ -50,7 +50,7 @@ impl<'a> Redirect<'a> {
             let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
-        // A `Location` that starts with `//` names a host.
+        // A `Location` that starts with `//` contains a host.
         (!path.as_str().starts_with("//")).then_some(path)
     }
 }
@@ -182,7 +182,7 @@ mod tests {
         }
     }
 
-    /// uvicorn, for example, redirects from `http://up/mcp` to `https://up/mcp/`.
+    /// For example, uvicorn redirects from `http://up/mcp` to `https://up/mcp/`.
     ///
     /// It takes the scheme from `X-Forwarded-Proto`, which the proxy sends, and the host from `Host`.
     #[test]

@@ -101,7 +101,7 @@ pub(super) enum Stopped {
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
-    /// Number of times that the process was blocked and became unblocked.
+    /// Number of times the process was blocked and became unblocked.
     times: AtomicU64,
 }
 
@@ -339,12 +339,12 @@ mod tests {
         let (input, writer) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
-        let begun = Instant::now();
+        let started = Instant::now();
         assert_eq!(
             writer.write(to, &Backpressure::default()).await,
             Stopped::Stuck
         );
-        assert!(begun.elapsed() >= WRITE_TIMEOUT);
+        assert!(started.elapsed() >= WRITE_TIMEOUT);
     }
 
     /// `advance` stands for a time in which the program is suspended, perhaps with the process.

@@ -121,7 +121,7 @@ impl Lines {
         self.scanned = 0;
     }
 
-    /// Returns the line that ends with `text`. Returns `None` for an empty line.
+    /// Returns the line that ends with `text`, or `None` for an empty line.
     fn finish_line(&mut self, text: Bytes) -> Option<Line> {
         let is_too_long = text.len() > self.max;
         let skipped = self.skipped.take();

@@ -78,7 +78,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Returns an error that names what is missing, as a message for the user.
+    /// Returns an error that reports what is missing, as a message for the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()

@@ -34,7 +34,7 @@ pub(super) struct Session {
     pub(super) standalone: Stream,
     input: Input,
     pub(super) backpressure: Backpressure,
-    pub(super) begun_at: Instant,
+    pub(super) started_at: Instant,
     state: Mutex<State>,
     /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
@@ -69,7 +69,7 @@ pub(super) struct State {
     /// Number of disconnects from the standalone stream when the client's last request ended.
     disconnects: u64,
     /// The client has sent something after `initialize`.
-    pub(super) is_begun: bool,
+    pub(super) was_used: bool,
     /// The server has sent an answer.
     pub(super) has_answered: bool,
     /// Why the session ends, once that is decided.
@@ -130,7 +130,7 @@ impl Session {
             last_used: Instant::now(),
             requests: 0,
             disconnects: 0,
-            is_begun: false,
+            was_used: false,
             has_answered: false,
             stopped: None,
         };
@@ -140,7 +140,7 @@ impl Session {
             standalone,
             input,
             backpressure: Backpressure::default(),
-            begun_at: Instant::now(),
+            started_at: Instant::now(),
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
@@ -226,7 +226,7 @@ impl Session {
                 return None;
             }
             state.requests += 1;
-            state.is_begun |= is_from_client;
+            state.was_used |= is_from_client;
         }
         Some(SessionUse {
             session: self,
@@ -244,7 +244,7 @@ impl Session {
     /// Returns `true` during a request, while a call is open, and while the process is blocked.
     pub(super) fn is_working(&self, state: &State) -> bool {
         // An `initialize` is not cancelled when its client disconnects.
-        let has_open_call = if state.is_begun {
+        let has_open_call = if state.was_used {
             !state.routes.is_idle()
         } else {
             state.routes.streams().any(Stream::is_attached)

@@ -29,7 +29,7 @@ impl Stdio {
         let now = Instant::now();
         let infos = sessions.iter().map(|session| SessionInfo {
             id: session.log_id.to_string(),
-            age: now.saturating_duration_since(session.begun_at),
+            age: now.saturating_duration_since(session.started_at),
             unused: session
                 .unused_since()
                 .map(|since| now.saturating_duration_since(since)),

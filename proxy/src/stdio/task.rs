@@ -45,7 +45,7 @@ const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Minimum lateness of a check that shows a stall of the program: 100 ms.
 ///
-/// The program stalls, for example, while it is suspended.
+/// For example, the program stalls while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Interval of the checks of a session with a cancelled call: 100 ms.
@@ -147,7 +147,7 @@ impl Session {
         };
         self.finish(why, &text);
         let text = match why {
-            EndReason::Idle if self.state().is_begun => {
+            EndReason::Idle if self.state().was_used => {
                 format!("idle for {:?} (--session-timeout)", self.timeouts.idle)
             }
             EndReason::Lost => {
@@ -242,8 +242,8 @@ impl Session {
         let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // The message names no call. The client has disconnected from the stream of the open call. It reads the standalone
-            // stream, or cannot resume that of the call.
+            // The message refers to no call. The client has disconnected from the stream of the open call. It reads the
+            // standalone stream, or cannot resume that of the call.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -362,7 +362,7 @@ impl Session {
 
     /// Returns when the session will have been unused for too long, and why it ends then.
     fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
-        let timeout = if state.is_begun {
+        let timeout = if state.was_used {
             self.timeouts.idle
         } else {
             self.timeouts.idle.min(UNUSED_TIMEOUT)

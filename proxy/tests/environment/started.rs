@@ -320,12 +320,12 @@ impl Started {
     /// No process is left in the group of a session. An ended one may wait for the init process to reap it.
     pub(crate) fn assert_no_child(&self) {
         let log = self.logged();
-        let begun: Vec<&str> = log
+        let started: Vec<&str> = log
             .lines()
             .filter(|line| line.contains("session started"))
             .collect();
-        assert!(!begun.is_empty(), "{log}");
-        for line in begun {
+        assert!(!started.is_empty(), "{log}");
+        for line in started {
             let (_, group) = line.split_once("pid=").expect("a process");
             let group = group.split(' ').next().expect("a number");
             let remaining: Vec<String> = fs::read_dir("/proc")

@@ -248,11 +248,11 @@ impl Setup {
     }
 
     /// Creates a setup whose session has started, by a client that requested this revision.
-    pub async fn begun(revision: &str) -> Self {
-        Self::begun_with(revision, Limits::default()).await
+    pub async fn started(revision: &str) -> Self {
+        Self::started_with(revision, Limits::default()).await
     }
 
-    pub async fn begun_with(revision: &str, limits: Limits) -> Self {
+    pub async fn started_with(revision: &str, limits: Limits) -> Self {
         let mut setup = Self::with(limits);
         let body = format!(
             r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{revision}"}}}}"#
@@ -272,7 +272,7 @@ impl Setup {
 
     /// Creates a setup whose server answers call 1 with a stream of events.
     pub async fn called(revision: &str) -> (Self, Stream, Events) {
-        let mut setup = Self::begun(revision).await;
+        let mut setup = Self::started(revision).await;
         let (client, server) = setup.call(1).await;
         (setup, client, server)
     }
@@ -283,7 +283,7 @@ impl Setup {
     }
 
     async fn primed_with(limits: Limits) -> (Self, Stream, Seen, Events) {
-        let mut setup = Self::begun_with(WITH_PRIMING, limits).await;
+        let mut setup = Self::started_with(WITH_PRIMING, limits).await;
         let (mut client, server) = setup.call(1).await;
         let primed = client.event().await.unwrap();
         (setup, client, primed, server)

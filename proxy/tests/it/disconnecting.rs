@@ -175,12 +175,12 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     let options = ["--exempt=work", "--call-timeout=1s"];
     let (upstream, proxy) = Running::start(&options).await;
     let mut client = Connection::open(proxy.addr).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     client.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
     client.fin();
     received.closed().await;
-    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert!(started.elapsed() >= Duration::from_secs(1));
     proxy.calls_reach(0).await;
 }
 

@@ -181,7 +181,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
             .call(8, "work", json!({ "seconds": 60, "ignores_cancel": true }))
             .await,
     );
-    let begun = Instant::now();
+    let signalled = Instant::now();
     started.program.signal(Signal::TERM);
     let error = call.answer().await.expect("an error");
     assert_eq!(
@@ -190,7 +190,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
     );
     started.tool_log.reach("cancelled it").await;
     let (status, logged) = started.program.ended().await;
-    assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
+    assert!(signalled.elapsed() < Duration::from_secs(10), "{logged}");
     assert!(status.success(), "{logged}");
     until_exited(&processes).await;
 }
@@ -301,11 +301,11 @@ async fn a_signal_ends_the_program_in_front_of_an_upstream_with_streams_open() {
     let (mut open, _, _received) = call(&upstream, &client, 7).await;
     let (abandoned, _, _received) = call(&upstream, &client, 8).await;
     abandoned.rst();
-    let begun = Instant::now();
+    let started = Instant::now();
     program.signal(Signal::TERM);
     let error = open.answer().await.expect("an error");
     assert_eq!(error["error"]["code"], -32800);
     let (status, logged) = program.ended().await;
     assert!(status.success(), "{logged}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{logged}");
 }

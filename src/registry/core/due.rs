@@ -76,7 +76,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the token of a call's expired grace. `None` if the grace has not expired, or the expiry no longer holds.
+    /// Returns the token of a call's expired grace. Returns `None` if the grace has not expired or the expiry no longer holds.
     pub(crate) fn expiry(&self, id: CallId) -> Option<ExpiryToken> {
         self.calls.get(id)?.timers.as_ref()?.expiry()
     }

@@ -108,7 +108,7 @@ async fn without_the_wrapper_a_late_answer_is_lost() {
     }
 }
 
-/// The answer repeats the event id that the client named, whichever event of its stream that was.
+/// The answer repeats the event id that the client sent, whichever event of its stream that was.
 #[tokio::test]
 async fn a_late_answer_repeats_the_id_that_the_client_named() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;

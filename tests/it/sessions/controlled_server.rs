@@ -223,7 +223,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
                     && let Some(delete) = &mut *at_the_end.lock().unwrap()
                 {
                     let mut context = Context::from_waker(Waker::noop());
-                    let _begun = delete.as_mut().poll(&mut context);
+                    let _started = delete.as_mut().poll(&mut context);
                 }
             });
         let calls = layer.calls();
@@ -754,7 +754,7 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
             && let Some(served) = &mut *at_the_end.lock().unwrap()
         {
             let mut context = Context::from_waker(Waker::noop());
-            let _begun = served.as_mut().poll(&mut context);
+            let _started = served.as_mut().poll(&mut context);
         }
     });
     let calls = layer.calls();

@@ -111,9 +111,9 @@ impl Held {
             Sent::Whole => connection.send(&request).await,
             Sent::Chunked(sizes) => connection.send_chunked(&request, sizes).await,
             Sent::OverHttp2 => {
-                let mut begun = request.clone();
-                begun.body.truncate(100_000);
-                connection.send_cut(&begun, request.body.len()).await;
+                let mut cut = request.clone();
+                cut.body.truncate(100_000);
+                connection.send_cut(&cut, request.body.len()).await;
             }
         }
         connection

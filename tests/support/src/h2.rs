@@ -111,7 +111,7 @@ impl H2Stream {
         self.answered().await.0.clone()
     }
 
-    /// Returns the next piece of the body. Returns `None` at the end, even if the body is incomplete.
+    /// Returns the next piece of the body, or `None` at the end, even if the body is incomplete.
     pub async fn data(&mut self) -> Option<Bytes> {
         let (_, body) = self.answered().await;
         loop {

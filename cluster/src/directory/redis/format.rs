@@ -19,7 +19,7 @@ pub(super) const SETTLED: &str = "settled";
 /// Marks a lease as [`Lease::has_late_answers`](crate::directory::Lease::has_late_answers).
 pub(super) const LATE_ANSWERS: &str = "late-answers";
 
-/// Maximum time that a lease may be ahead of the backend's clock: 1 s.
+/// Maximum time a lease may be ahead of the backend's clock: 1 s.
 ///
 /// A lease that is further ahead was written by a backend with another clock, or before the clock was set back.
 pub(super) const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);

@@ -40,7 +40,7 @@ fn is_valid(renewed: Duration, now: Duration) -> bool {
     now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= MAX_CLOCK_SKEW
 }
 
-/// Returns the time with which a lease, or the field [`TURNED_AWAY`], starts.
+/// Returns the time at the start of a lease, or of the field [`TURNED_AWAY`].
 fn leading_time(text: &str) -> Option<Duration> {
     let millis = text.split(' ').next()?.parse().ok()?;
     Some(Duration::from_millis(millis))

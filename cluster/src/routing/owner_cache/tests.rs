@@ -129,10 +129,10 @@ async fn a_look_up_without_waiting_requests_leaves_no_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_timeout() {
+async fn a_thousand_lookups_run_at_once_and_none_waits_longer_than_the_timeout() {
     let (owners, directory, _) = owners().await;
     directory.set(Fault::Stopped);
-    let begun = Instant::now();
+    let started = Instant::now();
     let lookups: Vec<_> = (0..2 * MAX_LOOKUPS)
         .map(|id| spawn_lookup(&owners, &id.to_string()))
         .collect();
@@ -143,9 +143,9 @@ async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_timeout(
         assert_eq!(error.to_string(), "the directory did not answer in time");
     }
     assert!(
-        begun.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
+        started.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     assert_eq!(owners.0.state().lookups.len(), 0);
 }

@@ -82,7 +82,7 @@ fn an_unknown_session_does_not_exist_only_if_the_directory_is_consistent() {
 }
 
 #[test]
-fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
+fn a_call_that_may_have_started_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
     let broken = Action::Refuse(Refusal::ConnectionLost);
     let broken_plan = || {
         let mut plan = plan(true);

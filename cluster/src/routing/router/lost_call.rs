@@ -61,7 +61,7 @@ impl Router {
             if !look.is_ok_and(|look| self.have_former_calls_ended(session, &look)) {
                 return self.reject(Refusal::Inconsistent);
             }
-            // Read again, because the former instance may have written the answer between the first read and the look.
+            // Read again, because the former instance may have written the answer between the first read and the lookup.
             kept = read_answer().await;
         }
         match kept {

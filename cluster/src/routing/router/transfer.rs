@@ -105,7 +105,7 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// The session must not be open here, or its record must name this instance. Otherwise the session is written again.
+    /// The session must not be open here, or its record must have this instance as the owner. Otherwise the session is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {

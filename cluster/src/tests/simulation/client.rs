@@ -29,7 +29,7 @@ use super::{
 };
 use crate::manager::messages::NOT_STARTED;
 
-/// Maximum time that a request waits for its head, unless its call has started: 25 s. Chosen as the head timeout, a lease and the time to
+/// Maximum time a request waits for its head, unless its call has started: 25 s. Chosen as the head timeout, a lease and the time to
 /// claim.
 const HEAD_LIMIT: Ms = 25_000;
 
@@ -620,7 +620,7 @@ impl Client {
         ingress.send(request)
     }
 
-    /// Returns the head of a response. Returns `None` if the connection broke.
+    /// Returns the head of a response, or `None` if the connection broke.
     async fn head(
         &self,
         exchange: &Exchange,
@@ -645,7 +645,7 @@ impl Client {
         }
     }
 
-    /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away meanwhile.
+    /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away in the meantime.
     fn record_wait(&self, since: Ms) {
         if self.now() - since > WAITED {
             self.0.watcher.has_waited();
@@ -712,7 +712,7 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
         return Some(Answer::Lost);
     }
     if error == NOT_STARTED {
-        return Some(Answer::NotBegun);
+        return Some(Answer::NotStarted);
     }
     Some(Answer::Other(message.to_string()))
 }

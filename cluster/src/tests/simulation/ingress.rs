@@ -2,7 +2,7 @@
 //! between. A disconnect of a client is passed on.
 //!
 //! 1. A request that waits while its instance is stopped is passed to the application when the instance resumes. This also holds if the
-//!    client has disconnected meanwhile, because a server reads its socket before it detects the end.
+//!    client has disconnected in the meantime, because a server reads its socket before it detects the end.
 //! 2. When a client disconnects, the future or the body of the response is dropped.
 
 use std::{

@@ -13,7 +13,7 @@
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
 //! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not started |
-//! | [`Check::StartedTwice`] | a call that starts twice, or after its client got the error that it does not start |
+//! | [`Check::StartedTwice`] | a call that starts twice, or after its client got the error that it was not started |
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
@@ -111,8 +111,8 @@ pub(super) enum Answer {
     Done,
     /// The error of a call whose server has ended without a stored answer.
     Lost,
-    /// The call does not start.
-    NotBegun,
+    /// The call was not started.
+    NotStarted,
     Other(String),
 }
 
@@ -161,7 +161,7 @@ struct TurnedAway {
 struct Call {
     session: String,
     client: Client,
-    begun: Option<(HostId, Ms)>,
+    started: Option<(HostId, Ms)>,
     ended: Option<(End, Ms)>,
     turned_away: Option<TurnedAway>,
     answer: Option<Answer>,
@@ -387,26 +387,26 @@ impl Watcher {
         known.served.push((host, now));
     }
 
-    pub(super) fn begun(&self, host: HostId, session: Option<&str>, label: &str) {
+    pub(super) fn call_started(&self, host: HostId, session: Option<&str>, label: &str) {
         let now = self.post.now();
-        self.note(format!("{label} begins on {host}"));
+        self.note(format!("{label} starts on {host}"));
         let mut log = self.log();
         if let Some(session) = session
             && let Some(why) = log.why_not_owner(host, session, now)
         {
-            let message = format!("{label} begins on {host}, {why}");
+            let message = format!("{label} starts on {host}, {why}");
             log.fail(Check::Owner, now, message);
         }
         let Some(call) = log.calls.get_mut(label) else {
             return;
         };
-        if call.answer == Some(Answer::NotBegun) {
+        if call.answer == Some(Answer::NotStarted) {
             let message = format!(
-                "{label} begins on {host}, although its client received the error that it does not"
+                "{label} starts on {host}, although its client received the error that it does not"
             );
             log.fail(Check::StartedTwice, now, message);
-        } else if let Some((before, _)) = call.begun.replace((host, now)) {
-            let message = format!("{label} begins on {host}, and has begun on {before}");
+        } else if let Some((before, _)) = call.started.replace((host, now)) {
+            let message = format!("{label} starts on {host}, and has started on {before}");
             log.fail(Check::StartedTwice, now, message);
         }
     }
@@ -484,7 +484,7 @@ impl Watcher {
         let call = Call {
             session: session.to_owned(),
             client: Client::Requesting,
-            begun: None,
+            started: None,
             ended: None,
             turned_away: None,
             answer: None,
@@ -580,7 +580,7 @@ impl Watcher {
                     Some(State::Alive) | None => false,
                 }
         };
-        call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
+        call.started.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
 
     /// Returns `true` if an instance is alive and was not suspended after `since`.
@@ -605,7 +605,7 @@ impl Watcher {
             let session = log.sessions.get(&call.session);
             let has_ended = session.is_none_or(|session| session.is_deleted || session.is_lost);
             if let (Client::NeverResumes { since }, Some((host, _)), None) =
-                (call.client, call.begun, call.ended)
+                (call.client, call.started, call.ended)
                 && log.is_alive(host)
                 && now.saturating_sub(since.max(faults_end)) > limit
                 && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
@@ -754,7 +754,7 @@ impl Log {
         self.sessions.get(session)?.served.last().copied()
     }
 
-    /// Returns why an instance does not own a session. Returns `None` if it may own the session.
+    /// Returns why an instance does not own a session, or `None` if it may own the session.
     fn why_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
         if owner == host || !self.is_alive(owner) {
@@ -782,7 +782,7 @@ impl Log {
         (!is_cut).then(|| format!("{owner} serves its session since {since}"))
     }
 
-    /// Returns why a call must not be cancelled. Returns `None` if it may be.
+    /// Returns why a call must not be cancelled, or `None` if it may be.
     fn why_not_orphan(&self, host: HostId, label: &str, now: Ms) -> Option<(Check, String)> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
@@ -791,8 +791,8 @@ impl Log {
         if is_expected || !matches!(process.state, State::Alive) {
             return None;
         }
-        let begun = call.begun.map_or(now, |(_, at)| at);
-        if self.has_other_owner(&call.session, host) && self.may_have_lost(host, begun, now) {
+        let started = call.started.map_or(now, |(_, at)| at);
+        if self.has_other_owner(&call.session, host) && self.may_have_lost(host, started, now) {
             return None;
         }
         match call.client {
@@ -839,7 +839,7 @@ impl Log {
         })
     }
 
-    /// Returns why an answer is wrong. Returns `None` if it is not.
+    /// Returns why an answer is wrong, or `None` if it is not.
     fn why_wrong(&self, label: &str, answer: &Answer) -> Option<String> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
@@ -848,14 +848,14 @@ impl Log {
         }
         match (answer, call.ended) {
             (Answer::Done, _) => None,
-            (Answer::NotBegun, _) => call
-                .begun
-                .map(|(host, _)| format!("it has begun on {host}")),
+            (Answer::NotStarted, _) => call
+                .started
+                .map(|(host, _)| format!("it has started on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
             (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
             (Answer::Lost, Some((End::Done, at))) => {
-                let (host, _) = call.begun?;
+                let (host, _) = call.started?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let served = self.last_served(&call.session);
                 let is_here = served.is_none_or(|served| served.0 == host);
@@ -876,10 +876,10 @@ impl Log {
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Lost, None) => {
-                let (host, begun) = call.begun?;
+                let (host, started) = call.started?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let is_lost = self.has_other_owner(&call.session, host)
-                    && self.may_have_lost(host, begun, now);
+                    && self.may_have_lost(host, started, now);
                 (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
             (Answer::Lost, Some(_)) => None,
@@ -888,7 +888,7 @@ impl Log {
 
     /// Returns `true` if the limit of a `leave` may have cancelled a call at the time of its end.
     fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
-        let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
+        let process = call.started.and_then(|(host, _)| self.processes.get(&host));
         let leaving_since = process.and_then(|process| process.leaving_since);
         leaving_since.is_some_and(|at| ended >= at + LEAVE_LIMIT)
     }
@@ -916,7 +916,7 @@ impl Log {
         until.saturating_sub(from.max(consistent_from))
     }
 
-    /// Returns why a session must be known. Returns `None` if a 404 is permitted.
+    /// Returns why a session must be known, or `None` if a 404 is permitted.
     fn why_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
         let known = self.sessions.get(session)?;
         if known.is_deleted {

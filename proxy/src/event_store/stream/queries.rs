@@ -17,7 +17,7 @@ impl Stream {
         self.state().ring.has_reader()
     }
 
-    /// Returns when the last client stopped reading it. Returns `None` if a client is reading it.
+    /// Returns when the last client stopped reading it, or `None` if a client is reading it.
     ///
     /// The inner value is `None` if it has had no client.
     pub(in crate::event_store) fn unread_since(&self) -> Option<Option<Instant>> {

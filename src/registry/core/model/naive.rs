@@ -94,7 +94,7 @@ pub(super) struct Call {
     unobserved_until: Option<Instant>,
     /// The grace has expired, and the call is about to be cancelled.
     is_expired: bool,
-    /// Number of times that the grace has expired.
+    /// Number of times the grace has expired.
     expiry_count: usize,
     /// The cancel was confirmed.
     is_confirmed: bool,
@@ -366,7 +366,7 @@ impl Model {
         self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// Returns the expiry for which the cancel was decided. Returns `None` if the decision no longer holds.
+    /// Returns the expiry for which the cancel was decided, or `None` if the decision no longer holds.
     pub(super) fn due(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)

@@ -466,7 +466,7 @@ impl Setup {
         }
     }
 
-    /// Starts a call and waits until its handler has started. The label also names the exchange.
+    /// Starts a call and waits until its handler has started. The label is also the name of the exchange.
     pub(crate) async fn start_call(
         &self,
         mcp: &Mcp,

@@ -88,7 +88,7 @@ pub(super) struct SessionHistory {
     pub(super) deleted: Option<Micros>,
 }
 
-/// The times when a process did not run: start and end.
+/// The times when a process did not run, each with its start and end.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
 
@@ -360,17 +360,17 @@ impl Stalls {
         });
     }
 
-    /// The total length of the stalls within this time.
+    /// The total length of the stalls between `from` and `to`.
     pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
         let overlap =
-            |&(begun, ended): &(Micros, Micros)| ended.min(to).saturating_sub(begun.max(from));
+            |&(started, ended): &(Micros, Micros)| ended.min(to).saturating_sub(started.max(from));
         self.near(from, to).map(overlap).sum()
     }
 
-    /// The longest of these stalls.
+    /// The length of the longest of these stalls.
     pub(super) fn longest(&self, from: Micros, to: Micros) -> Micros {
         self.near(from, to)
-            .map(|(begun, ended)| ended - begun)
+            .map(|(started, ended)| ended - started)
             .max()
             .unwrap_or(0)
     }
@@ -381,14 +381,14 @@ impl Stalls {
     }
 
     pub(super) fn total(&self) -> Micros {
-        self.0.iter().map(|(begun, ended)| ended - begun).sum()
+        self.0.iter().map(|(started, ended)| ended - started).sum()
     }
 
     fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
-        let before = self.0.partition_point(|&(begun, _)| begun < to);
-        // Sorted by their start. None lasts for a minute.
+        let before = self.0.partition_point(|&(started, _)| started < to);
+        // Sorted by start. None lasts for a minute.
         let far = from.saturating_sub(60_000 * MILLI);
-        let after = self.0.partition_point(|&(begun, _)| begun < far);
+        let after = self.0.partition_point(|&(started, _)| started < far);
         self.0[after..before]
             .iter()
             .filter(move |&&(_, ended)| ended > from)

@@ -33,9 +33,9 @@ fn directory(server: &Server) -> Limited {
 }
 
 async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !condition().await {
-        assert!(begun.elapsed() < TIMEOUT, "never: {what}");
+        assert!(started.elapsed() < TIMEOUT, "never: {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -182,10 +182,10 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
     .await;
     server.kill().await;
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut is_consistent_too_early = false;
     let before = live.heartbeat.consistent_since();
-    while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
+    while started.elapsed() < SETTLE_PERIOD + 3 * SECOND {
         assert!(!is_denied(existing).await);
         let is_consistent_again = live
             .heartbeat
@@ -215,9 +215,13 @@ async fn a_redis_that_was_down_is_used_again_soon() {
     // Long enough that a client with growing delays between its attempts would reach a long delay.
     sleep(8 * SECOND).await;
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     live.until_consistent().await;
-    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 3 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -227,7 +231,7 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     let live = LiveInstance::start(&server, 1, 10).await;
     let owners = OwnerCache::new(live.me.incarnation, live.directory.clone());
     server.stop();
-    let begun = Instant::now();
+    let started = Instant::now();
     let (me, any) = (instance(3), session("any"));
     let former = Ownership::begin(me);
     let results = tokio::join!(
@@ -245,14 +249,22 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
             && results.3.is_err()
             && results.4.is_err()
     );
-    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 3 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
     live.until_not_consistent().await;
     // Long enough for the lease to expire.
     sleep(LEASE_TTL).await;
     server.resume();
-    let begun = Instant::now();
+    let started = Instant::now();
     live.until_consistent().await;
-    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 3 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
     assert!(live.sessions.is_local(session("7").session));
     assert!(is_alive(&live.directory, live.me).await);
 }
@@ -410,14 +422,17 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     let before = live.heartbeat.consistent_since();
     server.kill().await;
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     eventually("all is written", async || {
         live.heartbeat
             .consistent_since()
             .is_some_and(|since| Some(since) != before)
     })
     .await;
-    println!("consistent {:?} after it restarted empty", begun.elapsed());
+    println!(
+        "consistent {:?} after it restarted empty",
+        started.elapsed()
+    );
     let known: usize = server.query("DBSIZE").await;
     assert_eq!(known, 10_001);
 }

@@ -14,7 +14,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// A `redis-server`, or the program that `REDIS_SERVER` names. Its process ends when this is dropped.
+/// A `redis-server`, or the program in `REDIS_SERVER`. Its process ends when this is dropped.
 pub(super) struct Server {
     port: u16,
     folder: PathBuf,

@@ -40,8 +40,8 @@ pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
             let mut connection = session.connect_small().await?;
             let flooded = call(id, "flood", &arguments);
             match connection.open(&flooded, limit).await {
-                Ok(has_begun) => {
-                    if !has_begun {
+                Ok(has_started) => {
+                    if !has_started {
                         limit = SHORT;
                     }
                     // The connection of the other half is dropped.

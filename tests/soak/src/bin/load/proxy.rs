@@ -29,7 +29,7 @@ struct Link {
     call: Call,
     client: Arc<str>,
     server: u16,
-    /// Number of times that everything was cut.
+    /// Number of times everything was cut.
     cuts: watch::Sender<u32>,
     refuses: watch::Sender<bool>,
     call_passed: Notify,
