@@ -139,7 +139,7 @@ impl Calls {
 
     /// Cancels a call, attached or not. Returns `false` if the call has ended, or runs as a task.
     ///
-    /// The token of the call fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
+    /// The call's token fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
     /// [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);

@@ -99,7 +99,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that returns the policy of a call. A second closure replaces the first.
+    /// Sets the closure that returns a call's policy. A second closure replaces the first.
     ///
     /// It runs once for each call, when the call becomes known.
     ///

@@ -268,7 +268,7 @@ impl CallToken {
     ///     handed_out.send(request.extensions().get::<CallToken>().cloned()).unwrap();
     ///     async {
     ///         axum::body::to_bytes(Body::new(request.into_body()), 1024).await.unwrap();
-    ///         // The events of another server, which a task of the gateway reads.
+    ///         // The events from another server, which a task of the gateway reads.
     ///         let events = Body::from_stream(futures_util::stream::pending::<Result<&str, Infallible>>());
     ///         let head = Response::builder().header("content-type", "text/event-stream");
     ///         Ok::<_, Infallible>(head.body(events).unwrap())

@@ -282,7 +282,7 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a client of an instance that uses the session of another client.
+/// Returns a client of an instance that uses another client's session.
 fn of(client: &Mcp, instance: &Instance) -> Result<Mcp, Failure> {
     let session = client.session_id().ok_or("no session")?;
     Ok(Mcp::stateless(instance.addr, "/mcp").in_session(session))

@@ -120,7 +120,7 @@ impl Call {
         }
     }
 
-    /// Returns `true` if a message is the answer of the call.
+    /// Returns `true` if a message is the call's answer.
     pub(crate) fn is_answered_by(&self, message: &ServerJsonRpcMessage) -> bool {
         let answered = match message {
             ServerJsonRpcMessage::Response(response) => Some(&response.id),
@@ -171,7 +171,7 @@ impl Answers {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the suffix of a stream's event ids: the generation of its session, and its call.
+    /// Returns the suffix of a stream's event ids: its session's generation, and its call.
     pub(crate) fn event_suffix(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
             None => ClusterEventId::suffix(generation, None),
@@ -222,7 +222,7 @@ impl Answers {
         }
     }
 
-    /// Called when the client of a call has resumed.
+    /// Called when a call's client has resumed.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)

@@ -28,7 +28,7 @@ use crate::{
     sessions::drain_gate::InFlightGuard,
 };
 
-/// Relays each request to the owner of its session. Created by [`Cluster::layer`](crate::Cluster::layer).
+/// Relays each request to its session's owner. Created by [`Cluster::layer`](crate::Cluster::layer).
 ///
 /// It must be the outermost layer. Inner layers then process a relayed request only once, on the instance that serves it:
 ///

@@ -3,11 +3,11 @@
 //! | the directory | the orphan |
 //! |---|---|
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
-//! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
+//! | has lost this instance's lease, and possibly the leases and reports of the others | waits for another grace |
 //! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | lacks, for another living instance, a heartbeat composed at least 2.15 s after the grace ended | waits for one |
-//! | has a report that an instance turned a client away recently | waits until the backoff of that client is over |
+//! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
 //! | has this instance as the owner of its session | is cancelled |
 //! | has no record of its session, which is a proof, and the session is not local | is cancelled |
 //! | has another owner, or no record | waits for another grace; the session is written again, which decides its owner |

@@ -24,7 +24,7 @@ pub(crate) enum Refusal {
     SessionMoved,
     /// The connection to the owner ended before the response. The request may have started, so this instance must not send it again.
     ConnectionLost,
-    /// The head of the request has more fields than a peer accepts.
+    /// The request's head has more fields than a peer accepts.
     TooManyFields,
     /// The client disconnected in the middle of its request.
     Incomplete,

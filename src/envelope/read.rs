@@ -47,7 +47,7 @@ pub(crate) enum Message<'a> {
     Request(Request<'a>),
     /// Has a `method` and no `id`.
     Notification(Notification<'a>),
-    /// Has a `result` or an `error`, and no `method`. It answers a request of the server, so its id is not that of a call.
+    /// Has a `result` or an `error`, and no `method`. It answers a request from the server, so its id is not that of a call.
     Response,
 }
 

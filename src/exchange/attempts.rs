@@ -76,7 +76,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Under the lock of the state, so that a cancel from now on is deferred until the server has this attempt too.
+        // Under the state lock, so that a cancel from now on is deferred until the server has this attempt too.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {

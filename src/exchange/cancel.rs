@@ -117,7 +117,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the outcome of the call. `determined` applies unless the cancel notifies neither side.
+    /// Returns the call's outcome. `determined` applies unless the cancel notifies neither side.
     fn outcome(self, determined: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
@@ -248,7 +248,7 @@ impl Exchange {
         Some(JustCancelled { finished, guard })
     }
 
-    /// Fires the token of a call that has just been cancelled. Returns the outcome of the call.
+    /// Fires the token of a call that has just been cancelled. Returns the call's outcome.
     fn apply_cancel(&self, id: CallId, cancel: Cancel, finished: Finished) -> Outcome {
         let has_recipient = self.has_cancel_recipient(id, finished);
         self.notify_changed();

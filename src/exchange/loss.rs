@@ -122,7 +122,7 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the answer of a call is observed even if no stream of it is read.
+    /// Returns `true` if a call's answer is observed even if no stream of it is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))

@@ -52,7 +52,7 @@ pub(super) type CleanUpTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 enum Hooks {
     #[default]
     None,
-    /// Nearly always the token of a handler, which needs no allocation here.
+    /// Nearly always a handler's token, which needs no allocation here.
     One(Hook),
     Several(Vec<Hook>),
     /// The token can no longer fire: a new hook never runs.

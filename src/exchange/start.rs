@@ -193,7 +193,7 @@ impl Exchange {
         self.on_registered(registered);
     }
 
-    /// Registers a call in its session. Must be called under the lock of the state, so that the call is registered once.
+    /// Registers a call in its session. Must be called under the state lock, so that the call is registered once.
     ///
     /// A session entry may be locked under that lock, and no other lock is taken under a session entry.
     pub(super) fn register(

@@ -169,7 +169,7 @@ pub(super) struct Attempts {
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted an attempt, or may have accepted one.
     pub(super) was_accepted: bool,
-    /// The key of the call, if an older call in flight has the same key. The older call keeps the key if the request is refused.
+    /// The call's key, if an older call in flight has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }

@@ -1,7 +1,7 @@
 //! The message for clients that are still connected when their call is cancelled here.
 //!
 //! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
-//! of the call: those of the POST and of resumes. The body of the inner service is dropped before the client reads the message. So a
+//! of the call: those of the POST and of resumes. The inner service's body is dropped before the client reads the message. So a
 //! client that is not reading delays nothing.
 //!
 //! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
@@ -85,7 +85,7 @@ impl Exchange {
         state.streams.has_older()
     }
 
-    /// Returns a guard if the answer of its call is on its way to a connected client.
+    /// Returns a guard if its call's answer is on its way to a connected client.
     pub(crate) fn delivering(self: &Arc<Self>) -> Option<Delivering> {
         if !self.has_call_ended() || !self.state().is_delivering {
             return None;

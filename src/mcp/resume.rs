@@ -208,7 +208,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         (stream, client_stream)
     }
 
-    /// Reads the stream of this resume in the background, because its client has disconnected.
+    /// Reads this resume's stream in the background, because its client has disconnected.
     ///
     /// The manager may already have moved the call's stream to this resume. Then only this stream yields further messages, including
     /// the answer. The call stays detached, because its client did not complete the resume.

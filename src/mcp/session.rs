@@ -286,7 +286,7 @@ impl Session {
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Records that the client is reading another stream. Returns `false` if the streams of this session are not counted.
+    /// Records that the client is reading another stream. Returns `false` if this session's streams are not counted.
     pub(super) fn begin_stream(&self) -> bool {
         let counts_streams = self.idle_timeouts.lost.is_some();
         if counts_streams {

@@ -188,7 +188,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     // --- The start of a call ---
 
     /// Starts a call that is cancelled at `deadline` at the latest. `name` is its lookup key: `None` for a stateless call, and while
-    /// the scope of the session is unknown.
+    /// the session's scope is unknown.
     pub(crate) fn start(
         &mut self,
         id: CallId,

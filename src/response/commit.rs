@@ -1,6 +1,6 @@
 //! The inner answer as events, for a response whose head was sent early.
 //!
-//! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Events stay as
+//! Once the client has received `200 text/event-stream`, every answer from the inner service must become events. Events stay as
 //! they are, a JSON body becomes the data of one event, and any other answer becomes a JSON-RPC error. The headers of the inner
 //! answer are lost.
 
@@ -31,7 +31,7 @@ use crate::{
 /// Number of bytes after which no more of a refusal is read: 64 KiB. A JSON-RPC error is shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// The pending answer of the inner service. `None` if the service fails.
+/// The pending answer from the inner service. `None` if the service fails.
 pub(super) type PendingAnswer<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
 /// The answer to one request, as events.

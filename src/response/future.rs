@@ -319,7 +319,7 @@ impl ResponseOptions {
         self.commit.is_some()
     }
 
-    /// Returns the response for an answer of the inner service.
+    /// Returns the response for an answer from the inner service.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,

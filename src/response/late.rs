@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{Polled, Sleeper, timer};
 use crate::{call::RequestId, envelope::Answers, sse::Reader};
 
-/// Maximum time until the next event of the server: 1 s, as with a session manager.
+/// Maximum time until the next event from the server: 1 s, as with a session manager.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes that are buffered: 1 MiB. A longer stream is passed on.

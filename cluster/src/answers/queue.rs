@@ -82,7 +82,7 @@ pub(super) struct AnswerQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AnswerKey {
     pub(super) session: SessionHash,
-    /// The generation of the session.
+    /// The session's generation.
     pub(super) generation: Incarnation,
     pub(super) call: CallNumber,
 }

@@ -2,7 +2,7 @@
 //!
 //! | key | value | expires |
 //! |---|---|---|
-//! | `mcp:s:<session>` | hash: `o` the record of the session, `p` the `initialize` parameters | 1 h after it was written |
+//! | `mcp:s:<session>` | hash: `o` the session's record, `p` the `initialize` parameters | 1 h after it was written |
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!

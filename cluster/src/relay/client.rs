@@ -1,4 +1,4 @@
-//! Relays a request to the owner of its session, on a new connection.
+//! Relays a request to its session's owner, on a new connection.
 //!
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.
@@ -216,7 +216,7 @@ impl Relay {
         }
     }
 
-    /// Returns the response of the owner, or the reason why there is none.
+    /// Returns the response from the owner, or the reason why there is none.
     async fn await_response(
         &self,
         stream: Stream,

@@ -2,7 +2,7 @@
 //!
 //! Clients never receive these fields from another instance, and cannot send them:
 //!
-//! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from
+//! 1. The layer removes the fields from every request from a client before any other code reads the request. The relay removes them from
 //!    every response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
 //! 3. A response without the field `mcp-cluster` is not accepted as a peer's, regardless of its status. The address may have been

@@ -103,7 +103,7 @@ impl OwnerCache {
         }))
     }
 
-    /// Returns the owner of a session, from the cache or from a lookup.
+    /// Returns a session's owner, from the cache or from a lookup.
     ///
     /// # Errors
     /// Returns an error if the directory failed or did not answer in time.

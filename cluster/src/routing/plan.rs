@@ -2,7 +2,7 @@
 //!
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
 //! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
-//! 3. Every other request is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
+//! 3. Every other request is relayed to its session's owner. A session is claimed only if the lease of its owner is over, or if its
 //!    owner answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
 //!    relays to the winner. The winner may be shutting down as well, so there are up to [`MAX_CLAIMS`] claims.
 //! 4. "No such session" is answered here only if the directory was consistent for long enough. Otherwise the client is asked to retry.
@@ -63,7 +63,7 @@ pub(crate) enum Action {
 /// The reason why a session may be claimed from its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The lease of the owner is over.
+    /// The owner's lease is over.
     LeaseOver,
     /// The owner answered that it relinquished the session.
     Relinquished,

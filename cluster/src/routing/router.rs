@@ -42,7 +42,7 @@ pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 /// Delay between lookups while another instance is claiming a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// Interval of checks whether a silent owner still owns the session of a call: 10 s.
+/// Interval of checks whether a silent owner still owns a call's session: 10 s.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of attempts to reclaim a session that another instance also claims: 3.
@@ -302,7 +302,7 @@ impl Router {
         }
     }
 
-    /// Reads the body of a request, and sends the request to the owner of its session.
+    /// Reads the body of a request, and sends the request to its session's owner.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNSTARTED_TIMEOUT`], and a call that has not
     /// started fails before that. The client of any other request counts as turned away if it waits for long

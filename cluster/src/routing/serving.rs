@@ -314,7 +314,7 @@ pub(crate) async fn serve<S: Inner>(
     };
     let response = async {
         if is_resume {
-            // The grace of the call may end before the resume arrives at it.
+            // The call's grace may end before the resume arrives at it.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await

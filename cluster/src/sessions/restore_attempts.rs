@@ -79,7 +79,7 @@ impl RestoreAttempts {
         self.step(session, true)
     }
 
-    /// Called when the handler of a session has accepted its `initialize`.
+    /// Called when a session's handler has accepted its `initialize`.
     pub(crate) fn on_restored(&self, session: SessionHash) {
         self.cache().remove(session);
     }

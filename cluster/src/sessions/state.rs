@@ -200,7 +200,7 @@ impl Sessions {
         false
     }
 
-    /// Called when the handler of a session has accepted its `initialize`.
+    /// Called when a session's handler has accepted its `initialize`.
     pub(crate) fn on_initialize_accepted(&self, id: &str) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {

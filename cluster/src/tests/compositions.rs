@@ -191,7 +191,7 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
     within("a head", listed.head()).await.status
 }
 
-/// The handler takes longer to start than the timeout of the client, which then retries. No restore has failed, because the client gave up
+/// The handler takes longer to start than the client's timeout, which then retries. No restore has failed, because the client gave up
 /// each of them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
 async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
@@ -346,7 +346,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The head of the response is sent while the handler starts. Requests that arrive in the meantime wait until the handler has started.
+/// The response's head is sent while the handler starts. Requests that arrive in the meantime wait until the handler has started.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -373,7 +373,7 @@ async fn a_restore_continues_after_the_head_of_its_response() {
     assert!(router.restores.is_empty());
 }
 
-/// The head of the response is sent before the handler refuses the restored session.
+/// The response's head is sent before the handler refuses the restored session.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_heads() {
     let instance = SlowInstance::start(with_early_heads).await;

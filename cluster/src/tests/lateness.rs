@@ -616,7 +616,7 @@ async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     );
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance starts to
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check a call's client. Meanwhile the instance starts to
 /// shut down, with a limit of 30 s. Returns the messages that the client receives.
 async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());

@@ -1,4 +1,4 @@
-//! Clients that the application refuses. They cancel no waiting call, and receive no answer of another client.
+//! Clients that the application refuses. They cancel no waiting call, and receive no answer from another client.
 
 use axum::{
     Router,
@@ -43,7 +43,7 @@ async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request
     run_other_tasks().await;
 }
 
-/// The application refuses a cancel of a call that waits for the transfer of its session. Returns the answer of the call.
+/// The application refuses a cancel of a call that waits for the transfer of its session. Returns the call's answer.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, refuse_bob).await;

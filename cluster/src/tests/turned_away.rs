@@ -1,4 +1,4 @@
-//! Clients that return through an instance that cannot reach the owner of their session.
+//! Clients that return through an instance that cannot reach their session's owner.
 
 use std::{
     sync::{

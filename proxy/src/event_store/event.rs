@@ -157,7 +157,7 @@ impl AsRef<[u8]> for OwnedLines {
 // === impl Weight ===
 
 impl Weight {
-    /// Returns the weight of this message on the stream of this call.
+    /// Returns the weight of this message on this call's stream.
     ///
     /// A message that cannot be read is kept. It counts as the answer if it may be one, because the client may be able to
     /// read it, and no second answer follows. A batch is the answer if one of its messages is.

@@ -14,7 +14,7 @@
 //!    if its call was cancelled. If a session is closed, a client that is reading one of its streams gets the remaining events. An
 //!    error takes the place of a missing answer.
 //! 4. **Access.** A stream is found in its own session only, by an event id with 128 random bits. If a server
-//!    authenticates the clients of a session, [`Resumable`] has it authenticate a client that resumes as well.
+//!    authenticates a session's clients, [`Resumable`] has it authenticate a client that resumes as well.
 //! 5. **One reader.** A client that resumes a stream replaces the response that read it before.
 //!
 //! The parts: a [`Stream`] has a `ring` of events, which decides what is dropped. A [`Session`] has streams, which are

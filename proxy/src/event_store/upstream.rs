@@ -58,7 +58,7 @@ const MAX_REFUSAL: usize = 64 * 1024;
 const COMPRESSED: &str =
     "the MCP server's answer is compressed, although the proxy requested an uncompressed one";
 
-/// The pending response of the server.
+/// The pending response from the server.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// The state of the server's answer.

@@ -4,7 +4,7 @@ use std::{any::Any, fmt::Debug, panic::AssertUnwindSafe};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
-/// The state of the program when the fault happens.
+/// The program's state when the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     BeforeInitialize,

@@ -342,7 +342,7 @@ async fn a_cancel_of_the_client_has_its_own_credentials() {
 
 /// The server cuts its stream, as SEP-1699 allows.
 ///
-/// The token of the call expires before the proxy requests the rest.
+/// The call's token expires before the proxy requests the rest.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     let mut setup = Setup::started(WITH_PRIMING).await;

@@ -121,7 +121,7 @@ async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
-/// A request of the server that is too large to keep.
+/// A request from the server that is too large to keep.
 fn large_request() -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// Accepts the next request of the server, which must be a cancel. Returns the id that it cancels.
+/// Accepts the next request from the server, which must be a cancel. Returns the id that it cancels.
 async fn cancel_of(upstream: &Upstream) -> Value {
     let cancel = upstream.next_request().await;
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");

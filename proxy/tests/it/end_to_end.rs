@@ -52,7 +52,7 @@ impl Started {
         text.expect("text").to_owned()
     }
 
-    /// Returns the process of the session, and one that it has started.
+    /// Returns the session's process, and one that it has started.
     async fn processes(&self) -> [Pid; 2] {
         [self.text("pid").await, self.text("fork").await].map(|pid| {
             let pid = pid.parse().expect("a number");

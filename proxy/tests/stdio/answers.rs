@@ -70,7 +70,7 @@ async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_rea
     let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let call = |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
     let mut unread = client.request(call(1)).await;
-    // All requests of the server are queued in the stream and in the pipe.
+    // All requests from the server are queued in the stream and in the pipe.
     sleep(Duration::from_millis(500)).await;
     let _cancelled = client.request(call(2)).await;
     assert_eq!(client.cancel("2").await, StatusCode::ACCEPTED);

@@ -43,7 +43,7 @@ pub(crate) enum DetachedState {
 pub(super) struct CallTimers {
     /// When it is cancelled at the latest, attached or not.
     pub(super) deadline: Option<Instant>,
-    /// The key of this call in `SessionState::due`.
+    /// This call's key in `SessionState::due`.
     pub(super) due: Option<Instant>,
     /// `None` while it is attached.
     pub(super) detached: Option<Detached>,
@@ -226,7 +226,7 @@ impl CallTimers {
                 };
                 Some(detached.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before the deadline of the call, because an unobserved call can still be cancelled then.
+            // Not before the call's deadline, because an unobserved call can still be cancelled then.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => detached
                 .unobserved_until

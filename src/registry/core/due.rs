@@ -115,7 +115,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Updates the deadline of a call in `due`.
+    /// Updates a call's deadline in `due`.
     pub(super) fn schedule(&mut self, id: CallId) {
         let Some(timers) = self.timers_of(id) else {
             return;

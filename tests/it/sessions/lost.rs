@@ -165,7 +165,7 @@ async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() 
     is_lost_with_its_resumed_stream(&setup, &clock, &mcp, &event.id.expect("an event id")).await;
 }
 
-/// A cancel of the client ends the stream of its call, not the client.
+/// A cancel from the client ends the stream of its call, not the client.
 #[tokio::test]
 async fn a_client_that_cancels_its_call_is_not_lost() {
     let (clock, setup, mcp) = plan().stopped().await;

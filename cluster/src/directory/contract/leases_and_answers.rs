@@ -48,7 +48,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             ..Status::default()
         },
     ];
-    // The report of any instance counts, and outlives the lease of that instance.
+    // The report of any instance counts, and outlives that instance's lease.
     let mut latest = None;
     for status in statuses {
         directory.acquire_lease(me, &status).await.unwrap();

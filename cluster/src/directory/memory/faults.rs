@@ -64,7 +64,7 @@ impl MemoryDirectory {
         known.is_some_and(|known| matches!(known.record, Record::Owned(_)))
     }
 
-    /// Returns the owner of a session, whether or not the record has expired.
+    /// Returns a session's owner, whether or not the record has expired.
     pub(crate) fn owner(&self, session: SessionHash) -> Option<Incarnation> {
         let state = self.state();
         let record = state.sessions.get(&session)?.record;

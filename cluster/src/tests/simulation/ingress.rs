@@ -214,7 +214,7 @@ impl Drop for Responder {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns the head of the response, or an error if the connection broke before it.
+    /// Returns the response's head, or an error if the connection broke before it.
     pub(super) async fn head(&self) -> Result<(StatusCode, HeaderMap), End> {
         self.poll(|state| match (&state.head, state.end) {
             (Some(head), _) => Some(Ok(head.clone())),

@@ -504,7 +504,7 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance turned away the client of a call.
+    /// Records that an instance turned away a call's client.
     pub(super) fn turned_away(&self, label: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("the client of {label} is turned away by {by}"));
@@ -715,7 +715,7 @@ impl Log {
         owners.into_iter().flatten().any(|owner| owner != host)
     }
 
-    /// Returns the owner of a session in the directory.
+    /// Returns a session's owner in the directory.
     fn recorded_owner(&self, session: &str) -> Option<HostId> {
         let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
         let mut processes = self.processes.iter();

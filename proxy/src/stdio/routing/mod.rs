@@ -128,7 +128,7 @@ impl<S: Clone> Routes<S> {
 
     /// Registers a request that is about to be sent to the server.
     ///
-    /// `stream` creates the stream of the call, and is called only if the request may be sent. If it fails, the request is
+    /// `stream` creates the call's stream, and is called only if the request may be sent. If it fails, the request is
     /// not registered.
     pub fn begin<E: From<Refused>>(
         &mut self,

@@ -100,7 +100,7 @@ pub(super) struct Call {
     is_confirmed: bool,
     empty_resumes: u32,
     last_deadline: Option<Instant>,
-    /// The deadline of the call, attached or not.
+    /// The call's deadline, attached or not.
     pub(super) deadline: Option<Instant>,
     event_ids: Vec<Stream>,
 }

@@ -270,7 +270,7 @@ impl CallHistory {
         self.ended.get_or_insert((at, end));
     }
 
-    /// The grace of the call.
+    /// The call's grace.
     pub(super) fn grace(&self) -> Micros {
         if self.session.is_some() { GRACE } else { 0 }
     }
@@ -286,7 +286,7 @@ impl CallHistory {
         self.start().map(|start| start + work)
     }
 
-    /// The streams of the call: the first, and each resume after an event of an earlier stream.
+    /// The call's streams: the first, and each resume after an event of an earlier stream.
     pub(super) fn generations(&self) -> Vec<&Stream> {
         let mut known: Vec<&str> = Vec::new();
         let mut generations: Vec<&Stream> = Vec::new();
