@@ -137,7 +137,7 @@ impl Calls {
         found.flatten()
     }
 
-    /// Cancels a call, attached or not. Returns `false` if the call has ended, or runs as a task.
+    /// Cancels a call, attached or not. Returns `false` if the call has ended or runs as a task.
     ///
     /// The call's token fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
     /// [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
@@ -146,7 +146,7 @@ impl Calls {
         exchange.is_some_and(|exchange| exchange.cancel(id, Cancel::now(reason)))
     }
 
-    /// Cancels all calls of a session except tasks, and returns the number of cancelled calls.
+    /// Cancels all calls of a session except tasks and returns the number of cancelled calls.
     ///
     /// Cancels none if two servers behind the layer issued the same session id, and both have calls in flight under it.
     ///

@@ -337,9 +337,9 @@ impl CancelOnDisconnectLayer {
     /// reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the unsent part
     /// to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2 a client may stop reading one stream, and so exhaust the flow-control window of the whole connection. Then no stream
-    /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine which of them
-    /// exhausted the window. Use a timeout that is longer than any pause of a correct client.
+    /// On HTTP/2 a client may stop reading one stream and so exhaust the flow-control window of the whole connection. Then no
+    /// stream of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine
+    /// which of them exhausted the window. Use a timeout that is longer than any pause of a correct client.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///

@@ -278,7 +278,7 @@ impl Stream {
         Self { source, seen }
     }
 
-    /// Sends a request on this keep-alive connection, and reads the whole answer.
+    /// Sends a request on this keep-alive connection and reads the whole answer.
     ///
     /// # Errors
     ///

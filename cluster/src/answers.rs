@@ -10,7 +10,7 @@
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
 //!    in the memory of this instance.
-//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again
+//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it and writes it again
 //!    after the directory has lost data.
 
 use std::{

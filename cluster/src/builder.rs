@@ -273,8 +273,8 @@ impl ClusterBuilder {
     /// # Errors
     ///
     /// - A URL of the directory cannot be used, for example because it needs a feature that is not enabled.
-    /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
-    /// - The directory answers, and is a Redis Cluster.
+    /// - The root certificate is not PEM or is set even though the directory's URL does not use TLS.
+    /// - The directory answers and is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
     /// - A secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
     ///
@@ -334,7 +334,7 @@ impl ClusterBuilder {
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(ConnectErrorKind::NotAnAddress(text.to_owned()));
         }
-        // The other instances have the same filter, and would never connect to this address.
+        // The other instances have the same filter and would never connect to this address.
         if !self.filter.admits(address.ip()) {
             return Err(ConnectErrorKind::NotAdmitted(address.ip()));
         }

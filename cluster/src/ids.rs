@@ -36,7 +36,7 @@ const DIGITS: [u8; 16] = *b"0123456789abcdef";
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of an instance, or one restore of a session.
+/// One start of an instance or one restore of a session.
 ///
 /// A random number. Its text is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

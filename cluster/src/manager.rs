@@ -257,7 +257,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let is_call = call.is_some();
         let enter = move || is_call.then(|| self.sessions.enter(id)).flatten();
         let guard = enter();
-        // Since the request was routed, this process may have stalled. Or the session was relinquished, and is about to be closed.
+        // Since the request was routed, this process may have stalled. Or the session was relinquished and is about to be closed.
         let is_here = guard.is_some() || !is_call;
         let created = if is_here && self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);

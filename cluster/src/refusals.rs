@@ -18,7 +18,7 @@ const REQUEST_CANCELLED: i32 = -32800;
 pub(crate) enum Refusal {
     /// The directory did not answer, or its content proves nothing yet.
     Inconsistent,
-    /// The owner could not be reached, and may still be alive.
+    /// The owner could not be reached and may still be alive.
     OwnerUnreachable,
     /// The session moved to this or another instance during the request, or was not restored in time. The request can be sent again.
     SessionMoved,

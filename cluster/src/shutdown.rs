@@ -120,7 +120,7 @@ impl Shutdown {
     /// Records that a POST of a remote session is in flight. A shutdown waits for it.
     ///
     /// A client may be unable to resume the POST once this instance has ended. Other methods do not count, because the stream of a GET need
-    /// not end, and can be opened again.
+    /// not end and can be opened again.
     pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
         self.relays.enter()
     }
@@ -148,7 +148,7 @@ impl Shutdown {
         }
     }
 
-    /// Returns `true` if a session was relinquished here during the shutdown, or is about to be.
+    /// Returns `true` if a session was relinquished here during the shutdown or is about to be.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
         // In the order of a relinquishment: the gate closes, the session is recorded, and its gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());

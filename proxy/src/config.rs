@@ -49,7 +49,7 @@ const RETRY_DIVISOR: u32 = 4;
 /// Chosen because SDKs resume after 1 s if they were sent no `retry`, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
-/// The options of the program.
+/// The program's options.
 #[derive(Clone, Parser)]
 #[command(
     name = "mcp-cancel-proxy",
@@ -231,7 +231,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads the same sources, and returns only the address for operators. The configuration may lack a server.
+    /// Reads the same sources and returns only the address for operators. The configuration may lack a server.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -240,7 +240,7 @@ impl Config {
 
     fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(Self, ArgMatches), ConfigError> {
         let args = args.into_iter().collect();
-        // Errors of the command line are reported first.
+        // Command-line errors are reported first.
         let _checked = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
         let args = with_defaults(args, &environment.entries)?;

@@ -6,7 +6,8 @@
 //!    those of `public_url`. `Host` is the server's own, because the server may check it. Event streams are requested without a
 //!    content coding, because the proxy must parse them to find the answer to a call.
 //! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
-//! 4. A redirect of the endpoint is rewritten to point back at the proxy, or is answered with 502. So no client bypasses the proxy.
+//! 4. A redirect of the endpoint is rewritten to point back at the proxy or is answered with 502. So no client bypasses the
+//!    proxy.
 //! 5. If a response is dropped before its end, its connection to the server is closed.
 
 use std::{

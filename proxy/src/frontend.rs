@@ -1,4 +1,4 @@
-//! Accepts connections, and refuses requests that must not reach the server.
+//! Accepts connections and refuses requests that must not reach the server.
 //!
 //! 1. The target of a request must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
 //!    HTTP/1 is refused, so a request cannot choose its server.

@@ -39,7 +39,7 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// The default filter. `RUST_LOG` overrides it for a target, or replaces it with a level for all targets.
+/// The default filter. `RUST_LOG` overrides it for a target or replaces it with a level for all targets.
 ///
 /// `mcp_server` is the stderr of a command. The layer's setup hints are about Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";

@@ -159,7 +159,7 @@ struct Meta<'a> {
     revision: Option<&'a RawValue>,
 }
 
-/// Deserializes a member that is present, and may be `null`.
+/// Deserializes a member that is present and may be `null`.
 fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }
@@ -201,7 +201,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` for a notification that may be lost: progress, or a log message.
+    /// Returns `true` for a notification that may be lost: progress or a log message.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -219,7 +219,7 @@ impl<'a> Message<'a> {
 
     /// Returns `text`, which is the message itself, with `id` as the `requestId` in its `params`.
     ///
-    /// Returns `None` if the message has no `requestId`, or has `id` already.
+    /// Returns `None` if the message has no `requestId` or has `id` already.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let former = self.params().request_id.filter(|former| *former != id)?;
         // The id is borrowed from the text.

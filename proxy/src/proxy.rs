@@ -47,7 +47,7 @@ use crate::traces::{self, Traced, TracedBodies};
 /// How long the start waits for a connection to the upstream: 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that listens, and serves when [`serve`](Self::serve) is called.
+/// A proxy that listens and serves when [`serve`](Self::serve) is called.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,

@@ -63,7 +63,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the proxy's answer, and returns success only if the proxy is healthy.
+/// Prints the proxy's answer and returns success only if the proxy is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
     let url = format!("http://{}/healthz", reachable(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {

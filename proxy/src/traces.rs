@@ -68,7 +68,7 @@ const OFF: [(&str, &str); 2] = [
 /// Time to send spans: 5 s.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time to send the last spans, at the end of the program: 500 ms.
+/// Time to send the last spans, when the program ends: 500 ms.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum size of a collector's answer: 64 KiB.

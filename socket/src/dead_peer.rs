@@ -1,6 +1,6 @@
 //! The socket options that detect a dead peer.
 //!
-//! Two options are needed. `SO_KEEPALIVE` probes an idle connection, and is suspended while sent data is unacknowledged.
+//! Two options are needed. `SO_KEEPALIVE` probes an idle connection and is suspended while sent data is unacknowledged.
 //! `TCP_USER_TIMEOUT` limits how long sent data may stay unacknowledged, and on its own has no effect on an idle connection.
 //! Without the first, a dead peer on an idle connection is never detected. Without the second, one that does not acknowledge
 //! data is detected only after the kernel's own retries, about 15 minutes by default.

@@ -206,7 +206,7 @@ fn transfer(
 impl Drop for WatchedStream {
     /// Wakes the tasks that await the peer, because they hold the socket open.
     ///
-    /// Shutting down the read side sends no packet, and ends their wait.
+    /// Shutting down the read side sends no packet and ends their wait.
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {

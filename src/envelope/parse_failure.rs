@@ -48,7 +48,7 @@ use memchr::memmem;
 pub enum ParseFailure {
     /// The body is not JSON (RFC 8259), or `serde_json` refuses a part of it.
     NotJson,
-    /// The body ends inside a JSON value, or is empty.
+    /// The body ends inside a JSON value or is empty.
     Truncated,
     /// Containers are nested deeper than the 127 levels that `serde_json` reads.
     TooDeep,

@@ -125,7 +125,7 @@ impl Exchange {
             return self.rebind(call, key, canceller);
         }
         if state.request.is_untracked() {
-            // The call was over the limit when its body was read, and was reported then.
+            // The call was over the limit when its body was read and was reported then.
             drop(state);
             self.release_span();
             return None;

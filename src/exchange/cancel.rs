@@ -23,7 +23,7 @@ use crate::{
 
 /// Maximum time a session that is being closed has to accept a cancel: 1 s.
 ///
-/// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
+/// Chosen because a session that has ended by itself accepts nothing and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A cancel of a call.
@@ -50,7 +50,7 @@ enum Condition {
 enum NotifiedSides {
     Server,
     ServerAndClient,
-    /// The server has received the cancel, or has closed the session.
+    /// The server has received the cancel or has closed the session.
     Neither,
 }
 
@@ -130,7 +130,7 @@ impl Cancel {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call, and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
+    /// Cancels a call and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
         self.cancel_and_report(id, cancel, None)
     }
@@ -151,7 +151,7 @@ impl Exchange {
         is_cancelled
     }
 
-    /// Cancels a call when the server shuts down. Returns `false` if the call has ended, or runs as a task.
+    /// Cancels a call when the server shuts down. Returns `false` if the call has ended or runs as a task.
     ///
     /// A clone of `delivered` is dropped once the server has accepted the cancel, or the delivery has failed.
     pub(crate) fn cancel_at_shutdown(
@@ -180,13 +180,13 @@ impl Exchange {
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended by itself accepts no message, and has stopped its handlers. Whatever the result, the session
-            // is closed next.
+            // A session that has ended by itself accepts no message and has stopped its handlers. Whatever the result, the
+            // session is closed next.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
-    /// Cancels a call, and returns the injection that notifies its server.
+    /// Cancels a call and returns the injection that notifies its server.
     ///
     /// Returns `None` if the condition of the cancel does not hold, and `Some(None)` if there is no injection to send now. `detached` is
     /// reported in both cases.
@@ -267,8 +267,8 @@ impl Exchange {
 
     /// Returns `true` if code that can stop the work of a call is notified of the cancel.
     ///
-    /// Such code has the call's token, or is its server. The server is notified by an injection, or by the end of the stream if its
-    /// protocol revision defines that as the cancel.
+    /// Such code has the call's token or is its server. The server is notified by an injection, or by the end of the stream if
+    /// its protocol revision defines that as the cancel.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;

@@ -48,8 +48,8 @@
 //!    under the state lock: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
 //!    the state, then the shard, then the session entry.
 //! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase. A
-//!    call that becomes known only afterwards is never in flight: it is reported as completed, and cannot be found. A call that was
-//!    cancelled before stays cancelled.
+//!    call that becomes known only afterwards is never in flight: it is reported as completed and cannot be found. A call that
+//!    was cancelled before stays cancelled.
 
 mod attempts;
 mod bind;

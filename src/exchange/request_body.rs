@@ -73,7 +73,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is, or may be, JSON-RPC without a tracked call. A disconnect then has no effect on its request.
+    /// Returns `true` if it is or may be JSON-RPC without a tracked call. A disconnect then has no effect on its request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

@@ -170,7 +170,7 @@ impl Resume {
         }
     }
 
-    /// Starts the graces of its calls anew: the client is still connected, and was asked to retry later.
+    /// Starts the graces of its calls anew: the client is still connected and was asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held = lock(&self.held_calls).clone();

@@ -76,7 +76,7 @@ impl Signal {
         token
     }
 
-    /// Records that code outside the crate gets the token, and so may observe a cancel.
+    /// Records that code outside the crate gets the token and so may observe a cancel.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }

@@ -50,7 +50,7 @@ pub(crate) struct Exchange {
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
-    /// The request body has ended or was dropped, and may have to be parsed. Checked first, so that most polls need not lock.
+    /// The request body has ended or was dropped and may have to be parsed. Checked first, so that most polls need not lock.
     pub(super) must_parse_body: AtomicBool,
     /// Whether its call's streams had event ids, and the last `retry`; packed, see `response`.
     pub(super) stream_meta: AtomicU32,
@@ -167,7 +167,7 @@ pub(super) enum Dispatch {
 pub(super) struct Attempts {
     /// Number of attempts of the request that are in progress. There are several if a middleware sends the request again.
     pub(super) in_progress: u32,
-    /// Whether the session manager has accepted an attempt, or may have accepted one.
+    /// Whether the session manager has accepted an attempt or may have accepted one.
     pub(super) was_accepted: bool,
     /// The call's key, if an older call in flight has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,

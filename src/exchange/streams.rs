@@ -102,7 +102,7 @@ impl Exchange {
             (state.streams.open(), state.is_delivering)
         };
         let registry = &self.shared.registry;
-        // The newest stream carries the answer, and ends with it.
+        // The newest stream carries the answer and ends with it.
         if let Some(newest) = streams.pop_if(|_| is_delivering) {
             registry.register_ending_stream(newest);
         }

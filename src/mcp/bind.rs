@@ -66,7 +66,7 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Creates the [`Untracked`] request of a message that is not bound, and starts its contest.
+    /// Creates the [`Untracked`] request of a message that is not bound and starts its contest.
     ///
     /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until then nothing is suppressed, and
     /// no call in flight can have the request's id.

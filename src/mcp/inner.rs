@@ -131,7 +131,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels the calls in flight, and waits for pending cancels.
+    /// Cancels the calls in flight and waits for pending cancels.
     ///
     /// A closed session accepts no cancel, and rmcp lets its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {

@@ -81,7 +81,7 @@ enum Notified {
     Closed(SessionEnd),
 }
 
-/// A session that the inner manager closes. Its drop removes the session, and reports its close, unless the session is still open.
+/// A session that the inner manager closes. Its drop removes the session and reports its close, unless the session is still open.
 pub(super) struct EndingSession {
     sessions: Arc<Sessions>,
     session: Arc<Session>,
@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Replaces the last reported event, and returns the former one.
+    /// Replaces the last reported event and returns the former one.
     fn replace_notified(&self, now: Notified) -> Notified {
         let mut notified = lock(&self.notified);
         mem::replace(&mut *notified, now)

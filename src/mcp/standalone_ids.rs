@@ -1,7 +1,7 @@
 //! The latest event ids of a session's standalone streams, to recognise their resumes.
 //!
 //! Needed where event ids do not show their stream: with an event store, or a session manager other than rmcp's own. If a client resumes
-//! after an older event, its stream is not recognised, and counts as the stream of an untracked call.
+//! after an older event, its stream is not recognised and counts as the stream of an untracked call.
 
 use std::{collections::VecDeque, sync::Mutex};
 

@@ -153,7 +153,7 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Starts closing a session: returns its accepted calls, and removes its retained calls.
+    /// Starts closing a session: returns its accepted calls and removes its retained calls.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()
@@ -172,7 +172,7 @@ impl<T: Tracked> Registry<T> {
 
     /// Returns `true` if a client may resume in a session.
     ///
-    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
+    /// That is so if the session has a detached call or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, key: &SessionKey, now: Instant) -> bool {
         let is_awaited = self.with_session(&key.id, |session| session.is_awaited(&key.scope, now));
         is_awaited.unwrap_or(false)

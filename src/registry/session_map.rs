@@ -109,7 +109,7 @@ impl<T: Tracked> SessionMap<T> {
         Some(entry.clone())
     }
 
-    /// Runs one operation on the state of a session id, and inserts an entry if there is none. Returns the effects of the
+    /// Runs one operation on the state of a session id and inserts an entry if there is none. Returns the effects of the
     /// operation, which the caller applies when no lock is held.
     ///
     /// If another session id has the same hash, the call is stored in an entry for calls without a session. One entry could not
@@ -245,7 +245,7 @@ impl<T: Tracked> SessionEntry<T> {
         select(&self.state().session)
     }
 
-    /// Runs one operation as [`with`](Self::with) does, and returns its effects instead of applying them.
+    /// Runs one operation as [`with`](Self::with) does and returns its effects instead of applying them.
     pub(crate) fn with_deferred<R>(
         self: &Arc<Self>,
         operation: impl FnOnce(&mut SessionState<T>) -> R,

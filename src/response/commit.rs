@@ -225,7 +225,7 @@ fn on_one_line(json: Bytes) -> Bytes {
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event has the JSON-RPC error of the body, if there is one, and otherwise an error with the status.
+/// The event has the body's JSON-RPC error if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

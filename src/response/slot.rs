@@ -75,7 +75,7 @@ pin_project! {
 enum Closing {
     /// The client receives an error, because its call ended.
     WithError,
-    /// The client is not reading, or has disconnected.
+    /// The client is not reading or has disconnected.
     Detached(DetachCause),
 }
 
@@ -83,7 +83,7 @@ enum Closing {
 pub(super) enum Next<B> {
     /// Sends a message.
     Message(Bytes),
-    /// Polls the inner body, and restores it.
+    /// Polls the inner body and restores it.
     Inner(Pin<Box<InnerBody<B>>>),
     /// Ends the stream.
     Closed,

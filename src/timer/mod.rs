@@ -1,4 +1,4 @@
-//! Calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
+//! Calls each target ([`OnDeadline`]) at its deadline and runs tasks.
 //!
 //! It runs on every runtime that serves requests. `Drop` code may run anywhere: on a thread without a runtime, or while a
 //! runtime shuts down. A process may have several runtimes, for example one per core. Each may stall, because its thread is
@@ -143,7 +143,7 @@ impl Timer {
         }
     }
 
-    /// Changes the entries, and wakes the timer tasks if there is an earlier deadline now.
+    /// Changes the entries and wakes the timer tasks if there is an earlier deadline now.
     fn update<R>(&self, change: impl FnOnce(&mut TimerEntries) -> R) -> R {
         let (result, is_earlier) = {
             let mut entries = self.entries();

@@ -30,7 +30,7 @@ enum Stage {
     /// The task was stolen from another runtime.
     Stolen(PendingTask),
     Running(PendingTask),
-    /// The task has ended, or is being polled. Set during a poll, so that a task that panics is not polled again.
+    /// The task has ended or is being polled. Set during a poll, so that a task that panics is not polled again.
     Done,
 }
 

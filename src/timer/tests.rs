@@ -54,7 +54,7 @@ fn paused() -> Runtime {
     builder.build().expect("a runtime")
 }
 
-/// Registers a runtime, and runs its timer task once.
+/// Registers a runtime and runs its timer task once.
 fn register(runtime: &Runtime, timer: &Arc<Timer>) {
     runtime.block_on(async {
         timer.ensure_on_current_runtime();
@@ -70,7 +70,7 @@ fn on_two_runtimes() -> (Arc<Timer>, Runtime, Runtime) {
     (timer, first, second)
 }
 
-/// Registers a runtime, and runs its timer task once. Returns a count of the task's polls.
+/// Registers a runtime and runs its timer task once. Returns a count of the task's polls.
 fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
     let task = TimerTask {
@@ -423,7 +423,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
     }
 }
 
-/// No other task takes over, and counts the backlog as late, while a timer task handles it.
+/// No other task takes over and counts the backlog as late, while a timer task handles it.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());

@@ -297,7 +297,7 @@ impl Server {
         Ok(group)
     }
 
-    /// Disconnects the clients, and waits until hyper has dropped the responses.
+    /// Disconnects the clients and waits until hyper has dropped the responses.
     async fn cut(&mut self, groups: &[Group]) -> Result<()> {
         self.command("cut", groups).await?;
         self.all(groups, |times_of| &times_of.dropped).await

@@ -58,7 +58,7 @@ const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 pub(super) struct AnswerQueue {
     /// Everything that counts towards the bounds, the oldest first.
     answers: BTreeMap<u64, QueuedAnswer>,
-    /// Evicted answers that may be in the directory, and are not in flight.
+    /// Evicted answers that may be in the directory and are not in flight.
     removals: BTreeMap<u64, Removal>,
     /// The places in `answers` that are neither written nor in flight.
     waiting: BTreeSet<u64>,
@@ -220,7 +220,7 @@ impl AnswerQueue {
         has_unwritten
     }
 
-    /// Returns the next operation, and counts it as in flight until [`complete`](Self::complete).
+    /// Returns the next operation and counts it as in flight until [`complete`](Self::complete).
     pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         self.paused_until = self.paused_until.filter(|until| now < *until);
         if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {

@@ -26,7 +26,7 @@ const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 /// Size that is counted for each answer in addition to its bytes: 256.
 const ANSWER_OVERHEAD: usize = 256;
 
-/// The time of the directory's clock when it starts.
+/// The directory's clock when it starts.
 const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// A directory in memory, for several instances in one process. Clones share the directory.
@@ -106,7 +106,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Loses all its data, and keeps running.
+    /// Loses all its data and keeps running.
     #[cfg(test)]
     pub(crate) fn flush(&self) {
         let mut state = self.state();

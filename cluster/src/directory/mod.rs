@@ -210,7 +210,7 @@ pub(crate) struct Status {
     pub(crate) number: u64,
 }
 
-/// A time of the backend's clock, in milliseconds.
+/// A time by the backend's clock, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DirectoryTime(pub(crate) u64);
 

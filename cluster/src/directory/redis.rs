@@ -7,7 +7,7 @@
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
-//! composed, as a time of the backend in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
+//! composed, by the backend's clock, in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
 //! all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The word
 //! `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
 //! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
@@ -78,7 +78,7 @@ impl RedisDirectory {
     /// Returns the directory at an address. It connects with the first command.
     ///
     /// # Errors
-    /// Returns an error if the address cannot be parsed, or cannot be used with the features of this build.
+    /// Returns an error if the address cannot be parsed or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         let source = address.source()?;
         let inspection = Inspection::new(matches!(source, Source::Sentinels(_)));

@@ -77,7 +77,7 @@ const MAX_WRITES: usize = 8;
 /// Maximum number of concurrent batches of deletions: 4.
 const MAX_DELETIONS: usize = 4;
 
-/// Keeps the lease, and writes the local sessions.
+/// Keeps the lease and writes the local sessions.
 pub(crate) struct Heartbeat {
     me: Owner,
     directory: Limited,
@@ -261,7 +261,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Sends a status, and reads the directory's clock from the reply.
+    /// Sends a status and reads the directory's clock from the reply.
     ///
     /// Counts clients as turned away if that clock stepped forward or this machine was suspended. Rechecks the sessions if a record of
     /// this instance was replaced.

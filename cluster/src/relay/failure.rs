@@ -7,7 +7,7 @@ pub(crate) enum Failure {
     Refused,
     /// The owner answered that it relinquished the session.
     Moved,
-    /// Another instance answered at the owner's address, and does not have the session.
+    /// Another instance answered at the owner's address and does not have the session.
     Misdirected,
     /// There was no connection to a peer, or it ended before the body of a call was asked for.
     Unreachable,

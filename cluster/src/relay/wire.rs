@@ -1,6 +1,6 @@
 //! The internal header fields that instances add to relayed requests and responses.
 //!
-//! Clients never receive these fields from another instance, and cannot send them:
+//! Clients never receive these fields from another instance and cannot send them:
 //!
 //! 1. The layer removes the fields from every request from a client before any other code reads the request. The relay removes them from
 //!    every response.
@@ -162,7 +162,7 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
 // === impl Responder ===
 
 impl Responder {
-    /// Reads the sender of a response, and removes the internal fields.
+    /// Reads the sender of a response and removes the internal fields.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let value = headers.remove(&CLUSTER);
         strip(headers);

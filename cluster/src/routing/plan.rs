@@ -1,4 +1,4 @@
-//! Decides where a request is served. The plan does no I/O. It receives results, and returns the next action.
+//! Decides where a request is served. The plan does no I/O. It receives results and returns the next action.
 //!
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
 //! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
@@ -42,7 +42,7 @@ pub(crate) struct IncomingRequest {
 pub(crate) enum Action {
     /// Serve the request here.
     Serve,
-    /// Restore the session here, and serve the request. This instance owns the session, and must reclaim it first.
+    /// Restore the session here, and serve the request. This instance owns the session and must reclaim it first.
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
@@ -90,7 +90,7 @@ pub(crate) enum LeaseState {
 pub(crate) enum Claimed {
     Won,
     Lost(Ownership),
-    /// The directory has no record of the session, or its tombstone.
+    /// The directory has no record of the session, or has its tombstone.
     Unowned,
     NoAnswer,
 }

@@ -12,7 +12,7 @@ use crate::{
 /// What a request starts.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A call, with its JSON-RPC id. The peer has kept the request, and can send it again.
+    /// A call, with its JSON-RPC id. The peer has kept the request and can send it again.
     Call(Value),
     /// A stream of the session that belongs to no call.
     Stream,

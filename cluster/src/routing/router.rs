@@ -1,4 +1,4 @@
-//! Routes a request. Executes the actions of [`RoutingPlan`], and reports their results to the plan.
+//! Routes a request. Executes the actions of [`RoutingPlan`] and reports their results to the plan.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -285,7 +285,7 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return end_wait(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The session provably has no owner, and is open here. The write finds its tombstone, or restores its record.
+                // The session provably has no owner and is open here. The write finds its tombstone or restores its record.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::SessionMoved)
@@ -302,7 +302,7 @@ impl Router {
         }
     }
 
-    /// Reads the body of a request, and sends the request to its session's owner.
+    /// Reads the body of a request and sends the request to its session's owner.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNSTARTED_TIMEOUT`], and a call that has not
     /// started fails before that. The client of any other request counts as turned away if it waits for long

@@ -1,4 +1,4 @@
-//! The drain gate of a session counts its requests in flight, and can be closed.
+//! The drain gate of a session counts its requests in flight and can be closed.
 //!
 //! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
 //! 2. The gate is closed when idle only if no request has entered since it was found idle. So conditions that are checked in between, such

@@ -51,7 +51,7 @@ pub(super) struct Deleted {
     pub(super) session: SessionHash,
     pub(super) epoch: Epoch,
     pub(super) is_in_flight: bool,
-    /// Whether the directory had the tombstone, and may have lost it.
+    /// Whether the directory had the tombstone and may have lost it.
     pub(super) is_rewrite: bool,
 }
 

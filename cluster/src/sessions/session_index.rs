@@ -26,7 +26,7 @@ pub(super) struct SessionIndex {
     is_closed: AtomicBool,
 }
 
-/// The hasher is fast, and does not resist chosen ids. An instance has generated each id in the index.
+/// The hasher is fast and does not resist chosen ids. An instance has generated each id in the index.
 type Shard = HashMap<Arc<str>, SessionRow, RandomState>;
 
 #[derive(Default)]

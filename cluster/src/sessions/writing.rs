@@ -73,7 +73,7 @@ impl Sessions {
         }
     }
 
-    /// Queues sessions that were written long ago, and removes those whose restore has timed out.
+    /// Queues sessions that were written long ago and removes those whose restore has timed out.
     pub(crate) fn refresh(&self) {
         let now = Instant::now();
         for shard in &self.shards {

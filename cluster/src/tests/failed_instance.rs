@@ -1,4 +1,4 @@
-//! The owner of a session is dead, or has relinquished the session. Exactly one instance claims it.
+//! The owner of a session is dead or has relinquished the session. Exactly one instance claims it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -321,7 +321,7 @@ async fn only_calls_wait_for_an_owner_that_does_not_answer() {
     assert_refused(&mut listening).await;
     silent.until_closed().await;
 
-    // The call still waits, and receives its answer.
+    // The call still waits and receives its answer.
     unanswered.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));

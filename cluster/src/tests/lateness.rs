@@ -233,7 +233,7 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
     );
 }
 
-/// Delays the execution of the next heartbeat, and refuses `register` while set.
+/// Delays the execution of the next heartbeat and refuses `register` while set.
 #[derive(Debug, Clone, Default)]
 struct OldConnection(Arc<Mutex<(Option<Duration>, bool)>>, Arc<AtomicUsize>);
 

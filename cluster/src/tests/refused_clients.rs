@@ -90,7 +90,7 @@ async fn a_cancel_for_another_host_cancels_no_waiting_call() {
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// The application checks the clients of its MCP endpoint, and serves a stream of news to any client.
+/// The application checks the clients of its MCP endpoint and serves a stream of news to any client.
 fn with_public_news(app: Router) -> Router {
     let news = get(async || {
         let head = [("content-type", "text/event-stream")];

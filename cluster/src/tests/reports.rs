@@ -160,7 +160,7 @@ async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
     *gate.0.lock().unwrap() = Some("leases");
     a.routing().sessions.write_again(hash(&mcp));
     let held = async { drop(gate.1.subscribe().wait_for(|state| *state == 1).await) };
-    // The session is queued, and is written with the next wake-up.
+    // The session is queued and is written with the next wake-up.
     a.routing().sessions.on_deleted("another");
     within("the leases to be read", held).await;
     assert!(a.routing().sessions.has_contested());

@@ -141,7 +141,7 @@ async fn a_call_in_flight_ends_on_its_instance() {
     assert!(started > 0);
 }
 
-/// A session stays on an instance that shuts down until another instance requests it. Then its stream ends, and is reopened through the new
+/// A session stays on an instance that shuts down until another instance requests it. Then its stream ends and is reopened through the new
 /// owner.
 #[tokio::test]
 async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
@@ -364,7 +364,7 @@ async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished, and is about to be closed.
+/// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished and is about to be closed.
 #[tokio::test]
 async fn an_answer_is_stored_before_its_session_is_relinquished() {
     let directory = directory();

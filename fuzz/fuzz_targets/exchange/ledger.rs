@@ -1,4 +1,4 @@
-//! Records what was observed of all exchanges, and checks the invariants that always hold.
+//! Records what was observed of all exchanges and checks the invariants that always hold.
 
 use std::{
     collections::BTreeMap,

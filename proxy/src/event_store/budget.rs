@@ -1,7 +1,7 @@
 //! Budgets of bytes, and the reservations that are taken from them.
 //!
 //! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that would
-//!    exceed one is refused, and takes nothing.
+//!    exceed one is refused and takes nothing.
 //! 2. A dropped [`Reservation`] releases its bytes, in every budget that they were taken from.
 
 use std::{

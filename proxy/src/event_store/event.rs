@@ -34,7 +34,7 @@ struct OwnedLines {
 /// What may happen to an event if there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress, or a log message. The oldest of these are dropped first, and a comment reports their number.
+    /// Progress or a log message. The oldest of these are dropped first, and a comment reports their number.
     Droppable,
     /// Must reach the client: any other message, including one that cannot be read.
     Kept,

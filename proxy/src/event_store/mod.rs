@@ -2,7 +2,7 @@
 //!
 //! A server without an event store loses what it sends while its client is away. Here a writer, usually a task that
 //! reads the server's own stream, adds events to a [`Stream`]. The response to the client reads the events from there. A
-//! client that resumes specifies the last event that it has received, and gets the events after that one.
+//! client that resumes specifies the last event that it has received and gets the events after that one.
 //!
 //! 1. **Bounded.** A stream keeps at most 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all
 //!    sessions together [`Limits::bytes`]. The overhead of keeping them counts as well. If there is no room for a stream,

@@ -234,7 +234,7 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// The event is either the first of the stream, or an error that ends the stream.
+    /// The event is either the first of the stream or an error that ends the stream.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -245,7 +245,7 @@ impl Ring {
         self.append(event);
     }
 
-    /// Attaches a reader, and detaches the previous one.
+    /// Attaches a reader and detaches the previous one.
     ///
     /// Returns `None` for [`Start::After`] if there was no such event, or the ring was cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {

@@ -112,7 +112,7 @@ impl EventStore {
         self.0.sessions().get(id).cloned()
     }
 
-    /// Ends all streams of a session, and removes it.
+    /// Ends all streams of a session and removes it.
     pub fn close(&self, session: &str) {
         let session = self.0.sessions().remove(session);
         if let Some(session) = session {
@@ -150,7 +150,7 @@ impl EventStore {
 
     /// Returns `true` if a shutdown should wait for a client.
     ///
-    /// An answer is pending, or is being read, or its client may still resume within the reconnect delay.
+    /// An answer is pending or is being read, or its client may still resume within the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
         self.all_sessions().iter().any(Session::is_in_progress)
     }

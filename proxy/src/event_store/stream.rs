@@ -71,7 +71,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event was refused: the stream has ended, or had no room. A stream of a call has ended in both cases.
+/// The event was refused: the stream has ended or had no room. A stream of a call has ended in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
@@ -233,7 +233,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error from the proxy, and ends the stream. There is always room for the error.
+    /// Answers the call with an error from the proxy and ends the stream. There is always room for the error.
     ///
     /// The server may still be working on the call, so the token is not notified of an answer. For the layer, the call ends once
     /// its client has read the error.
@@ -242,7 +242,7 @@ impl Stream {
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Sends an error in place of an answer that cannot be forwarded, and ends the stream.
+    /// Sends an error in place of an answer that cannot be forwarded and ends the stream.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()

@@ -66,7 +66,7 @@ struct EndedState<S> {
 
 /// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This stream has expired, and was removed from the ended streams.
+    /// This stream has expired and was removed from the ended streams.
     Due(Weak<StreamIndex<S>>, u64),
     /// The next stream expires at this time.
     At(Instant),
@@ -246,7 +246,7 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
+    /// Removes a closed stream from the ended ones and adds its `gaps` to the total.
     ///
     /// `until` is when it would have expired, if it had ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
@@ -276,7 +276,7 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Returns the next stream to expire, and removes it if it has expired.
+    /// Returns the next stream to expire and removes it if it has expired.
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {

@@ -82,7 +82,7 @@ pub(super) async fn connect(
     timeout(limit, connecting).await?
 }
 
-/// Connects to all addresses at once, and closes the first connection.
+/// Connects to all addresses at once and closes the first connection.
 ///
 /// The HTTP client starts with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
 /// not answer must not make this check fail either.

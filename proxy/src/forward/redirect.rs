@@ -91,12 +91,12 @@ pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {
     configured.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
         let value = decoded(value);
-        // Shorter values are too short to be secrets, and would match by chance.
+        // Shorter values are too short to be secrets and would match by chance.
         value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
     })
 }
 
-/// Decodes percent-encoding until none is left, and reads `+` as a space.
+/// Decodes percent-encoding until none is left and reads `+` as a space.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {

@@ -97,7 +97,7 @@ pub(super) enum Stopped {
 
 /// Whether the process is blocked because a client is not reading its output.
 ///
-/// Such a process may leave its stdin unread as well, and must not be killed for it.
+/// Such a process may leave its stdin unread as well and must not be killed for it.
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,

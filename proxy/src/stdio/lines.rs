@@ -29,7 +29,7 @@ pub struct Lines {
     buffer: BytesMut,
     /// Number of bytes of the buffer that were scanned and have no line break.
     scanned: usize,
-    /// The current line is too long, and is discarded while it is being read.
+    /// The current line is too long and is discarded while it is being read.
     skipped: Option<Skipped>,
 }
 
@@ -38,7 +38,7 @@ pub struct Lines {
 pub enum Line {
     /// A whole line, in the buffer that it was read into. Copy a line to keep it, because it keeps the whole buffer.
     Whole(Bytes),
-    /// A line that was too long, and was discarded.
+    /// A line that was too long and was discarded.
     TooLong {
         /// Its first bytes.
         beginning: Bytes,

@@ -33,7 +33,7 @@ const ADMIN_TOKEN: &str = "MCP_PROXY_ADMIN_TOKEN";
 /// The program of each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// A path, or a name that is looked up in `PATH`.
+    /// A path or a name that is looked up in `PATH`.
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,

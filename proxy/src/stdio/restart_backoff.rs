@@ -13,7 +13,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// The latest crashes.
 ///
 /// Only a server that could not be started, or ended before its first answer, counts. A later end may be caused by one
-/// client's request, and must not affect other clients.
+/// client's request and must not affect other clients.
 #[derive(Debug, Default)]
 pub(super) struct RestartBackoff(VecDeque<Instant>);
 

@@ -145,7 +145,7 @@ impl Stdio {
         self.0.end_counts.by_label()
     }
 
-    /// Ends all sessions, and waits for their processes to end, for at most `limit`.
+    /// Ends all sessions and waits for their processes to end, for at most `limit`.
     ///
     /// No session can be started afterwards. A process has a third of that time to exit after its stdin was closed, and
     /// another third after SIGTERM, 2 s each at most.

@@ -54,7 +54,7 @@ pub(super) struct Timeouts {
 
 /// A request that uses its session, until this is dropped.
 ///
-/// The use starts before the body arrives, and ends when the message was sent.
+/// The use starts before the body arrives and ends when the message was sent.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     /// The request is not a cancel of the layer.
@@ -83,9 +83,9 @@ pub(super) enum EndReason {
     Deleted,
     /// It was idle for too long.
     Idle,
-    /// Its client has disconnected, and did not return in time.
+    /// Its client has disconnected and did not return in time.
     Lost,
-    /// It was unused, and has made room for a new session.
+    /// It was unused and has made room for a new session.
     MadeRoom,
     /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
@@ -236,7 +236,7 @@ impl Session {
 
     /// Returns `true` if the client has disconnected, as far as its standalone stream shows.
     ///
-    /// The client had that stream at its last request or since, and has none now.
+    /// The client had that stream at its last request or since and has none now.
     pub(super) fn is_lost(&self, state: &State) -> bool {
         self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }

@@ -77,7 +77,7 @@ struct EndOnDrop<'a>(&'a Stream);
 /// What it took to end a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessEnd {
-    /// Nothing, or the end of its stdin.
+    /// Nothing or the end of its stdin.
     Exited,
     /// SIGTERM.
     Terminated,
@@ -261,7 +261,7 @@ impl Session {
         let event = Event::message(&text, stream.call());
         // The event may wait long for room, so only one copy of its text is kept.
         drop(text);
-        // The event store logs a refused event, and has ended its call.
+        // The event store logs a refused event and has ended its call.
         let before = Instant::now();
         let _pushed = self.backpressure.wait(stream.push(event)).await;
         self.add_blocked_time(before.elapsed());
@@ -401,7 +401,7 @@ async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
 async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
     match why {
         EndReason::Exited => return ProcessEnd::Exited,
-        // The process ignores its input, or a cancel.
+        // The process ignores its input or a cancel.
         EndReason::Stuck | EndReason::Overdue => {}
         EndReason::Deleted
         | EndReason::Idle

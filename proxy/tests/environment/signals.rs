@@ -15,7 +15,7 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Starts a drain, or ends the program at once during a drain.
+    /// Starts a drain or ends the program at once during a drain.
     Ends(Signal),
     /// A terminal that closes.
     HangsUp,

@@ -132,7 +132,7 @@ impl Started {
         // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot reset that for the programs that it
         // starts.
         let mut command = Command::new("/usr/bin/env");
-        // The environment of a test has no options of the program.
+        // A test's environment has none of the program's options.
         let clean = Program::command(&[]);
         for (name, value) in clean.get_envs() {
             if value.is_none() {

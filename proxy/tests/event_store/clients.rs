@@ -47,7 +47,7 @@ async fn a_client_with_another_key_or_none_gets_an_answer_only_if_the_server_acc
                 "{field} {other:?}"
             );
         }
-        // The owner still has the stream, and resumes without a `ping`.
+        // The owner still has the stream and resumes without a `ping`.
         server.message(&answer(1)).await;
         assert_eq!(owner.event().await.unwrap().data, answer(1));
         let same = [

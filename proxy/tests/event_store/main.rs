@@ -481,7 +481,7 @@ async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_before_the_head_closes_the_stream() {
-    // The event store knows only the first session. It starts the other one at the response's head, and gets that
+    // The event store knows only the first session. It starts the other one at the response's head and gets that
     // cancel from the call's token.
     for session in [SESSION, "other"] {
         let mut setup = Setup::started(WITHOUT_PRIMING).await;

@@ -170,7 +170,7 @@ impl Events {
         self.message(&progress_of(progress)).await;
     }
 
-    /// Answers call 1, and ends the stream.
+    /// Answers call 1 and ends the stream.
     pub async fn answer(self) {
         self.message(&answer(1)).await;
     }

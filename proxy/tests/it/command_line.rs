@@ -331,7 +331,7 @@ fn an_invalid_log_filter_is_an_error() {
 
 #[test]
 fn a_log_filter_for_another_target_keeps_the_lines_of_the_program() {
-    // The second is a typo, and counts as the name of a target.
+    // The second is a typo and counts as the name of a target.
     for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("RUST_LOG", filter);

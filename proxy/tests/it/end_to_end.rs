@@ -60,7 +60,7 @@ impl Started {
         })
     }
 
-    /// Calls the tool `work`, and waits until it has started. Returns the call, and the id of its first event.
+    /// Calls the tool `work` and waits until it has started. Returns the call, and the id of its first event.
     async fn work(&self, seconds: u32) -> (Connection, String) {
         let arguments = json!({ "seconds": seconds, "label": "it" });
         let mut call = self.client.call(7, "work", arguments).await;

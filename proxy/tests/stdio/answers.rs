@@ -130,7 +130,7 @@ async fn nothing_is_started_for_an_initialize_without_a_valid_id() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = mcp_cancel_proxy::stdio::Program::new(&path, []);
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(program));
-    // From here on a start fails, and would be answered with 502.
+    // From here on a start fails and would be answered with 502.
     std::fs::remove_file(&path).unwrap();
     let long = format!("\"{}\"", "x".repeat(2_000));
     for id in ["null", "{}", &long] {

@@ -342,7 +342,7 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
         ),
     );
     assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
-    // The file exists, and cannot be run.
+    // The file exists and cannot be run.
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));

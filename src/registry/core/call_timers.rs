@@ -31,7 +31,7 @@ pub(crate) enum DetachedState {
     GraceUntil { deadline: Instant, retry: Duration },
     /// The call keeps running, and its end will be observed. The answer is retained for the resume window.
     UntilComplete { resume_window: Duration },
-    /// The call keeps running unobserved, and is removed at `until`.
+    /// The call keeps running unobserved and is removed at `until`.
     ForgetAt {
         until: Instant,
         resume_window: Duration,
@@ -72,7 +72,7 @@ pub(super) struct Detached {
     pub(super) resume_window: Duration,
     /// The grace was extended because of a stall.
     was_postponed: bool,
-    /// Set after a late expiry, or a confirmation. The grace is not acted on before this time.
+    /// Set after a late expiry or a confirmation. The grace is not acted on before this time.
     recheck_at: Option<Instant>,
     /// Number of times an expiry was checked again.
     rechecks: u8,

@@ -23,7 +23,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.expire_some(&LatenessTracker::new(now, Timeliness::OnTime), usize::MAX)
     }
 
-    /// Checks at most `max` expired deadlines of calls, and removes at most `max` retained calls.
+    /// Checks at most `max` expired deadlines of calls and removes at most `max` retained calls.
     ///
     /// `tracker` determines how late each deadline runs (invariant 7).
     pub(crate) fn expire_some(

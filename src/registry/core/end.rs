@@ -85,7 +85,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Starts closing a session: returns its accepted calls, and removes its retained calls.
+    /// Starts closing a session: returns its accepted calls and removes its retained calls.
     ///
     /// Also removes the event ids of the accepted calls, because a session that is opened again numbers its streams anew.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {

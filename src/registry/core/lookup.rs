@@ -269,7 +269,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns `true` if a client may resume in a session.
     ///
-    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
+    /// That is so if the session has a detached call or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_detached =

@@ -89,7 +89,7 @@ fn with_call(call: &'static str) -> (TestSession, CallId, Instant) {
     (session, id, Instant::now())
 }
 
-/// Does the same, and detaches the call.
+/// Does the same and detaches the call.
 fn with_detached_call(call: &'static str) -> (TestSession, CallId, Instant) {
     let (mut session, id, now) = with_call(call);
     detach(&mut session, id, now);

@@ -339,7 +339,7 @@ fn the_callback_gets_the_timeliness() {
     }
 }
 
-/// A timer task stops between its turns, and records that expired entries remain.
+/// A timer task stops between its turns and records that expired entries remain.
 #[test]
 fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());

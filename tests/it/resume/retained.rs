@@ -370,7 +370,7 @@ async fn end_stream(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, 1).await;
 }
 
-/// Has the handler return, and waits until the call has completed.
+/// Has the handler return and waits until the call has completed.
 async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     setup.witness.release(label);
     assert_eq!(setup.events.ended(mcp, id).await, Outcome::Completed);

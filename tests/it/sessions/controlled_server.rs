@@ -302,7 +302,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
         .grace(Grace::Immediate)
         .observe(move |event: &Event<'_>| match event {
             Event::Started { .. } if starts.fetch_add(1, Ordering::Relaxed) == 1 => {
-                // The blocked cancel may run now, and has time for its check.
+                // The blocked cancel may run now and has time for its check.
                 unblock.send(()).unwrap();
                 let _in_time = never.lock().unwrap().recv_timeout(50 * TICK);
             }
@@ -420,7 +420,7 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
 
-/// The inner manager shares its sessions with another server, or restores them by itself.
+/// The inner manager shares its sessions with another server or restores them by itself.
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();

@@ -54,7 +54,7 @@ pub(super) struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     HangsUp,
-    /// The server ends the stream, and may send a `retry` (SEP-1699).
+    /// The server ends the stream and may send a `retry` (SEP-1699).
     EndedByServer {
         retry: Option<Duration>,
     },

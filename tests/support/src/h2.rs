@@ -91,7 +91,7 @@ impl H2 {
     /// Closes the socket, and thereby all streams.
     pub fn hang_up(self) {}
 
-    /// Returns `true` if the server has closed the connection, or is about to.
+    /// Returns `true` if the server has closed the connection or is about to.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
@@ -208,7 +208,7 @@ where
     fn execute(&self, task: F) {
         self.with(|tasks| {
             tasks.spawn(async move {
-                // An error of the connection is visible in its streams.
+                // A connection error is visible in its streams.
                 task.await;
             })
         });

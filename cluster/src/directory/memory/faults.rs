@@ -24,7 +24,7 @@ impl MemoryDirectory {
         Snapshot(self.state().clone())
     }
 
-    /// Restarts with the data of a snapshot, like a killed backend, or a replica after a failover.
+    /// Restarts with the data of a snapshot, like a killed backend or a replica after a failover.
     pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
         let mut state = self.state();
         *state = State {

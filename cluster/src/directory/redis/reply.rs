@@ -46,7 +46,7 @@ fn leading_time(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(millis))
 }
 
-/// Reads a lease. Returns `None` if it has lapsed, or cannot be read.
+/// Reads a lease. Returns `None` if it has lapsed or cannot be read.
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let renewed = leading_time(text)?;
     let mut parts = text.split(' ').skip(1);

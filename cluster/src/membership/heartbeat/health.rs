@@ -1,4 +1,4 @@
-//! Decides from heartbeats whether the directory is consistent. Reads no clock, and does no I/O.
+//! Decides from heartbeats whether the directory is consistent. Reads no clock and does no I/O.
 //!
 //! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written since is written. It
 //!    stops being consistent when a heartbeat is not answered, or finds another run of the backend or no lease.
@@ -148,7 +148,7 @@ impl DirectoryHealth {
         has_stepped
     }
 
-    /// Returns the time of the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
+    /// Returns the time by the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
     ///
     /// If the clock has not been read for a while, the result is a further [`MAX_BACKWARD_CLOCK_STEP`] earlier, because the clock
     /// may have been set back.

@@ -211,7 +211,7 @@ impl Client {
         }
     }
 
-    /// Returns the current session, or opens one.
+    /// Returns the current session or opens one.
     async fn session(&self) -> Option<Arc<str>> {
         let session = self.0.session.lock().unwrap().clone();
         match session {

@@ -130,7 +130,7 @@ impl DirectoryLink {
         self.state.lock().unwrap()
     }
 
-    /// Executes a request at the directory, and sends its reply.
+    /// Executes a request at the directory and sends its reply.
     fn execute(
         self,
         command: &'static str,

@@ -1,4 +1,4 @@
-//! The watcher records every event of a run, and checks the event against the cluster's promises.
+//! The watcher records every event of a run and checks the event against the cluster's promises.
 //!
 //! | check | violated by |
 //! |---|---|
@@ -123,7 +123,7 @@ pub(super) enum Client {
     Requesting,
     /// Reads a stream through instance `by`.
     Attached { by: HostId, since: Ms },
-    /// Has no stream, and will resume.
+    /// Has no stream and will resume.
     Disconnected { since: Ms },
     /// Requests its stream again, `disconnected` since that time.
     Resuming { since: Ms, disconnected: Ms },
@@ -829,7 +829,7 @@ impl Log {
         None
     }
 
-    /// Returns `true` if the path between two instances is disturbed, or was disturbed within `PROOF_AFTER_OUTAGE`.
+    /// Returns `true` if the path between two instances is disturbed or was disturbed within `PROOF_AFTER_OUTAGE`.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
         self.paths.iter().any(|(from, to, _, until)| {

@@ -80,7 +80,7 @@ impl Running {
             .expect("no panic");
     }
 
-    /// Sends a request, and has the server answer it with a stream. Returns both ends after the head.
+    /// Sends a request and has the server answer it with a stream. Returns both ends after the head.
     pub(crate) async fn streaming(
         &self,
         upstream: &Upstream,

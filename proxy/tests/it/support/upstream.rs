@@ -183,7 +183,7 @@ impl ReceivedRequest {
         self.end().await;
     }
 
-    /// Closes the connection, and waits until the proxy has noticed that.
+    /// Closes the connection and waits until the proxy has noticed that.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn close(mut self) {
         self.stream.shutdown().await.expect("a connection");

@@ -25,7 +25,7 @@ use crate::{
     support::*,
 };
 
-/// Less than rmcp's keep-alive of 15 s. The keep-alive does not follow the jump, and would fire all the time.
+/// Less than rmcp's keep-alive of 15 s. The keep-alive does not follow the jump and would fire all the time.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn timeout() -> TimeoutLayer {

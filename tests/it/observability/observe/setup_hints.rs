@@ -182,7 +182,7 @@ async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_n
     assert_lines(&lines, &[]);
 }
 
-/// The client polls, and was connected all the time.
+/// The client polls and was connected all the time.
 #[tokio::test]
 async fn a_stream_that_the_server_ends_emits_no_hint_about_a_disconnect() {
     let lines = Lines::up_to(Level::INFO);

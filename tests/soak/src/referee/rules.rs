@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | closed its last stream, or read its end without the answer | then + grace | then + grace + 1 s |
 //! | resumed within the grace with an event id of the call | that absence allows and demands nothing | |
-//! | closed a stream, and has another | nothing | nothing |
+//! | closed a stream and has another | nothing | nothing |
 //! | resumed within [`RACE`] of the end of the grace | likewise, for a while | nothing |
 //! | closed a resume before its head arrived | from the disconnect before | as if it had just disconnected |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |

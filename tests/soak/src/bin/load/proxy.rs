@@ -90,7 +90,7 @@ impl Proxy {
         self.cut();
     }
 
-    /// Resets the remaining connections, and waits until this has been recorded.
+    /// Resets the remaining connections and waits until this has been recorded.
     pub(crate) async fn end(self) {
         self.refuse();
         tokio::time::sleep(Duration::from_millis(20)).await;
