@@ -272,7 +272,7 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// - A URL of the directory cannot be used, for example because it needs a feature that is not enabled.
+    /// - A directory URL cannot be used, for example because it needs a feature that is not enabled.
     /// - The root certificate is not PEM or is set even though the directory's URL does not use TLS.
     /// - The directory answers and is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.

@@ -213,7 +213,7 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // An older call with the same id is untracked instead. The client would take the answer of its handler for the answer to
+            // An older call with the same id is untracked instead. The client would take its handler's answer for the answer to
             // this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {

@@ -149,7 +149,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
-    /// Waits for the permit of the call, if the event belongs to a call in flight.
+    /// Waits for the call's permit, if the event belongs to a call in flight.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reader = BackgroundReader::new(exchange, id);
@@ -198,7 +198,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             EventMatch::Nothing if self.is_standalone() => (None, ClientStream::Standalone),
             EventMatch::Nothing => (None, ClientStream::OfUntracked),
         };
-        // A task that reads the rest of the stream of a call uses the session too.
+        // A task that reads the rest of a call's stream uses the session too.
         let session_use = self
             .session_use
             .as_ref()

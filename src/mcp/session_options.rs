@@ -7,7 +7,7 @@ use super::session_manager::CancellableSessionManager;
 impl<M> CancellableSessionManager<M> {
     /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
-    /// The next request of their clients receives 404. A session is idle while nothing of this list uses it:
+    /// The next request of their clients receives 404. A session is idle while nothing in this list uses it:
     ///
     /// - a request, even while its body is incomplete or a middleware inside the layer has it;
     /// - an open stream, including a standalone one;

@@ -35,8 +35,9 @@ pub(crate) struct Epoch(u64);
 
 /// The owner of a session, and the epoch of its claim.
 ///
-/// A claim specifies the ownership that it replaces, and fails once the directory has another. Its text form is `<address> <incarnation>
-/// <epoch>`.
+/// A claim specifies the ownership that it replaces, and fails once the directory has another.
+///
+/// Its text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
     pub(crate) owner: Owner,

@@ -29,7 +29,7 @@ pub struct Limits {
     pub events: usize,
     /// Number of bytes at which a stream accepts no further event: 1 MiB. Its last event may exceed the limit.
     pub stream_bytes: usize,
-    /// Maximum number of bytes of the events of a session: 4 MiB.
+    /// Maximum number of bytes of a session's events: 4 MiB.
     pub session_bytes: usize,
     /// Maximum number of bytes of all sessions: 64 MiB.
     pub bytes: usize,

@@ -34,7 +34,7 @@ pub(crate) struct Reader {
     line: Line,
     /// The previous byte was a carriage return, so a line feed belongs to the same line ending.
     is_after_cr: bool,
-    /// Number of bytes of the byte order mark that were read. `BOM.len()` once no mark can follow.
+    /// Number of bytes of the byte order mark read so far. `BOM.len()` once no mark can follow.
     bom_read: usize,
     has_data: bool,
     /// Scans the data of an event whose lines are taken before its end.

@@ -68,7 +68,7 @@ impl ServerHandler for Server {
             .into();
         let time: Ms = arguments.get("ms").and_then(Value::as_u64).unwrap_or(0);
         self.watcher
-            .started(self.host, session(&context).as_deref(), &label);
+            .call_started(self.host, session(&context).as_deref(), &label);
         let mut running = Running {
             watcher: self.watcher.clone(),
             host: self.host,

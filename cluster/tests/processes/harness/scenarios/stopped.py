@@ -2,7 +2,7 @@
 sessions.
 
 In the second case requests wait in the owner's sockets in the meantime: calls and resumes of clients, relayed calls, and
-the second halves of calls whose first half had arrived before. None of them begins where the session no longer
+the second halves of calls whose first half had arrived before. None of them starts where the session no longer
 exists."""
 
 import asyncio
