@@ -54,7 +54,7 @@ use self::messages::{cancelled_call, not_started};
 
 /// A session manager that tags event ids with their origin.
 ///
-/// [`Cluster::sessions`](crate::Cluster::sessions) creates it, and has an example.
+/// [`Cluster::sessions`](crate::Cluster::sessions) creates it and has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     recorder: Arc<AnswerRecorder>,

@@ -19,7 +19,7 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{Directory as _, Lease, Leases, Look},
+    directory::{Directory as _, Lease, Leases, SessionSnapshot},
     ids::{Incarnation, Record, SessionHash},
     membership::{
         heartbeat::{
@@ -136,24 +136,25 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
         return Confirmation::Postpone(missing);
     }
     // Not read from the cache, which may be older than a claim.
-    let look = router.directory.look(session).await;
+    let snapshot = router.directory.look_up(session).await;
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
     // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
-    let is_current =
-        |look: &Look| look.leases.of(me).is_some() && router.heartbeat.is_in_run(&look.leases);
-    let Some(look) = look.ok().filter(is_current) else {
+    let is_current = |snapshot: &SessionSnapshot| {
+        snapshot.leases.of(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases)
+    };
+    let Some(snapshot) = snapshot.ok().filter(is_current) else {
         return Confirmation::Postpone(grace);
     };
     let own_turned_away = router.turned_away.age(Instant::now());
-    let remaining = wait.remaining(&look.leases, me);
+    let remaining = wait.remaining(&snapshot.leases, me);
     if let Some(remaining) =
         remaining.max(own_turned_away.and_then(|ago| wait.remaining_since(ago)))
     {
         return Confirmation::Postpone(remaining);
     }
-    match look.record {
+    match snapshot.record {
         Some(Record::Owned(ownership)) if ownership.owner == router.me => Confirmation::Cancel,
         Some(Record::Deleted(_)) => {
             router.sessions.write_again(session);
@@ -161,7 +162,7 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
         }
         // The session is not one of the cluster's, so no other instance can have it.
         None if !router.sessions.is_local(session)
-            && router.heartbeat.proves_absence(&look.leases) =>
+            && router.heartbeat.proves_absence(&snapshot.leases) =>
         {
             Confirmation::Cancel
         }

@@ -55,7 +55,7 @@ impl Origin {
         &self.authority
     }
 
-    /// Returns `true` if both name the same scheme, host and port.
+    /// Returns `true` if both have the same scheme, host and port.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.scheme == other.scheme
             && self.port() == other.port()

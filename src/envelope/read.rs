@@ -302,7 +302,7 @@ fn notification<'a>(
     let method = text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type name no request.
+        // Parameters of another type refer to no request.
         _ => None,
     };
     let cancels = match request_id.map(id) {

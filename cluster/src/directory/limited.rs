@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MAX_ANSWER,
-    Registration, Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, MAX_ANSWER, Registration,
+    SessionSnapshot, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -58,8 +58,8 @@ async fn within<T>(
 
 #[async_trait]
 impl Directory for Limited {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        limited(self.0.look(session)).await
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
+        limited(self.0.look_up(session)).await
     }
 
     async fn leases(&self) -> Result<Leases, DirectoryError> {

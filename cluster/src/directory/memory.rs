@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     BackendRunId, Claim, Directory, DirectoryError, DirectoryTime, Entry, HeartbeatReply,
-    LEASE_TTL, Lease, Leases, Look, RECORD_TTL, Registration, Status,
+    LEASE_TTL, Lease, Leases, RECORD_TTL, Registration, SessionSnapshot, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -132,10 +132,10 @@ impl Debug for MemoryDirectory {
 
 #[async_trait]
 impl Directory for MemoryDirectory {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        Ok(Look {
+        Ok(SessionSnapshot {
             record: state.session(session, now).map(|known| known.record),
             leases: state.leases(now),
         })

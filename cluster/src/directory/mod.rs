@@ -61,7 +61,7 @@ pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 #[async_trait]
 pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads the record of a session and all leases, as of one moment.
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError>;
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError>;
 
     /// Reads all leases.
     async fn leases(&self) -> Result<Leases, DirectoryError>;
@@ -157,7 +157,7 @@ pub(crate) struct Registration {
 
 /// The record of a session, and the leases of the same moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct SessionSnapshot {
     pub(crate) record: Option<Record>,
     pub(crate) leases: Leases,
 }

@@ -44,7 +44,7 @@ use self::{
 };
 use super::{
     BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, DirectoryTime, Entry,
-    HeartbeatReply, LEASE_TTL, Leases, Look, RECORD_TTL, Registration, Status,
+    HeartbeatReply, LEASE_TTL, Leases, RECORD_TTL, Registration, SessionSnapshot, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -203,25 +203,25 @@ impl Debug for RedisDirectory {
 
 #[async_trait]
 impl Directory for RedisDirectory {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        let mut look = pipe();
-        look.atomic();
-        look.cmd("HGET").arg(session_key(session)).arg("o");
-        append_lease_queries(&mut look);
-        let answer = look.query_async(&mut self.connection().await?).await?;
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
+        let mut pipeline = pipe();
+        pipeline.atomic();
+        pipeline.cmd("HGET").arg(session_key(session)).arg("o");
+        append_lease_queries(&mut pipeline);
+        let answer = pipeline.query_async(&mut self.connection().await?).await?;
         let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = answer;
         let record = record.map(|text| read_record(session, &text));
-        Ok(Look {
+        Ok(SessionSnapshot {
             record: record.transpose()?,
             leases: read_leases(leases, time, &info)?,
         })
     }
 
     async fn leases(&self) -> Result<Leases, DirectoryError> {
-        let mut look = pipe();
-        look.atomic();
-        append_lease_queries(&mut look);
-        let answer = look.query_async(&mut self.connection().await?).await?;
+        let mut pipeline = pipe();
+        pipeline.atomic();
+        append_lease_queries(&mut pipeline);
+        let answer = pipeline.query_async(&mut self.connection().await?).await?;
         let (leases, time, info): (_, _, String) = answer;
         read_leases(leases, time, &info)
     }
@@ -378,10 +378,10 @@ impl Directory for RedisDirectory {
 }
 
 /// Appends the commands that read the leases.
-fn append_lease_queries(look: &mut Pipeline) {
-    look.cmd("HGETALL").arg(LEASES);
-    look.cmd("TIME");
-    look.cmd("INFO").arg("server");
+fn append_lease_queries(pipeline: &mut Pipeline) {
+    pipeline.cmd("HGETALL").arg(LEASES);
+    pipeline.cmd("TIME");
+    pipeline.cmd("INFO").arg("server");
 }
 
 impl From<RedisError> for DirectoryError {

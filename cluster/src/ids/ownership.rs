@@ -35,7 +35,7 @@ pub(crate) struct Epoch(u64);
 
 /// The owner of a session, and the epoch of its claim.
 ///
-/// A claim specifies the ownership that it replaces, and fails once the directory has another.
+/// A claim specifies the ownership that it replaces and fails once the directory has another.
 ///
 /// Its text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

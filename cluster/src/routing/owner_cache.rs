@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, Look},
+    directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, SessionSnapshot},
     ids::{Incarnation, Ownership, Record, SessionHash},
     lock::lock,
     ttl_cache::TtlCache,
@@ -63,20 +63,20 @@ struct Inner {
 struct CacheState {
     owners: TtlCache<Ownership>,
     /// Sessions without an owner, each with the snapshot that showed none.
-    unowned: TtlCache<Look>,
+    unowned: TtlCache<SessionSnapshot>,
     /// The lookups in progress, each with its number.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next_number: u64,
 }
 
-type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
+type Lookup = BoxFuture<'static, Result<SessionSnapshot, Arc<DirectoryError>>>;
 
 /// The result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
     Owner(Ownership),
     /// No instance owns the session, according to this snapshot.
-    Unowned(Look),
+    Unowned(SessionSnapshot),
 }
 
 /// A lookup in progress. Removed from the cache on drop.
@@ -178,16 +178,16 @@ impl Debug for OwnerCache {
 // === impl Inner ===
 
 impl Inner {
-    async fn query(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        let look = async {
+    async fn query(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
+        let lookup = async {
             let _permit = self
                 .lookup_permits
                 .acquire()
                 .await
                 .map_err(DirectoryError::failed)?;
-            self.directory.look(session).await
+            self.directory.look_up(session).await
         };
-        timeout(DIRECTORY_TIMEOUT, look)
+        timeout(DIRECTORY_TIMEOUT, lookup)
             .await
             .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
     }
@@ -199,11 +199,11 @@ impl Inner {
 
 // === impl Found ===
 
-impl From<Look> for Found {
-    fn from(look: Look) -> Self {
-        match look.record {
+impl From<SessionSnapshot> for Found {
+    fn from(snapshot: SessionSnapshot) -> Self {
+        match snapshot.record {
             Some(Record::Owned(ownership)) => Self::Owner(ownership),
-            Some(Record::Deleted(_)) | None => Self::Unowned(look),
+            Some(Record::Deleted(_)) | None => Self::Unowned(snapshot),
         }
     }
 }
@@ -232,9 +232,9 @@ impl CacheState {
                 self.unowned.remove(session);
                 self.owners.insert(session, ownership, now);
             }
-            Found::Unowned(look) => {
+            Found::Unowned(snapshot) => {
                 self.owners.remove(session);
-                self.unowned.insert(session, look, now);
+                self.unowned.insert(session, snapshot, now);
             }
         }
     }
@@ -243,19 +243,19 @@ impl CacheState {
 // === impl PendingLookup ===
 
 impl PendingLookup {
-    async fn look_up(self) -> Result<Look, Arc<DirectoryError>> {
-        let look = self.cache.query(self.session).await;
-        if let Ok(look) = &look {
+    async fn look_up(self) -> Result<SessionSnapshot, Arc<DirectoryError>> {
+        let snapshot = self.cache.query(self.session).await;
+        if let Ok(snapshot) = &snapshot {
             let mut state = self.cache.state();
             if state
                 .lookups
                 .get(&self.session)
                 .is_some_and(|(number, _)| *number == self.number)
             {
-                state.store(self.session, Found::from(look.clone()), self.cache.me);
+                state.store(self.session, Found::from(snapshot.clone()), self.cache.me);
             }
         }
-        look.map_err(Arc::new)
+        snapshot.map_err(Arc::new)
     }
 }
 

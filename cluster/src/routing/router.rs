@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
-    directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, Look},
+    directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, SessionSnapshot},
     ids::{Owner, Ownership, Record, SessionHash},
     membership::{heartbeat::Heartbeat, turned_away::TurnedAway},
     metrics,
@@ -158,9 +158,11 @@ impl Router {
     /// response is 404, and the client opens a new session.
     pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
-        let look = self.directory.look(SessionHash::of(id)).await;
-        let has_other_owner = |look: &Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
-        if look.is_ok_and(|look| !has_other_owner(&look)) && self.give_up_if_unrestorable(id) {
+        let snapshot = self.directory.look_up(SessionHash::of(id)).await;
+        let has_other_owner = |snapshot: &SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        if snapshot.is_ok_and(|snapshot| !has_other_owner(&snapshot))
+            && self.give_up_if_unrestorable(id)
+        {
             return refusals::no_session();
         }
         self.reject(Refusal::Inconsistent)
@@ -327,20 +329,20 @@ impl Router {
         self.relay.prepare(replayable).await?;
         let in_flight = self.shutdown.enter_relay();
         let mut sent = pin!(self.relay.send(replayable, owner, in_flight));
-        let mut next_look = UNSTARTED_TIMEOUT;
+        let mut next_check = UNSTARTED_TIMEOUT;
         loop {
-            if let Ok(sent) = timeout(next_look, &mut sent).await {
+            if let Ok(sent) = timeout(next_check, &mut sent).await {
                 return Ok(sent);
             }
-            next_look = OWNER_RECHECK_INTERVAL;
-            let look = self.directory.look(session).await;
-            let is_owner = |look: &Look| match look.record {
+            next_check = OWNER_RECHECK_INTERVAL;
+            let snapshot = self.directory.look_up(session).await;
+            let is_owner = |snapshot: &SessionSnapshot| match snapshot.record {
                 Some(Record::Owned(ownership)) => ownership.owner == owner,
                 Some(Record::Deleted(_)) => false,
                 // A living owner writes its record again.
-                None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
+                None => snapshot.leases.of(owner.incarnation).is_some() || !self.is_proof(snapshot),
             };
-            if look.is_ok_and(|look| !is_owner(&look)) {
+            if snapshot.is_ok_and(|snapshot| !is_owner(&snapshot)) {
                 return Ok(Err(Failure::Broken));
             }
         }
@@ -350,15 +352,15 @@ impl Router {
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
-            Ok(Found::Unowned(look)) => (Known::Unowned, self.is_proof(&look)),
+            Ok(Found::Unowned(snapshot)) => (Known::Unowned, self.is_proof(&snapshot)),
             Err(_) => (Known::NoAnswer, false),
         }
     }
 
     /// Returns `true` if a snapshot without an owner proves that there is none.
-    pub(crate) fn is_proof(&self, look: &Look) -> bool {
-        matches!(look.record, Some(Record::Deleted(_)))
-            || self.heartbeat.proves_absence(&look.leases)
+    pub(crate) fn is_proof(&self, snapshot: &SessionSnapshot) -> bool {
+        matches!(snapshot.record, Some(Record::Deleted(_)))
+            || self.heartbeat.proves_absence(&snapshot.leases)
     }
 
     async fn lease_state(&self, owner: Owner) -> LeaseState {

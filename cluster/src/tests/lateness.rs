@@ -49,7 +49,7 @@ impl StallsAtReply {
 
 impl Gate for StallsAtReply {
     fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
-        if command == "look" {
+        if command == "look_up" {
             return Box::pin(async move {
                 sleep(400 * MS).await;
                 request.await
@@ -221,7 +221,7 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
         });
         results.push((
             started.elapsed().as_millis(),
-            link_c.request_count("look"),
+            link_c.request_count("look_up"),
             settled,
             answer,
         ));
@@ -461,7 +461,7 @@ async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
 }
 
 /// B loses its connection to the directory 2 s before the end of the grace. 1 s later, while B has its lease, B turns the client away. B
-/// keeps running, and cannot report the client. The client retries after `pause`.
+/// keeps running and cannot report the client. The client retries after `pause`.
 ///
 /// Returns the status of the first attempt, whether B had its lease then, whether the call is running, and the status of the retry.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {

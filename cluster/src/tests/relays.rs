@@ -227,7 +227,7 @@ async fn a_disconnect_before_the_head_is_one_at_the_owner() {
 async fn a_local_session_is_served_without_the_directory() {
     let (directory, [_a, b], mcp) = Node::with_session().await;
     let count = || {
-        directory.request_count("look")
+        directory.request_count("look_up")
             + directory.request_count("load")
             + directory.request_count("claim")
     };

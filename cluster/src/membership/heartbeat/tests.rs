@@ -7,7 +7,7 @@ use tokio::{
 use super::*;
 use crate::{
     directory::{
-        Claim, DIRECTORY_TIMEOUT, LEASE_TTL, Look, MemoryDirectory,
+        Claim, DIRECTORY_TIMEOUT, LEASE_TTL, MemoryDirectory, SessionSnapshot,
         contract::{claim_from, instance, is_alive, session},
         faulty::{Fault, Faulty},
     },
@@ -76,14 +76,14 @@ impl Instance {
         }
     }
 
-    async fn look(&self, session: SessionHash) -> Look {
-        self.link.look(session).await.unwrap()
+    async fn look_up(&self, session: SessionHash) -> SessionSnapshot {
+        self.link.look_up(session).await.unwrap()
     }
 
     /// Returns `true` if the instance would answer 404.
     async fn would_deny(&self, session: SessionHash) -> bool {
-        let look = self.look(session).await;
-        look.record.is_none() && self.heartbeat.proves_absence(&look.leases)
+        let snapshot = self.look_up(session).await;
+        snapshot.record.is_none() && self.heartbeat.proves_absence(&snapshot.leases)
     }
 }
 
@@ -375,11 +375,11 @@ async fn a_look_before_a_restart_proves_nothing_after_it() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &[]).await;
     sleep(SETTLE_PERIOD).await;
-    let look = first.look(session("unknown").session).await;
-    assert!(look.record.is_none() && first.heartbeat.proves_absence(&look.leases));
+    let snapshot = first.look_up(session("unknown").session).await;
+    assert!(snapshot.record.is_none() && first.heartbeat.proves_absence(&snapshot.leases));
     memory.restart();
     sleep(10 * SECOND).await;
-    assert!(!first.heartbeat.proves_absence(&look.leases));
+    assert!(!first.heartbeat.proves_absence(&snapshot.leases));
 }
 
 /// An instance found that the owner had no lease. It claims the session only after the owner has renewed its lease.

@@ -13,7 +13,7 @@ use tokio::{select, sync::Notify};
 
 use super::Router;
 use crate::{
-    directory::{Directory as _, Look},
+    directory::{Directory as _, SessionSnapshot},
     ids::{Record, SessionHash},
     lock::lock,
     refusals::{self, Refusal},
@@ -111,9 +111,9 @@ impl Router {
         if !self.sessions.is_open(session) {
             return true;
         }
-        let look = self.directory.look(session).await;
-        let is_mine = |look: Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
-        let is_recorded = look.is_ok_and(is_mine);
+        let snapshot = self.directory.look_up(session).await;
+        let is_mine = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
+        let is_recorded = snapshot.is_ok_and(is_mine);
         if !is_recorded {
             self.sessions.write_again(session);
         }

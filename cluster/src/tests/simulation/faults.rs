@@ -157,7 +157,7 @@ pub(super) enum Event {
         machine: Machine,
         count: usize,
     },
-    /// A client makes `calls` calls at once, and is disconnected for `absence`. The owner of its session is killed after `kill`.
+    /// A client makes `calls` calls at once and is disconnected for `absence`. The owner of its session is killed after `kill`.
     Burst {
         client: usize,
         calls: usize,

@@ -172,8 +172,10 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
     let live = LiveInstance::start(&server, 1, 1_000).await;
     let other = LiveInstance::start(&server, 2, 0).await;
     let (existing, unknown) = (session("7").session, SessionHash::of("unknown"));
-    let is_denied = async |session| match other.directory.look(session).await {
-        Ok(look) => look.record.is_none() && other.heartbeat.proves_absence(&look.leases),
+    let is_denied = async |session| match other.directory.look_up(session).await {
+        Ok(snapshot) => {
+            snapshot.record.is_none() && other.heartbeat.proves_absence(&snapshot.leases)
+        }
         Err(_) => false,
     };
     eventually("an unknown session is denied", async || {
@@ -316,7 +318,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let _: usize = server
         .query(&format!("LPUSH {} x", session_key(list.session)))
         .await;
-    let error = directory.look(text.session).await.unwrap_err();
+    let error = directory.look_up(text.session).await.unwrap_err();
     let expected = format!(
         "the directory holds a value that no instance wrote: mcp:s:{} is not a record of a session",
         text.session
@@ -326,7 +328,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let former = Ownership::begin(me);
     let claim = directory.claim(text.session, former, former.claimed_by(me));
     claim.await.unwrap_err();
-    directory.look(list.session).await.unwrap_err();
+    directory.look_up(list.session).await.unwrap_err();
     let tombstone = Tombstone {
         by: me.incarnation,
         epoch: Epoch::now(),
@@ -448,7 +450,7 @@ async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     assert_eq!(leases, 0);
 }
 
-/// The clock of the backend was ahead when an instance turned a client away, and was set back.
+/// The backend's clock was ahead when an instance turned a client away. It was set back afterwards.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {

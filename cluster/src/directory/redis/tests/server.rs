@@ -63,7 +63,7 @@ impl Server {
         Self::run(port, folder, arguments, "Ready to accept connections").await
     }
 
-    /// Starts a Sentinel that knows this server by a name, and fails over after a second.
+    /// Starts a Sentinel that knows this server by a name and fails over after a second.
     pub(super) async fn start_sentinel(&self, name: &str) -> Self {
         let (port, folder) = free_port_and_folder();
         let config = folder.join("sentinel.conf");
