@@ -63,7 +63,7 @@ mod unix {
     const LIMIT: Duration = Duration::from_secs(10);
 
     /// A tree of processes: two that sleep, one of them in its own shell.
-    const COMMAND: &str = "echo begun; sleep 600 & sh -c 'sleep 600; echo never' & wait";
+    const COMMAND: &str = "echo started; sleep 600 & sh -c 'sleep 600; echo never' & wait";
 
     /// A process and all its descendants, which are killed on drop.
     struct ProcessGroup {
@@ -113,8 +113,8 @@ mod unix {
         };
 
         let client = raw::call(addr, "run", json!({ "command": COMMAND })).await?;
-        let mut begun = [0; 6];
-        timeout(LIMIT, output.read_exact(&mut begun)).await??;
+        let mut started = [0; 8];
+        timeout(LIMIT, output.read_exact(&mut started)).await??;
         println!("the command runs; the client hangs up");
         let hung_up = Instant::now();
         client.hang_up();

@@ -121,10 +121,10 @@ impl Waiter {
 
     #[tool(description = "Waits until it is cancelled")]
     async fn wait(&self, context: RequestContext<RoleServer>) -> String {
-        let begun = Instant::now();
+        let started = Instant::now();
         info!("wait starts");
         context.ct.cancelled().await;
-        info!("wait was cancelled after {:?}", begun.elapsed());
+        info!("wait was cancelled after {:?}", started.elapsed());
         "waited".to_owned()
     }
 }

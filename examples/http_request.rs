@@ -46,7 +46,7 @@ const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 /// What has happened on either side.
 #[derive(Debug, PartialEq, Eq)]
 enum Happened {
-    /// The slow server has received a request, and has sent its part of a response.
+    /// The slow server has received a request and has sent its part of a response.
     Requested,
     /// The slow server has found its connection closed.
     Closed,

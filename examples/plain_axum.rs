@@ -39,7 +39,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 const PAGES: u64 = 3;
 
-/// The state of the server.
+/// The server's state.
 #[derive(Clone)]
 struct Press {
     /// Number of pages printed, whether or not the reader stayed.

@@ -15,7 +15,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Maximum time that a drain waits for servers to accept its cancels: 1 s.
+/// Maximum time a drain waits for servers to accept its cancels: 1 s.
 ///
 /// Cancels that take longer may still be accepted until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ pub struct Calls {
 pub struct DrainReport {
     /// Number of calls that ended without a cancel while the drain was waiting.
     ///
-    /// A call that was cancelled meanwhile, by its client or for any other reason, does not count.
+    /// A call that was cancelled in the meantime, by its client or for any other reason, does not count.
     pub ended: usize,
     /// Number of calls that the drain cancelled.
     pub cancelled: usize,
@@ -137,16 +137,16 @@ impl Calls {
         found.flatten()
     }
 
-    /// Cancels a call, attached or not. Returns `false` if the call has ended, or runs as a task.
+    /// Cancels a call, attached or not. Returns `false` if the call has ended or runs as a task.
     ///
-    /// The token of the call fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
+    /// The call's token fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
     /// [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.cancel(id, Cancel::now(reason)))
     }
 
-    /// Cancels all calls of a session except tasks, and returns the number of cancelled calls.
+    /// Cancels all calls of a session except tasks and returns the number of cancelled calls.
     ///
     /// Cancels none if two servers behind the layer issued the same session id, and both have calls in flight under it.
     ///
@@ -197,7 +197,7 @@ impl Calls {
     /// the drain closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every
     /// new one. It does not wait for subscriptions to end.
     ///
-    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Begin the drain and the
+    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Start the drain and the
     /// graceful shutdown at the same time, so that no new call arrives while the calls end. A drain cannot end a connection on which
     /// only a part of a request has arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
     ///
@@ -207,14 +207,14 @@ impl Calls {
     ///
     /// async fn serve(app: axum::Router, calls: Calls) -> std::io::Result<()> {
     ///     let listener = tokio::net::TcpListener::bind("127.0.0.1:8000").await?;
-    ///     let (begin, begun) = tokio::sync::oneshot::channel();
+    ///     let (start, started) = tokio::sync::oneshot::channel();
     ///     let shutdown = async {
     ///         tokio::signal::ctrl_c().await.ok();
-    ///         begin.send(()).ok();
+    ///         start.send(()).ok();
     ///     };
     ///     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
     ///     let drained = async {
-    ///         begun.await.ok();
+    ///         started.await.ok();
     ///         calls.drain(Duration::from_secs(30)).await
     ///     };
     ///     let (served, report) = tokio::join!(server, drained);

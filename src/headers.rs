@@ -71,7 +71,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Returns `true` if a `Content-Type` names this media type, with any parameters.
+/// Returns `true` if a `Content-Type` is this media type, with any parameters.
 ///
 /// See RFC 9110, section 8.3.1.
 pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
@@ -102,7 +102,7 @@ pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     !essence.starts_with(b"application/json") && !essence.ends_with(b"+json")
 }
 
-/// Returns `true` if the `Accept` header names server-sent events with a weight above zero.
+/// Returns `true` if the `Accept` header lists server-sent events with a weight above zero.
 ///
 /// See RFC 9110, section 12.5.1.
 pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
@@ -124,7 +124,7 @@ fn is_zero_weight(parameter: &[u8]) -> bool {
     weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
 }
 
-/// Returns `true` if a `Content-Encoding` names a coding that changes the content.
+/// Returns `true` if a `Content-Encoding` lists a coding that changes the content.
 ///
 /// `identity` does not, nor does an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
 fn names_coding(value: &HeaderValue) -> bool {

@@ -12,7 +12,7 @@ pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
 /// Returns the code and the message of the error for the client of a cancelled call.
 ///
-/// The message names the reason if it is known.
+/// The message contains the reason if it is known.
 pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>) {
     match reason {
         Some(CancelReason::TimedOut) => (-32001, "Request timed out".into()),

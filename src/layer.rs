@@ -99,7 +99,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that returns the policy of a call. A second closure replaces the first.
+    /// Sets the closure that returns a call's policy. A second closure replaces the first.
     ///
     /// It runs once for each call, when the call becomes known.
     ///
@@ -181,10 +181,10 @@ impl CancelOnDisconnectLayer {
     ///
     /// An orphan is a call whose client did not resume within its grace.
     ///
-    /// Use this when the decision depends on something outside this process, for example whether the client has resumed on another
-    /// server. The call waits for the decision, and a client that resumes meanwhile keeps its call. If the closure panics, or has
-    /// not decided after 10 s, the call waits for another grace. The closure is not called for calls without a grace. It does not
-    /// delay the cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
+    /// Use this when the decision depends on something outside this process, for example whether the client has resumed on
+    /// another server. The call waits for the decision, and a client that resumes in the meantime keeps its call. If the closure
+    /// panics, or has not decided after 10 s, the call waits for another grace. The closure is not called for calls without a
+    /// grace. It does not delay the cancels by [`call_timeout`](Self::call_timeout), by [`Calls`], or by the end of a session.
     ///
     /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.
     ///
@@ -337,9 +337,9 @@ impl CancelOnDisconnectLayer {
     /// reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the unsent part
     /// to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2 a client may stop reading one stream, and so exhaust the flow-control window of the whole connection. Then no stream
-    /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine which of them
-    /// exhausted the window. Use a timeout that is longer than any pause of a correct client.
+    /// On HTTP/2 a client may stop reading one stream and so exhaust the flow-control window of the whole connection. Then no
+    /// stream of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine
+    /// which of them exhausted the window. Use a timeout that is longer than any pause of a correct client.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///

@@ -81,7 +81,7 @@
 //! (see [`ParseFailure`](observe::ParseFailure)).
 //!
 //! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancel. The default departs from that
-//! narrowly: it cancels only if the client cannot resume, or did not resume within its grace. [`Grace::Never`] follows the
+//! narrowly: it cancels only if the client cannot resume or did not resume within its grace. [`Grace::Never`] follows the
 //! specification to the letter. From 2026-07-28 on, a disconnect MUST cancel, and by default it does.
 //!
 //! # Runtimes
@@ -91,8 +91,8 @@
 //!
 //! # Related crates
 //!
-//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls, and cannot distinguish a
-//!   client that reconnects from one that does not.
+//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls and cannot distinguish
+//!   a client that reconnects from one that does not.
 //! - rmcp 3 cancels stateless calls by itself, unless their events are stored. With this layer it still does, and the layer reports
 //!   the reason.
 //! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
@@ -159,7 +159,7 @@ mod wait_until;
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
-/// The sockets below HTTP: the kernel detects dead peers, and disconnects that hyper misses.
+/// The sockets below HTTP: the kernel detects dead peers and disconnects that hyper misses.
 #[cfg(feature = "socket")]
 #[doc(inline)]
 pub use watched_socket as socket;

@@ -81,7 +81,7 @@ impl Limits {
     /// A quarter of the bytes is for answers whose client was connected at the time of the answer. The rest is for answers for which
     /// a client may still resume. Of each of these two kinds, a session may retain only as many bytes as then stay free for all others.
     ///
-    /// An answer that exceeds the remaining space, or the limit of its session, evicts older answers of its session. Those whose client
+    /// An answer that exceeds the remaining space or its session's limit evicts older answers of its session. Those whose client
     /// was connected are evicted first. If that is not enough, the new answer is not retained. If an answer for which a client may still
     /// resume is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
     pub fn retained(mut self, bytes: usize) -> Self {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Minimum time that a session call waits for a resume under [`Grace::Auto`]: 20 s.
+/// Minimum time a session call waits for a resume under [`Grace::Auto`]: 20 s.
 ///
 /// Both the TypeScript SDK and the Python SDK 1.x resume after the server's `retry` (3 s with rmcp) and try twice. One attempt
 /// over a dead network takes up to 10 s.

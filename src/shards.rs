@@ -2,7 +2,7 @@
 
 use std::slice;
 
-/// Number of locks: 64. Chosen so that concurrent look-ups of two entries rarely contend.
+/// Number of locks: 64. Chosen so that concurrent lookups of two entries rarely contend.
 const SHARDS: usize = 64;
 
 pub(crate) struct Shards<L>(Box<[L]>);

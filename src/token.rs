@@ -171,8 +171,8 @@ impl CallToken {
                 return Poll::Ready(Ok(output));
             }
             ready!(cancelled.as_mut().poll(cx));
-            // The future may have become ready meanwhile. It may even have been ready before, because tokio's channels return
-            // `Pending` to a task without budget.
+            // The future may have become ready in the meantime. It may even have been ready before, because tokio's channels
+            // return `Pending` to a task without budget.
             let last_poll = pin!(tokio::task::unconstrained(future.as_mut())).poll(cx);
             if let Poll::Ready(output) = last_poll {
                 return Poll::Ready(Ok(output));
@@ -187,7 +187,7 @@ impl CallToken {
 
     /// Runs `clean_up` once if the call is cancelled.
     ///
-    /// A clean-up may release a lock, remove a temporary file, stop billing, or notify another server, for example.
+    /// For example, a clean-up may release a lock, remove a temporary file, stop billing, or notify another server.
     ///
     /// The clean-up receives the reason. It runs even if the handler ignores its token, was dropped or has returned. If the
     /// call is already cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running,
@@ -268,7 +268,7 @@ impl CallToken {
     ///     handed_out.send(request.extensions().get::<CallToken>().cloned()).unwrap();
     ///     async {
     ///         axum::body::to_bytes(Body::new(request.into_body()), 1024).await.unwrap();
-    ///         // The events of another server, which a task of the gateway reads.
+    ///         // The events from another server, which a task of the gateway reads.
     ///         let events = Body::from_stream(futures_util::stream::pending::<Result<&str, Infallible>>());
     ///         let head = Response::builder().header("content-type", "text/event-stream");
     ///         Ok::<_, Infallible>(head.body(events).unwrap())

@@ -129,7 +129,7 @@ impl Client {
         self.session.as_ref()?.to_str().ok()
     }
 
-    /// Calls a tool; `number` is also the request id. Returns once the answer has begun. In a session it has read the
+    /// Calls a tool; `number` is also the request id. Returns once the answer has started. In a session it has read the
     /// first event id, from which the client can resume.
     pub async fn begin(
         &self,
@@ -278,7 +278,7 @@ impl Stream {
         Self { source, seen }
     }
 
-    /// Sends a request on this keep-alive connection, and reads the whole answer.
+    /// Sends a request on this keep-alive connection and reads the whole answer.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Runs the programs in `work`, and counts their instructions with valgrind.
+//! Runs the programs in `work` and counts their instructions with valgrind.
 //!
 //! The programs mark the counted section themselves ([`counted`]), so start-up is not counted.
 //!

@@ -186,7 +186,7 @@ async fn start(name: &'static str, member: ClusterBuilder) -> Result<Instance, F
     })
 }
 
-/// A client disconnects during its call, and resumes at the other instance.
+/// A client disconnects during its call and resumes at the other instance.
 async fn resume(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
     let elsewhere = of(&client, second)?;
@@ -248,7 +248,7 @@ async fn answer(first: &Instance, second: &Instance) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A client calls a tool of the first instance through the second, and disconnects without a resume.
+/// A client calls a tool of the first instance through the second and disconnects without a resume.
 async fn hang_up(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
     let mut call = of(&client, second)?.call(7, "work", json!({})).await;
@@ -282,7 +282,7 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a client of an instance that uses the session of another client.
+/// Returns a client of an instance that uses another client's session.
 fn of(client: &Mcp, instance: &Instance) -> Result<Mcp, Failure> {
     let session = client.session_id().ok_or("no session")?;
     Ok(Mcp::stateless(instance.addr, "/mcp").in_session(session))

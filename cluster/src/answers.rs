@@ -2,15 +2,15 @@
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.
-//! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. Only one thread can take an ended
-//!    call, and that thread keeps its answer.
+//! 2. A call is marked pending first, and then looked up again, because it may have ended in the meantime. Only one thread can take an
+//!    ended call, and that thread keeps its answer.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
 //!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is also
 //!    kept. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
 //!    in the memory of this instance.
-//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again
+//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it and writes it again
 //!    after the directory has lost data.
 
 use std::{
@@ -94,13 +94,13 @@ impl Call {
         }
     }
 
-    /// Reads a call from an event id. Returns `None` if the id names no call.
+    /// Reads a call from an event id. Returns `None` if the id belongs to no call.
     pub(crate) fn read(session: SessionId, named: &NamedCall) -> Option<Self> {
         let request: NumberOrString = serde_json::from_str(named.request.as_deref()?).ok()?;
         Some(Self::new(session, &request, named.number))
     }
 
-    /// Returns the form in which an event id names the call.
+    /// Returns the form in which an event id contains the call.
     fn to_named_call(&self) -> NamedCall {
         let request = match &self.request {
             RequestId::Number(number) => number.to_string(),
@@ -112,7 +112,7 @@ impl Call {
         }
     }
 
-    /// Returns its number and its request id. Returns `None` if the id is a string or a negative number.
+    /// Returns its number and its request id, or `None` if the id is a string or a negative number.
     fn numbers(&self) -> Option<(CallNumber, u64)> {
         match self.request {
             RequestId::Number(request) => Some((self.number, request.try_into().ok()?)),
@@ -120,7 +120,7 @@ impl Call {
         }
     }
 
-    /// Returns `true` if a message is the answer of the call.
+    /// Returns `true` if a message is the call's answer.
     pub(crate) fn is_answered_by(&self, message: &ServerJsonRpcMessage) -> bool {
         let answered = match message {
             ServerJsonRpcMessage::Response(response) => Some(&response.id),
@@ -171,7 +171,7 @@ impl Answers {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the suffix of a stream's event ids: the generation of its session, and its call.
+    /// Returns the suffix of a stream's event ids: its session's generation, and its call.
     pub(crate) fn event_suffix(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
             None => ClusterEventId::suffix(generation, None),
@@ -222,7 +222,7 @@ impl Answers {
         }
     }
 
-    /// Called when the client of a call has resumed.
+    /// Called when a call's client has resumed.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)

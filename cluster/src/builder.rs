@@ -231,7 +231,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the longest time that a client waits before it retries after a 503.
+    /// Sets the longest time a client waits before it retries after a 503.
     ///
     /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call may be that
     /// client's. The default is 40 s, which is longer than the official SDKs wait. A call whose grace is longer than this waits as long as
@@ -252,8 +252,8 @@ impl ClusterBuilder {
     /// Refuses requests for this instance's sessions while its lease may have lapsed.
     ///
     /// The lease may have lapsed when the directory has not answered for 5.5 s. By default such requests are served. Another instance that
-    /// reaches the directory may claim a session meanwhile, and then both serve it until the directory answers again. With this option
-    /// these requests get 503 with `Retry-After`. A call that has begun continues.
+    /// reaches the directory may claim a session in the meantime, and then both serve it until the directory answers again. With this
+    /// option these requests get 503 with `Retry-After`. A call that has started continues.
     ///
     /// ```
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
@@ -268,15 +268,15 @@ impl ClusterBuilder {
 
     /// Joins the cluster.
     ///
-    /// The directory does not have to be reachable. Until it is, no session begins, and requests for sessions of other instances get 503.
+    /// The directory does not have to be reachable. Until it is, no session starts, and requests for sessions of other instances get 503.
     ///
     /// # Errors
     ///
-    /// - A URL of the directory cannot be used, for example because it needs a feature that is not enabled.
-    /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
-    /// - The directory answers, and is a Redis Cluster.
+    /// - A directory URL cannot be used, for example because it needs a feature that is not enabled.
+    /// - The root certificate is not PEM or is set even though the directory's URL does not use TLS.
+    /// - The directory answers and is a Redis Cluster.
     /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
-    /// - A secret is empty, begins or ends with whitespace, or contains characters that are not allowed in a header field.
+    /// - A secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -334,7 +334,7 @@ impl ClusterBuilder {
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(ConnectErrorKind::NotAnAddress(text.to_owned()));
         }
-        // The other instances have the same filter, and would never connect to this address.
+        // The other instances have the same filter and would never connect to this address.
         if !self.filter.admits(address.ip()) {
             return Err(ConnectErrorKind::NotAdmitted(address.ip()));
         }
@@ -368,7 +368,7 @@ impl fmt::Display for ConnectError {
                 "`peers_filter` does not admit the advertised address {ip}"
             ),
             ConnectErrorKind::Secret => {
-                f.write_str("a secret is empty, begins or ends with whitespace, or contains characters that are not allowed in a header field")
+                f.write_str("a secret is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field")
             }
         }
     }

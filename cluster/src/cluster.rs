@@ -140,7 +140,7 @@ impl Cluster {
 
     /// Cancels orphaned calls only with proof that their clients have not resumed elsewhere.
     ///
-    /// This applies to calls of sessions on `layer`, and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    /// This applies to calls of sessions on `layer` and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

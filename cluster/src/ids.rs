@@ -36,7 +36,7 @@ const DIGITS: [u8; 16] = *b"0123456789abcdef";
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of an instance, or one restore of a session.
+/// One start of an instance or one restore of a session.
 ///
 /// A random number. Its text is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,7 +50,7 @@ pub(crate) struct SessionHash([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call in the form in which an event id names it.
+/// A call in the form in which an event id contains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,

@@ -1,6 +1,6 @@
 //! The outermost layer of an application. It relays requests of sessions that another instance owns.
 //!
-//! A request that is served here costs one pass over its head and one look-up in memory. Every other request may allocate, because it is
+//! A request that is served here costs one pass over its head and one lookup in memory. Every other request may allocate, because it is
 //! sent to another machine.
 
 use std::{
@@ -28,7 +28,7 @@ use crate::{
     sessions::drain_gate::InFlightGuard,
 };
 
-/// Relays each request to the owner of its session. Created by [`Cluster::layer`](crate::Cluster::layer).
+/// Relays each request to its session's owner. Created by [`Cluster::layer`](crate::Cluster::layer).
 ///
 /// It must be the outermost layer. Inner layers then process a relayed request only once, on the instance that serves it:
 ///
@@ -125,7 +125,7 @@ impl<S: Clone> ClusterService<S> {
 
     /// Returns a clone of the inner service for a request that may wait or be relayed.
     ///
-    /// Releases what `poll_ready` has reserved, because other requests need it meanwhile.
+    /// Releases what `poll_ready` has reserved, because other requests need it in the meantime.
     fn release_ready(&mut self) -> S {
         self.take_ready().clone()
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer rewrites it to
 //!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
-//!    never names two calls.
+//!    never refers to two calls.
 //! 2. Only the ids of events are changed.
 
 use std::{
@@ -50,11 +50,11 @@ use crate::{
 
 pub(crate) mod messages;
 
-use self::messages::{cancelled_call, not_begun};
+use self::messages::{cancelled_call, not_started};
 
 /// A session manager that tags event ids with their origin.
 ///
-/// [`Cluster::sessions`](crate::Cluster::sessions) creates it, and has an example.
+/// [`Cluster::sessions`](crate::Cluster::sessions) creates it and has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     recorder: Arc<AnswerRecorder>,
@@ -81,7 +81,7 @@ pub(crate) trait CloseSession: Send + Sync {
     async fn close(&self, session: &str);
 }
 
-/// Maximum time that a call waits for the decision whether its session is still local: 10 s.
+/// Maximum time a call waits for the decision on whether its session is still local: 10 s.
 ///
 /// Chosen because the decision takes less time if the directory answers.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
@@ -256,7 +256,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let is_call = call.is_some();
         let enter = move || is_call.then(|| self.sessions.enter(id)).flatten();
         let guard = enter();
-        // Since the request was routed, this process may have stalled. Or the session was relinquished, and is about to be closed.
+        // Since the request was routed, this process may have stalled. Or the session was relinquished and is about to be closed.
         let is_here = guard.is_some() || !is_call;
         let created = if is_here && self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);
@@ -265,10 +265,10 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             Either::Right(Box::pin(async move {
                 let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
                 if decided.await.is_err() {
-                    let not_begun = stream::once(ready(not_begun(&message)));
-                    return Ok((Either::Right(not_begun), None));
+                    let not_started = stream::once(ready(not_started(&message)));
+                    return Ok((Either::Right(not_started), None));
                 }
-                // A session that was closed and restored meanwhile has another gate.
+                // A session that was closed and restored in the meantime has another gate.
                 drop(guard);
                 let guard = enter();
                 let created = self.inner.create_stream(id, message).await?;

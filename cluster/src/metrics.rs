@@ -3,9 +3,9 @@
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
 //! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
-//! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
+//! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | lookups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | number of times that the cancel of an orphaned call was postponed, because its client might have resumed elsewhere |
+//! | `mcp_calls_postponed_total` | counter | | number of times the cancel of an orphaned call was postponed, because its client might have resumed elsewhere |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions that were requested here, and whose owner relinquished them or has no lease |
 
 /// Describes the metrics to the recorder that is installed at this time.
@@ -21,7 +21,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_cluster_lookups_total",
             Unit::Count,
-            "Look-ups of owners, by outcome"
+            "Lookups of owners, by outcome"
         );
         describe_counter!(
             "mcp_cluster_relays_total",
@@ -31,7 +31,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_calls_postponed_total",
             Unit::Count,
-            "Number of times that the cancel of an orphaned call was postponed"
+            "Number of times the cancel of an orphaned call was postponed"
         );
         describe_counter!(
             "mcp_cluster_claims_total",
@@ -49,7 +49,7 @@ pub(crate) fn set_directory_consistent(is_consistent: bool) {
     let _ = is_consistent;
 }
 
-/// Counts a look-up of an owner by its outcome.
+/// Counts a lookup of an owner by its outcome.
 pub(crate) fn count_lookup(outcome: &'static str) {
     count("mcp_cluster_lookups_total", outcome);
 }

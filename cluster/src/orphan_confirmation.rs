@@ -3,14 +3,14 @@
 //! | the directory | the orphan |
 //! |---|---|
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
-//! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
+//! | has lost this instance's lease, and possibly the leases and reports of the others | waits for another grace |
 //! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | lacks, for another living instance, a heartbeat composed at least 2.15 s after the grace ended | waits for one |
-//! | has a report that an instance turned a client away recently | waits until the backoff of that client is over |
-//! | names this instance as the owner of its session | is cancelled |
+//! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
+//! | has this instance as the owner of its session | is cancelled |
 //! | has no record of its session, which is a proof, and the session is not local | is cancelled |
-//! | names another owner, or has no record | waits for another grace; the session is written again, which decides its owner |
+//! | has another owner, or no record | waits for another grace; the session is written again, which decides its owner |
 //! | has the tombstone of its session | ends, because its session is closed |
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{Directory as _, Lease, Leases, Look},
+    directory::{Directory as _, Lease, Leases, SessionSnapshot},
     ids::{Incarnation, Record, SessionHash},
     membership::{
         heartbeat::{
@@ -65,7 +65,7 @@ impl OrphanWait {
         }
     }
 
-    /// Returns how much longer the call must wait because of the leases. `None` if it need not wait.
+    /// Returns how much longer the call must wait because of the leases, or `None` if it need not wait.
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
         let others = leases
             .entries
@@ -136,24 +136,25 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
         return Confirmation::Postpone(missing);
     }
     // Not read from the cache, which may be older than a claim.
-    let look = router.directory.look(session).await;
+    let snapshot = router.directory.look_up(session).await;
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
     // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
-    let is_current =
-        |look: &Look| look.leases.of(me).is_some() && router.heartbeat.is_in_run(&look.leases);
-    let Some(look) = look.ok().filter(is_current) else {
+    let is_current = |snapshot: &SessionSnapshot| {
+        snapshot.leases.of(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases)
+    };
+    let Some(snapshot) = snapshot.ok().filter(is_current) else {
         return Confirmation::Postpone(grace);
     };
     let own_turned_away = router.turned_away.age(Instant::now());
-    let remaining = wait.remaining(&look.leases, me);
+    let remaining = wait.remaining(&snapshot.leases, me);
     if let Some(remaining) =
         remaining.max(own_turned_away.and_then(|ago| wait.remaining_since(ago)))
     {
         return Confirmation::Postpone(remaining);
     }
-    match look.record {
+    match snapshot.record {
         Some(Record::Owned(ownership)) if ownership.owner == router.me => Confirmation::Cancel,
         Some(Record::Deleted(_)) => {
             router.sessions.write_again(session);
@@ -161,7 +162,7 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
         }
         // The session is not one of the cluster's, so no other instance can have it.
         None if !router.sessions.is_local(session)
-            && router.heartbeat.proves_absence(&look.leases) =>
+            && router.heartbeat.proves_absence(&snapshot.leases) =>
         {
             Confirmation::Cancel
         }

@@ -18,13 +18,13 @@ const REQUEST_CANCELLED: i32 = -32800;
 pub(crate) enum Refusal {
     /// The directory did not answer, or its content proves nothing yet.
     Inconsistent,
-    /// The owner could not be reached, and may still be alive.
+    /// The owner could not be reached and may still be alive.
     OwnerUnreachable,
     /// The session moved to this or another instance during the request, or was not restored in time. The request can be sent again.
     SessionMoved,
-    /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
+    /// The connection to the owner ended before the response. The request may have started, so this instance must not send it again.
     ConnectionLost,
-    /// The head of the request has more fields than a peer accepts.
+    /// The request's head has more fields than a peer accepts.
     TooManyFields,
     /// The client disconnected in the middle of its request.
     Incomplete,
@@ -48,7 +48,7 @@ pub(crate) fn session_not_opened() -> Response<Body> {
     response
 }
 
-/// Returns the JSON-RPC error for a call that its client cancelled before it began.
+/// Returns the JSON-RPC error for a call that its client cancelled before it started.
 pub(crate) fn cancelled(request_id: &Value) -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",

@@ -1,4 +1,4 @@
-//! One hop from the instance that a request reaches to the owner of its session.
+//! One hop from the instance that a request reaches to its session's owner.
 
 pub(crate) mod body_idle;
 pub(crate) mod client;

@@ -3,7 +3,7 @@
 //! 1. A session is local from when it is opened, or loaded to be restored, until it is closed, deleted or relinquished.
 //! 2. Only the heartbeat task writes a session, under the epoch at which this instance owns the session. If another owner has a record with
 //!    a higher epoch in the directory, the session is *contested*.
-//! 3. A deleted session has a tombstone in the directory, and is restored by no instance. Until the directory has the tombstone, this
+//! 3. A deleted session has a tombstone in the directory and is restored by no instance. Until the directory has the tombstone, this
 //!    instance answers that the session does not exist.
 //! 4. A session that is only closed stays in the directory until its record expires. If its client returns, it is restored.
 //! 5. A relinquished session is no longer local. It is sent once to the task that closes it.

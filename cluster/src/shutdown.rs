@@ -9,7 +9,7 @@
 //!
 //! 1. The stage only advances, in this order.
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
-//!    Therefore no call begins in a session that a peer was asked to claim.
+//!    Therefore no call starts in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
 //! 4. The instance stops once no call of its sessions is in flight, and no POST that it relays. A client may be unable to resume such a POST
 //!    elsewhere.
@@ -50,7 +50,7 @@ use crate::{
 /// for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
-/// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
+/// Maximum time a peer waits for the answers of ended calls before it claims: 2 s.
 ///
 /// It also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -76,8 +76,8 @@ pub(crate) enum ShutdownStage {
 /// The shutdown of an instance.
 pub(crate) struct Shutdown {
     stage: watch::Sender<ShutdownStage>,
-    /// Whether the shutdown has begun. Read on every call, without a lock.
-    has_begun: AtomicBool,
+    /// Whether the shutdown has started. Read on every call, without a lock.
+    has_started: AtomicBool,
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
     answers: Arc<Answers>,
@@ -89,7 +89,7 @@ pub(crate) struct Shutdown {
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// A shutdown that has begun. When dropped, the instance has stopped, and its listener for peers closes.
+/// A shutdown that has started. When dropped, the instance has stopped, and its listener for peers closes.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -102,7 +102,7 @@ impl Shutdown {
     ) -> Self {
         Self {
             stage: watch::Sender::new(ShutdownStage::Running),
-            has_begun: AtomicBool::new(false),
+            has_started: AtomicBool::new(false),
             sessions,
             pending_restores,
             answers,
@@ -120,7 +120,7 @@ impl Shutdown {
     /// Records that a POST of a remote session is in flight. A shutdown waits for it.
     ///
     /// A client may be unable to resume the POST once this instance has ended. Other methods do not count, because the stream of a GET need
-    /// not end, and can be opened again.
+    /// not end and can be opened again.
     pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
         self.relays.enter()
     }
@@ -141,14 +141,14 @@ impl Shutdown {
 
     /// Called when a call has ended, or a request no longer takes part in a restore. Wakes the tasks that wait for its session.
     pub(crate) fn on_call_ended(&self, session: Option<&str>) {
-        if self.has_begun.load(Ordering::Acquire)
+        if self.has_started.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
         {
             gate.notify_changed();
         }
     }
 
-    /// Returns `true` if a session was relinquished here during the shutdown, or is about to be.
+    /// Returns `true` if a session was relinquished here during the shutdown or is about to be.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
         // In the order of a relinquishment: the gate closes, the session is recorded, and its gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -157,7 +157,7 @@ impl Shutdown {
 
     /// Called when this instance has claimed a session again.
     pub(crate) fn on_reclaimed(&self, session: SessionHash) {
-        if self.has_begun.load(Ordering::Acquire) {
+        if self.has_started.load(Ordering::Acquire) {
             lock(&self.relinquished).remove(&session);
         }
     }
@@ -179,7 +179,7 @@ impl Shutdown {
 
     /// Waits until answers of ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
     ///
-    /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not begun, or the instance has
+    /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not started, or the instance has
     /// stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
@@ -218,7 +218,7 @@ impl Shutdown {
 
     pub(crate) fn begin(&self) -> ShutdownGuard<'_> {
         self.answers.retain_all();
-        self.has_begun.store(true, Ordering::Release);
+        self.has_started.store(true, Ordering::Release);
         self.advance(ShutdownStage::Transferring);
         log(|| info!(target: "mcp_cancel_cluster", "this instance transfers its sessions"));
         ShutdownGuard(self)
@@ -264,7 +264,7 @@ impl ShutdownGuard<'_> {
             loop {
                 self.close_idle_gates().await;
                 self.0.answers.flush(until).await;
-                // Another session may have been restored meanwhile, or another POST relayed.
+                // Another session may have been restored in the meantime, or another POST relayed.
                 if !self.0.is_in_use() {
                     return;
                 }

@@ -63,7 +63,7 @@ impl<V> TtlCache<V> {
                 Some(entry) if entry.number == number => {
                     entry.expires <= now || self.entries.len() > self.capacity
                 }
-                // The entry was removed, or has a later number.
+                // The entry was removed or has a later number.
                 _ => {
                     self.order.pop_front();
                     continue;

@@ -26,7 +26,7 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Calls a tool, and waits until the server has accepted the call.
+/// Calls a tool and waits until the server has accepted the call.
 async fn call(client: &Client, id: Value, tool: &str) -> io::Result<Connection> {
     client.call(id, tool, json!({})).await?.accepted().await
 }

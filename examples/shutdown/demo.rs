@@ -59,7 +59,7 @@ pub(super) async fn run() -> Result<ExitCode> {
             calls.push(call.accepted().await?);
         }
         println!("{0} calls and {0} standalone streams are open", WORK.len());
-        let begun = Instant::now();
+        let started = Instant::now();
         shut_down.send(()).ok();
         let mut answers = Vec::new();
         for call in calls {
@@ -70,15 +70,15 @@ pub(super) async fn run() -> Result<ExitCode> {
             stream.response().await?;
             closed_streams += 1;
         }
-        Ok::<_, Box<dyn Error>>((begun, answers, closed_streams))
+        Ok::<_, Box<dyn Error>>((started, answers, closed_streams))
     };
     let together = async { tokio::join!(server, clients) };
     let limit = CALLS_TIMEOUT + CONNECTIONS_TIMEOUT + MARGIN;
     let (report, clients) = timeout(2 * limit, together).await?;
-    let (begun, answers, closed_streams) = clients?;
+    let (started, answers, closed_streams) = clients?;
     let result = DemoResult {
         report: report?,
-        took: begun.elapsed(),
+        took: started.elapsed(),
         answers,
         closed_streams,
     };

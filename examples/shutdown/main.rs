@@ -114,17 +114,17 @@ async fn serve_until(
     app: Router,
     calls: Calls,
 ) -> io::Result<DrainReport> {
-    let (begin, begun) = oneshot::channel();
+    let (start, started) = oneshot::channel();
     let shutdown = async move {
         shutdown.await;
-        begin.send(()).ok();
+        start.send(()).ok();
     };
     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
     #[allow(clippy::disallowed_methods, reason = "it serves during the drain")]
     let server = tokio::spawn(server.into_future());
 
     // Fails if the server has already ended. Then there is nothing to wait for.
-    begun.await.ok();
+    started.await.ok();
     info!("shutting down");
     let report = calls.drain(CALLS_TIMEOUT).await;
     match timeout(CONNECTIONS_TIMEOUT, server).await {

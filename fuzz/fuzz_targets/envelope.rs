@@ -157,7 +157,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
     assert!(layer.calls().is_empty());
 }
 
-/// Returns the call of a request without a session. Returns `None` if the request is not a call.
+/// Returns the call of a request without a session, or `None` if the request is not a call.
 fn call(read: Read) -> Option<Call> {
     match read {
         Read::Request {

@@ -20,9 +20,9 @@ const LONGEST: usize = 256;
 
 const IDS: [&str; 5] = ["1", "1.0", "\"1\"", "2", "\"a\""];
 
-struct NotBegun;
+struct NotStarted;
 
-impl From<Refused> for NotBegun {
+impl From<Refused> for NotStarted {
     fn from(_: Refused) -> Self {
         Self
     }
@@ -75,8 +75,8 @@ fn route(calls: &[&str], lines: &[Line]) {
     let mut open = HashSet::new();
     for (stream, id) in calls.iter().enumerate() {
         let id = IdKey::of(id).expect("an id");
-        let begun = routes.begin(id.clone(), Some(id), || Ok::<_, NotBegun>(stream));
-        if begun.is_ok() {
+        let started = routes.begin(id.clone(), Some(id), || Ok::<_, NotStarted>(stream));
+        if started.is_ok() {
             open.insert(stream);
         }
     }

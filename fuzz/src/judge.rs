@@ -39,7 +39,7 @@ pub fn without_text(body: &[u8]) -> Vec<u8> {
     bare
 }
 
-/// Returns `true` if a body begins like an array, even if the rest is invalid.
+/// Returns `true` if a body starts like an array, even if the rest is invalid.
 pub fn is_array(body: &[u8]) -> bool {
     let first = body.iter().find(|byte| !b" \t\r\n".contains(byte));
     first == Some(&b'[')

@@ -262,7 +262,7 @@ fn own_metrics(server: &Server) -> String {
             ),
             (
                 "gaps_total",
-                "Times that a client was notified of missing events",
+                "Times a client was notified of missing events",
                 stats.gaps,
             ),
             (

@@ -49,7 +49,7 @@ const RETRY_DIVISOR: u32 = 4;
 /// Chosen because SDKs resume after 1 s if they were sent no `retry`, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
-/// The options of the program.
+/// The program's options.
 #[derive(Clone, Parser)]
 #[command(
     name = "mcp-cancel-proxy",
@@ -231,7 +231,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads the same sources, and returns only the address for operators. The configuration may lack a server.
+    /// Reads the same sources and returns only the address for operators. The configuration may lack a server.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -240,7 +240,7 @@ impl Config {
 
     fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(Self, ArgMatches), ConfigError> {
         let args = args.into_iter().collect();
-        // Errors of the command line are reported first.
+        // Command-line errors are reported first.
         let _checked = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
         let args = with_defaults(args, &environment.entries)?;
@@ -303,21 +303,21 @@ impl Config {
 
     /// Checks for options that conflict, and for options that lack one that they need.
     fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
-        let conflict = |message: &str| Err(ConfigError::Conflict(message.to_owned()));
+        let usage_error = |message: &str| Err(ConfigError::Usage(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
-            return conflict(&format!(
+            return usage_error(&format!(
                 "--listen {} and --admin {admin} have the same port: give --admin another one",
                 self.listen
             ));
         }
         let options = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
-                return conflict(
+                return usage_error(
                     "no MCP server: give --upstream with the URL of one, or -- and the command of one",
                 );
             }
             (Some(_), false) => {
-                return conflict(
+                return usage_error(
                     "--upstream and a command are mutually exclusive: give one of them",
                 );
             }
@@ -326,19 +326,19 @@ impl Config {
         };
         let is_given = |option: &str| is_set(matches, option) && !is_off(matches, option);
         if let Some((option, why)) = options.iter().find(|(option, _)| is_given(option)) {
-            return conflict(&format!("--{option} {why}"));
+            return usage_error(&format!("--{option} {why}"));
         }
         self.public.check(self.upstream.as_ref())?;
         let for_operators = operators::NEED_ADMIN.iter();
         if self.admin.is_none()
             && let Some(option) = for_operators.copied().find(|option| is_given(option))
         {
-            return conflict(&format!(
+            return usage_error(&format!(
                 "--{option} is for the pages for operators: give --admin an address"
             ));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
-            return conflict(&format!(
+            return usage_error(&format!(
                 "--listen {} is reachable from other machines: add the host names that clients use, such as --allow-host mcp.example.com",
                 self.listen
             ));
@@ -361,7 +361,7 @@ fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
     match (error.kind(), entry::hint(&error)) {
         // The help includes the variables and the sub-commands.
         (ErrorKind::DisplayHelp, _) => Ok(documented_command().try_get_matches_from(args)?),
-        (_, Some(hint)) => Err(ConfigError::Conflict(hint.to_owned())),
+        (_, Some(hint)) => Err(ConfigError::Usage(hint.to_owned())),
         (_, None) => Err(entry::without_secrets(error).into()),
     }
 }

@@ -41,7 +41,7 @@ const RESPONSE_HEADERS: [HeaderName; 3] = [
 #[derive(Debug, Clone)]
 pub(crate) struct WithoutCors<S>(pub(crate) S);
 
-/// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are no origins.
+/// Returns the layer that adds the headers for the pages of `origins`, or `None` if there are no origins.
 ///
 /// The pages may send any header, because a server may define its own.
 pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {

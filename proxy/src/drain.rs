@@ -8,7 +8,7 @@
 //!    has an answer in flight. A GET counts from its response on, any other request from its head on. At the same time the
 //!    processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!
-//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin the shutdown. A second signal stops the program at once, and the runtime kills the
+//! SIGTERM, SIGINT, SIGQUIT and SIGHUP start the shutdown. A second signal stops the program at once, and the runtime kills the
 //! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
 //! the first.
 
@@ -62,15 +62,15 @@ struct SignalStream {
 /// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SignalEffect {
-    /// Begins the shutdown. A second one stops the program at once.
+    /// Starts the shutdown. A second one stops the program at once.
     End,
-    /// Begins the shutdown. A second one has no effect.
+    /// Starts the shutdown. A second one has no effect.
     Hangup,
     /// None. The default action would kill the program, and leave the processes of sessions running.
     Nothing,
 }
 
-/// A future that completes when the shutdown begins.
+/// A future that completes when the shutdown starts.
 #[derive(Debug)]
 pub struct ShutdownSignal(oneshot::Receiver<()>);
 
@@ -126,14 +126,14 @@ impl Signals {
 
     /// Runs the future that `serve` returns, until it completes or a second signal arrives.
     ///
-    /// The argument of `serve` completes at the first signal. `drain` is the time that the log line names.
+    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
         serve: impl FnOnce(ShutdownSignal) -> S,
     ) {
-        let (begin, begun) = oneshot::channel();
-        let mut serving = pin!(serve(ShutdownSignal(begun)));
+        let (start, started) = oneshot::channel();
+        let mut serving = pin!(serve(ShutdownSignal(started)));
         tokio::select! {
             () = &mut serving => return,
             signal = self.next(|effect| effect != SignalEffect::Nothing) => {
@@ -141,14 +141,14 @@ impl Signals {
                 info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
-        let begun = Instant::now();
+        let first_signal = Instant::now();
         // Fails if the receiver was dropped.
-        let _served = begin.send(());
+        let _served = start.send(());
         loop {
             tokio::select! {
                 () = &mut serving => return info!("stopped"),
                 signal = self.next(|effect| effect == SignalEffect::End) => {
-                    if begun.elapsed() > REPEAT_WINDOW {
+                    if first_signal.elapsed() > REPEAT_WINDOW {
                         return warn!("{signal} while stopping: stopping now, calls in flight are lost");
                     }
                     info!(signal, "signal ignored");

@@ -6,7 +6,8 @@
 //!    those of `public_url`. `Host` is the server's own, because the server may check it. Event streams are requested without a
 //!    content coding, because the proxy must parse them to find the answer to a call.
 //! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
-//! 4. A redirect of the endpoint is rewritten to point back at the proxy, or is answered with 502. So no client bypasses the proxy.
+//! 4. A redirect of the endpoint is rewritten to point back at the proxy or is answered with 502. So no client bypasses the
+//!    proxy.
 //! 5. If a response is dropped before its end, its connection to the server is closed.
 
 use std::{
@@ -49,7 +50,7 @@ mod small_reads;
 /// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
-/// Hop-by-hop headers, in addition to those that `Connection` names.
+/// Hop-by-hop headers, in addition to those listed in `Connection`.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -122,9 +123,9 @@ impl Forward {
         })))
     }
 
-    /// Opens a connection to the server, without TLS, and closes it.
-    pub async fn connect(&self, within: Duration) -> io::Result<()> {
-        client::connect(&self.0.scheme, &self.0.authority, within).await
+    /// Opens a connection to the server, without TLS, and closes it again.
+    pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
+        client::connect(&self.0.scheme, &self.0.authority, timeout).await
     }
 
     /// Returns the path of the endpoint.
@@ -312,7 +313,7 @@ impl Upstream {
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Returns the target of a request for `requested`. Returns `None` if the proxy does not forward it.
+    /// Returns the target of a request for `requested`, or `None` if the proxy does not forward it.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
         // A server may redirect between the paths with and without the final slash.
@@ -355,7 +356,7 @@ fn request_id(text: &[u8]) -> Option<&str> {
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Returns `true` if a path is that of the endpoint, or begins with it and a slash.
+/// Returns `true` if a path is that of the endpoint, or starts with it and a slash.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -1,6 +1,6 @@
-//! Accepts connections, and refuses requests that must not reach the server.
+//! Accepts connections and refuses requests that must not reach the server.
 //!
-//! 1. A request must name a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
+//! 1. The target of a request must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
 //!    HTTP/1 is refused, so a request cannot choose its server.
 //! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
 //!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
@@ -158,7 +158,7 @@ impl Frontend {
     /// Serves until `stop` completes, then closes the connections.
     ///
     /// The output of `stop` is how long clients may still wait for answers, and read them. Once no connection has an answer,
-    /// the rest are closed within 500 ms. The response to a GET counts as an answer once it has begun. The response to any
+    /// the rest are closed within 500 ms. The response to a GET counts as an answer once it has started. The response to any
     /// other request counts from the head of the request on.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());

@@ -1,9 +1,9 @@
 //! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! These are the calls of tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats the end of a
+//! These are the calls of tools in `--exempt` and calls whose grace is `never`. A server without sessions treats the end of a
 //! connection as the cancel of its call. So a task reads the response of such a call to its end, whether or not the client is
 //! connected. The task closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A
-//! request that cannot be read may be such a call, and is handled as one.
+//! request that cannot be read may be such a call and is handled as one.
 
 use std::{
     convert::Infallible,
@@ -108,7 +108,7 @@ impl Graces {
         message.kind == Kind::Request && (is_any_tool || self.keeps_running(tool.as_deref()))
     }
 
-    /// Reads the response of a call in a task of its own, and returns it for the client.
+    /// Reads the response of a call in a task of its own and returns it for the client.
     async fn detach(
         &self,
         token: CallToken,

@@ -10,9 +10,9 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`config`] | reads options from flags, the environment and a file |
-//! | [`frontend`] | accepts connections, and refuses requests that must not reach the server |
+//! | [`frontend`] | accepts connections and refuses requests that must not reach the server |
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
-//! | [`stdio`] | starts servers that use stdin and stdout, and serves them over HTTP |
+//! | [`stdio`] | starts servers that use stdin and stdout and serves them over HTTP |
 //! | [`event_store`] | keeps a server's events, for clients that resume |
 //! | [`message`], [`headers`] | read the parts of a message or a request that decide its route |
 //! | [`server`] | passes requests to the configured server: an upstream or a command |

@@ -39,7 +39,7 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// The default filter. `RUST_LOG` overrides it for a target, or replaces it with a level for all targets.
+/// The default filter. `RUST_LOG` overrides it for a target or replaces it with a level for all targets.
 ///
 /// `mcp_server` is the stderr of a command. The layer's setup hints are about Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
@@ -81,7 +81,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let filter = match from_env {
         Some(text) => {
             EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
-                let text = format!("RUST_LOG in the environment: {error}");
+                let text = format!("environment variable RUST_LOG: {error}");
                 io::Error::new(io::ErrorKind::InvalidInput, text)
             })?
         }

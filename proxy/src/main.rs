@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 #[path = "../demo/mod.rs"]
 mod demo;
 
-/// The exit code for errors of the configuration.
+/// The exit code for configuration errors.
 const USAGE: u8 = 2;
 
 /// Maximum time to write the last line to standard error: 1 s.
@@ -86,9 +86,9 @@ async fn run() -> ExitCode {
     }
 }
 
-/// Reports an error of the configuration, or prints the help or the version.
+/// Reports a configuration error, or prints the help or the version.
 ///
-/// Exits at once for an error of the command line, the help and the version.
+/// Exits at once for a command-line error, the help and the version.
 fn report(error: ConfigError) -> ExitCode {
     if let ConfigError::Options(error) = error {
         error.exit();

@@ -159,7 +159,7 @@ struct Meta<'a> {
     revision: Option<&'a RawValue>,
 }
 
-/// Deserializes a member that is present, and may be `null`.
+/// Deserializes a member that is present and may be `null`.
 fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }
@@ -201,7 +201,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` for a notification that may be lost: progress, or a log message.
+    /// Returns `true` for a notification that may be lost: progress or a log message.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -219,7 +219,7 @@ impl<'a> Message<'a> {
 
     /// Returns `text`, which is the message itself, with `id` as the `requestId` in its `params`.
     ///
-    /// Returns `None` if the message has no `requestId`, or has `id` already.
+    /// Returns `None` if the message has no `requestId` or has `id` already.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let former = self.params().request_id.filter(|former| *former != id)?;
         // The id is borrowed from the text.
@@ -228,7 +228,7 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the tool that a `tools/call` names.
+    /// Returns the tool that a `tools/call` calls.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -298,7 +298,7 @@ fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
 // === impl IdKey ===
 
 impl IdKey {
-    /// Returns the value of an id with this text. Returns `None` if it is neither a string nor a number.
+    /// Returns the value of an id with this text, or `None` if it is neither a string nor a number.
     pub fn of(text: &str) -> Option<Self> {
         let text = text.trim_ascii();
         let value = match text.as_bytes().first()? {
@@ -389,7 +389,7 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns the beginning of a string on one line, without control characters.
+/// Returns the start of a string on one line, without control characters.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {

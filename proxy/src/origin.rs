@@ -33,7 +33,7 @@ pub(crate) struct Connection {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns an origin. Returns `None` if its scheme is neither http nor https.
+    /// Returns an origin, or `None` if its scheme is neither http nor https.
     ///
     /// Also returns `None` for an authority without a host, or with a user.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
@@ -55,7 +55,7 @@ impl Origin {
         &self.authority
     }
 
-    /// Returns `true` if both name the same scheme, host and port.
+    /// Returns `true` if both have the same scheme, host and port.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.scheme == other.scheme
             && self.port() == other.port()
@@ -65,9 +65,9 @@ impl Origin {
                 .eq_ignore_ascii_case(other.authority.host())
     }
 
-    /// Returns `true` if this origin names a server whose clients use `public`.
+    /// Returns `true` if this origin is that of a server whose clients use `public`.
     ///
-    /// A server that knows the scheme of its clients may name itself with that scheme, in place of its own.
+    /// A server that knows the scheme of its clients may use that scheme for itself, in place of its own.
     pub(crate) fn names(&self, server: &Self, public: Option<&Self>) -> bool {
         let with_scheme_of = |public: &Self| Self {
             scheme: public.scheme.clone(),
@@ -79,7 +79,7 @@ impl Origin {
             })
     }
 
-    /// Returns `url` with this origin in place of the server's. Returns `None` if `url` does not name the server.
+    /// Returns `url` with this origin in place of the server's. Returns `None` if `url` is not on the server.
     pub(crate) fn instead_of(&self, server: &Self, url: &str) -> Option<String> {
         let parsed: Uri = url.parse().ok()?;
         let origin = Self::of(&parsed)?;

@@ -47,7 +47,7 @@ use crate::traces::{self, Traced, TracedBodies};
 /// How long the start waits for a connection to the upstream: 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A proxy that listens, and serves when [`serve`](Self::serve) is called.
+/// A proxy that listens and serves when [`serve`](Self::serve) is called.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
@@ -222,9 +222,9 @@ impl Proxy {
         let (begin_close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
-            let (begun, before) = (Instant::now(), self.ended.count());
+            let (started, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
-            let remaining_drain = || self.config.drain.saturating_sub(begun.elapsed());
+            let remaining_drain = || self.config.drain.saturating_sub(started.elapsed());
             // A call ends with its answer. So a drain alone could find no call, and close the stream while its client still
             // reads the answer.
             let answers_read = wait_until_answers_read(&self.server, &background_calls);
@@ -236,7 +236,7 @@ impl Proxy {
             // The frontend then closes its connections, and lets clients read their answers in the time that is left.
             let _sent = begin_close.send(remaining_drain());
             let process_timeout = SHUTDOWN_TIMEOUT
-                .saturating_sub(begun.elapsed())
+                .saturating_sub(started.elapsed())
                 .max(MIN_PROCESS_TIMEOUT);
             self.server.shutdown(process_timeout).await;
         };

@@ -17,7 +17,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub const PARSE_ERROR: i32 = -32700;
 /// The request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// An error of the proxy: the first of JSON-RPC's codes for implementation-defined errors.
+/// An error from the proxy: the first of JSON-RPC's codes for implementation-defined errors.
 pub const SERVER_ERROR: i32 = -32000;
 /// The session does not exist, or no longer exists.
 pub const SESSION_NOT_FOUND: i32 = -32001;

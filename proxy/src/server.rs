@@ -1,4 +1,4 @@
-//! The MCP server that the proxy stands in front of.
+//! The MCP server behind the proxy.
 
 use std::{
     convert::Infallible,
@@ -20,17 +20,17 @@ use crate::{
     stdio::{Options, Program, Stdio},
 };
 
-/// The path of a command's sessions.
+/// The path at which a command is served.
 const STDIO_PATH: &str = "/mcp";
 
-/// A server, as an [`HttpService`](crate::http_service::HttpService).
+/// The server behind the proxy. Implements [`HttpService`](crate::http_service::HttpService).
 #[derive(Debug, Clone)]
 pub enum Server {
     /// An upstream whose events are not kept.
     Forward(Forward),
     /// An upstream whose events are kept.
     Resumable(Resumable<Forward>),
-    /// A command with a process for each session.
+    /// A command, run as one process per session.
     Stdio(Stdio),
 }
 
@@ -38,23 +38,23 @@ pub enum Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of a command's running sessions, or of an upstream's sessions in the event store.
+    /// Number of running sessions of a command, or of an upstream's sessions in the event store.
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// Number of bytes kept for clients that resume, including the overhead of keeping them.
+    /// Number of bytes kept for clients that resume, including bookkeeping overhead.
     pub buffer_bytes: usize,
-    /// Number of times that a client resumed a stream.
+    /// Number of times a client resumed a stream.
     pub resumes: u64,
-    /// Number of times that a client was notified of missing events.
+    /// Number of times a client was notified of missing events.
     ///
-    /// Counted when its stream is removed.
+    /// Counted when the stream is removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,
 }
 
-/// Why a server is invalid.
+/// An error from [`Server::new`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerError {
@@ -103,7 +103,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // Each process needs a session of the store while it is running.
+                // Each process needs a session in the store while it is running.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
@@ -112,7 +112,7 @@ impl Server {
         }
     }
 
-    /// Returns the path for clients.
+    /// Returns the path that clients connect to.
     pub fn path(&self) -> &str {
         match self {
             Self::Forward(forward) => forward.path(),
@@ -126,12 +126,14 @@ impl Server {
         !matches!(self, Self::Forward(_))
     }
 
-    /// Returns how long an answer is kept for its client. Returns `None` if answers are not kept.
+    /// Returns how long an answer is kept for its client, or `None` if answers are not kept.
     pub fn retention(&self) -> Option<Duration> {
         self.is_resumable().then(|| Limits::default().retention)
     }
 
-    /// Returns the event store of an upstream, which confirms its orphans.
+    /// Returns the event store that confirms an upstream's orphans.
+    ///
+    /// Returns `None` for a command, and for an upstream whose events are not kept.
     pub fn event_store(&self) -> Option<EventStore> {
         match self {
             Self::Resumable(resumable) => Some(resumable.event_store().clone()),
@@ -139,16 +141,16 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the upstream, and closes it. Does nothing for a command.
-    pub async fn connect(&self, within: Duration) -> io::Result<()> {
+    /// Opens a connection to the upstream and closes it again. Does nothing for a command.
+    pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
         match self {
-            Self::Forward(forward) => forward.connect(within).await,
-            Self::Resumable(resumable) => resumable.get_ref().connect(within).await,
+            Self::Forward(forward) => forward.connect(timeout).await,
+            Self::Resumable(resumable) => resumable.get_ref().connect(timeout).await,
             Self::Stdio(_) => Ok(()),
         }
     }
 
-    /// Returns the current statistics. Returns `None` for an upstream whose events are not kept.
+    /// Returns the current statistics, or `None` for an upstream whose events are not kept.
     pub fn stats(&self) -> Option<Stats> {
         let (store, stdio) = match self {
             Self::Forward(_) => return None,
@@ -177,10 +179,10 @@ impl Server {
         }
     }
 
-    /// Stops all processes, within this time.
-    pub async fn shutdown(&self, within: Duration) {
+    /// Stops all processes, waiting for at most `timeout`.
+    pub async fn shutdown(&self, timeout: Duration) {
         if let Self::Stdio(stdio) = self {
-            stdio.shutdown(within).await;
+            stdio.shutdown(timeout).await;
         }
     }
 }
@@ -211,13 +213,13 @@ impl Service<Request<Body>> for Server {
     }
 }
 
-/// The server as users know it.
+/// Formats the server for logs: the upstream's URL, or the command.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Forward(forward) => forward.fmt(f),
             Self::Resumable(resumable) => resumable.get_ref().fmt(f),
-            Self::Stdio(stdio) => write!(f, "`{}`, a process for each session", stdio.program()),
+            Self::Stdio(stdio) => write!(f, "`{}`, one process per session", stdio.program()),
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::{
 /// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and Kubernetes probes 1 s.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs the sub-command that the arguments name. Returns `None` if they name none.
+/// Runs the sub-command in the arguments. Returns `None` if there is none.
 pub async fn run_if_requested(args: &[OsString]) -> Option<Result<ExitCode, ConfigError>> {
     match Subcommand::read(args)? {
         Ok(subcommand) => Some(run(subcommand).await),
@@ -43,7 +43,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
                 args.extend(["--config".into(), config.into_os_string()]);
             }
             let Some(admin) = Config::read_admin(args)? else {
-                return Err(ConfigError::Conflict(
+                return Err(ConfigError::Usage(
                     "health needs the proxy's admin address: set --admin, MCP_PROXY_ADMIN, or admin in the configuration file".to_owned(),
                 ));
             };
@@ -63,7 +63,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the proxy's answer, and returns success only if the proxy is healthy.
+/// Prints the proxy's answer and returns success only if the proxy is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
     let url = format!("http://{}/healthz", reachable(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {

@@ -53,7 +53,7 @@ pub(crate) const TARGET: &str = "mcp_cancel_proxy_trace";
 /// The target of the layer's log lines.
 const LAYER: &str = "mcp_cancel_on_disconnect";
 
-/// The variables of OpenTelemetry that name the collector.
+/// OpenTelemetry's environment variables that specify the collector.
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -68,7 +68,7 @@ const OFF: [(&str, &str); 2] = [
 /// Time to send spans: 5 s.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time to send the last spans, at the end of the program: 500 ms.
+/// Time to send the last spans, when the program ends: 500 ms.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum size of a collector's answer: 64 KiB.
@@ -104,7 +104,7 @@ struct Sender {
 // === impl Traces ===
 
 impl Traces {
-    /// Begins to send spans, if the environment names a collector. Must be called on a runtime.
+    /// Starts sending spans, if the environment specifies a collector. Must be called on a runtime.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_off = OFF
@@ -189,7 +189,7 @@ impl<S: HttpService> Service<Request<Body>> for Traced<S> {
         }
         let propagator = TraceContextPropagator::new();
         let parent = propagator.extract(&HeaderExtractor(request.headers()));
-        // Fails only if the span has begun.
+        // Fails only if the span has started.
         let _set = span.set_parent(parent);
         let mut headers = HeaderInjector(request.headers_mut());
         propagator.inject_context(&span.context(), &mut headers);
@@ -212,7 +212,7 @@ pub(crate) fn observe(event: &Event<'_>) {
                 }
                 None => method.clone(),
             };
-            // `tracing` cannot rename a span that has begun, so the OpenTelemetry span is renamed.
+            // `tracing` cannot rename a span that has started, so the OpenTelemetry span is renamed.
             span.context().span().update_name(name);
             span.record("mcp.method.name", method);
             span.record(

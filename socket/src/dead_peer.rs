@@ -1,6 +1,6 @@
 //! The socket options that detect a dead peer.
 //!
-//! Two options are needed. `SO_KEEPALIVE` probes an idle connection, and is suspended while sent data is unacknowledged.
+//! Two options are needed. `SO_KEEPALIVE` probes an idle connection and is suspended while sent data is unacknowledged.
 //! `TCP_USER_TIMEOUT` limits how long sent data may stay unacknowledged, and on its own has no effect on an idle connection.
 //! Without the first, a dead peer on an idle connection is never detected. Without the second, one that does not acknowledge
 //! data is detected only after the kernel's own retries, about 15 minutes by default.
@@ -22,7 +22,7 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
 ///
 /// On Linux, apply the options once to the listening socket, because accepted sockets inherit them. Elsewhere, apply them to each
-/// accepted socket, with axum's `ListenerExt::tap_io` for example.
+/// accepted socket, for example with axum's `ListenerExt::tap_io`.
 ///
 /// ```
 /// use watched_socket::DeadPeer;

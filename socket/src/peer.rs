@@ -67,7 +67,7 @@ impl Peer {
         Self { addr, shared }
     }
 
-    /// Returns the peer of a request's connection. `None` if the connection is not watched.
+    /// Returns the peer of a request's connection, or `None` if the connection is not watched.
     ///
     /// Custom accept loops insert a `Peer`. `axum::serve` inserts a `ConnectInfo<Peer>` (feature `axum`).
     ///

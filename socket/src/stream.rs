@@ -179,7 +179,7 @@ fn poll_transfer(
 /// A transfer is short if it moved fewer than `wanted` bytes.
 ///
 /// `try_io` records the readiness before it runs its closure, and clears only that readiness if the closure returns `WouldBlock`. So
-/// readiness that arrives meanwhile is kept. Clearing it after the transfer could lose it.
+/// readiness that arrives in the meantime is kept. Clearing it after the transfer could lose it.
 fn transfer(
     stream: &TcpStream,
     interest: Interest,
@@ -206,7 +206,7 @@ fn transfer(
 impl Drop for WatchedStream {
     /// Wakes the tasks that await the peer, because they hold the socket open.
     ///
-    /// Shutting down the read side sends no packet, and ends their wait.
+    /// Shutting down the read side sends no packet and ends their wait.
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {

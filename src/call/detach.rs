@@ -75,7 +75,7 @@ impl DetachCause {
         }
     }
 
-    /// Returns the name in metrics and in serialized data.
+    /// Returns the name used in metrics and serialized data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {

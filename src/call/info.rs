@@ -28,7 +28,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// let begun = std::time::Instant::now();
+/// let started = std::time::Instant::now();
 /// let (seen, calls) = std::sync::mpsc::channel();
 /// let layer = CancelOnDisconnectLayer::new().call_extension(|_, _| Some("tenant a")).policy(move |call| {
 ///     seen.send(call.clone()).unwrap();
@@ -44,7 +44,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 /// assert_eq!(call.request_id(), &RequestId::Number(7));
 /// assert_eq!((call.session(), call.protocol_version()), (None, None));
 /// assert_eq!(call.extension(), Some(&"tenant a"));
-/// assert!(call.age() <= begun.elapsed());
+/// assert!(call.age() <= started.elapsed());
 /// # }
 /// ```
 #[derive(Clone)]
@@ -180,7 +180,7 @@ impl CallInfo {
         custom.map(|custom| custom.policy).unwrap_or_default()
     }
 
-    /// Returns when the call times out. `None` if it has no timeout.
+    /// Returns when the call times out, or `None` if it has no timeout.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let timeout = self
             .policy()
@@ -229,7 +229,7 @@ impl CallInfo {
         self.tool.as_deref()
     }
 
-    /// Returns the `Mcp-Session-Id` of a session call. Returns `None` for a stateless call.
+    /// Returns the `Mcp-Session-Id` of a session call, or `None` for a stateless call.
     pub fn session(&self) -> Option<&str> {
         self.session.as_deref()
     }

@@ -37,7 +37,7 @@ pub enum RequestId {
 /// The identity of a call, unique in this process.
 ///
 /// JSON-RPC ids are not unique: every stateless client counts its own from 1. So [`Calls`](crate::Calls) identifies a call by its
-/// `CallId`, which is a number, and can be parsed from its text form:
+/// `CallId`, which is a number and can be parsed from its text form:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -167,7 +167,7 @@ impl Scope {
         }
     }
 
-    /// Returns the path. `None` for one of this crate's session managers.
+    /// Returns the path, or `None` for one of this crate's session managers.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Path(path) => Some(path),

@@ -1,4 +1,4 @@
-//! The end of a call: its outcome, and the reason for a cancel.
+//! How a call ended, and why it was cancelled.
 
 use std::fmt;
 
@@ -22,17 +22,17 @@ pub enum CancelReason {
     Superseded,
     /// The call lasted longer than its policy allows.
     TimedOut,
-    /// The server requested the cancel, by [`Calls::cancel`](crate::Calls::cancel) for example.
+    /// The server requested the cancel, for example through [`Calls::cancel`](crate::Calls::cancel).
     Requested,
     /// The server is shutting down: [`Calls::drain`](crate::Calls::drain) was called.
     ShuttingDown,
-    /// The session of the call was closed.
+    /// The call's session was closed.
     SessionClosed,
-    /// The client cancelled the call itself, with a `notifications/cancelled`.
+    /// The client cancelled the call itself by sending `notifications/cancelled`.
     ClientCancelled,
-    /// A service between the layer and the handler dropped the call's stream, or the body failed.
+    /// A service between the layer and the handler dropped the call's stream, or its body failed.
     ///
-    /// A timeout inside the layer drops the stream, for example.
+    /// For example, a timeout inside the layer drops the stream.
     ResponseDropped,
     /// The inner service panicked while the call was in flight.
     ServicePanicked,
@@ -48,32 +48,36 @@ pub enum CancelReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The answer of the call was observed: a JSON-RPC result or error.
+    /// The call's answer was observed.
+    ///
+    /// It is a JSON-RPC result or error, or a complete 2xx body that is not an event stream.
     Completed,
-    /// The call was cancelled. With the layer alone, it may have completed unobserved while it was detached.
+    /// The call was cancelled.
+    ///
+    /// Without a session manager, it may have completed unobserved while it was detached.
     Cancelled(CancelReason),
-    /// The layer gave up the call for this reason, and its server gets no cancel.
+    /// The layer gave up on the call for this reason, and its server is not notified.
     ///
     /// No cancel can be injected, because the call has no session or another request has its id. In addition, no handler has
-    /// observed its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a cancel. A server that
-    /// stops a call whose stream is dropped also stops this one, as rmcp 3 does unless the call's events are stored. With any other
-    /// server the call keeps running.
+    /// observed its [`CallToken`](crate::CallToken), and its revision does not treat closing the stream as a cancel. A server that
+    /// stops a call when its stream is dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any
+    /// other server the call keeps running.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
-    /// The inner service failed, or refused the request: its status was not 2xx.
+    /// The inner service failed or refused the request, for example with a status other than 2xx.
     Failed,
-    /// The layer stopped observing the call, which was not cancelled.
+    /// The layer stopped observing the call without cancelling it.
     ///
-    /// For example, the call keeps running detached behind a layer without a session manager, or it exceeded a limit. Or its answer
-    /// could not be distinguished from other messages, or its client reused its id, which the specification forbids.
+    /// For example, the call keeps running detached behind a layer without a session manager, or it exceeded a limit. Its answer may
+    /// also have been indistinguishable from other messages, or its client may have reused its id, which the specification forbids.
     Unknown,
 }
 
 // === impl CancelReason ===
 
 impl CancelReason {
-    /// Returns the name in metrics and in serialized data.
+    /// Returns the name used in metrics and serialized data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -93,8 +97,8 @@ impl CancelReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",
-            Self::Orphaned => "client disconnected and did not resume within its grace",
-            Self::Superseded => "superseded by the same call",
+            Self::Orphaned => "client did not resume within the grace",
+            Self::Superseded => "superseded by a repeat of the call",
             Self::TimedOut => "timed out",
             Self::Requested => "requested by the server",
             Self::ShuttingDown => "server shutting down",
@@ -116,7 +120,7 @@ impl fmt::Display for CancelReason {
 
 #[cfg(any(feature = "metrics", feature = "serde"))]
 impl Outcome {
-    /// Returns the name in metrics and in serialized data.
+    /// Returns the name used in metrics and serialized data.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",

@@ -13,9 +13,9 @@ use memchr::memmem;
 /// | failure | does the token fire? |
 /// |---|---|
 /// | [`ContentType`](Self::ContentType) | yes, unless the header has several values, or one like `application/json-rpc` or `…+json` |
-/// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | yes, unless the body begins like an object or an array |
+/// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | yes, unless the body starts like an object or an array |
 /// | [`NotAMessage`](Self::NotAMessage) | yes, unless the body contains `"jsonrpc"` |
-/// | [`NotRead`](Self::NotRead) | yes, unless the part that was read begins like an object or an array |
+/// | [`NotRead`](Self::NotRead) | yes, unless the part that was read starts like an object or an array |
 /// | any other | no |
 ///
 /// [`Display`](fmt::Display) writes a few words for a log line.
@@ -48,7 +48,7 @@ use memchr::memmem;
 pub enum ParseFailure {
     /// The body is not JSON (RFC 8259), or `serde_json` refuses a part of it.
     NotJson,
-    /// The body ends inside a JSON value, or is empty.
+    /// The body ends inside a JSON value or is empty.
     Truncated,
     /// Containers are nested deeper than the 127 levels that `serde_json` reads.
     TooDeep,
@@ -103,7 +103,7 @@ impl ParseFailure {
     }
 }
 
-/// Returns `true` if a body begins with an object or an array.
+/// Returns `true` if a body starts with an object or an array.
 ///
 /// A byte order mark, which some servers accept, may precede it.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {

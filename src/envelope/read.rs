@@ -37,7 +37,7 @@ mod id;
 
 pub(crate) use self::answers::{Answers, answers};
 
-/// The key in `_meta` by which a request names its protocol revision, from MCP 2026-07-28 on.
+/// The key in `_meta` with a request's protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
 /// One JSON-RPC message. Texts are borrowed from its body unless they are written with escapes.
@@ -47,7 +47,7 @@ pub(crate) enum Message<'a> {
     Request(Request<'a>),
     /// Has a `method` and no `id`.
     Notification(Notification<'a>),
-    /// Has a `result` or an `error`, and no `method`. It answers a request of the server, so its id is not that of a call.
+    /// Has a `result` or an `error`, and no `method`. It answers a request from the server, so its id is not that of a call.
     Response,
 }
 
@@ -256,7 +256,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Returns the `method`. `None` for a response.
+    /// Returns the `method`, or `None` for a response.
     fn method(&self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.jsonrpc != Some(br#""2.0""#) {
             return Err(ParseFailure::NotAMessage);
@@ -302,7 +302,7 @@ fn notification<'a>(
     let method = text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type name no request.
+        // Parameters of another type refer to no request.
         _ => None,
     };
     let cancels = match request_id.map(id) {

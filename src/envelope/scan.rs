@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         self.peek()
     }
 
-    /// Opens the object that starts here, and returns its first key. Closes an empty object, and returns `None`.
+    /// Opens the object that starts here and returns its first key. Closes an empty object and returns `None`.
     ///
     /// A key is the text between its quotes, not decoded.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
@@ -77,7 +77,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Returns the next key of an object after a value. Returns `None` if the object was closed instead.
+    /// Returns the next key of an object after a value, or `None` if the object was closed instead.
     pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)
@@ -265,7 +265,7 @@ impl<'a> Cursor<'a> {
         self.body.get(self.at).copied()
     }
 
-    /// Returns why the text is invalid here: it has ended, or has a wrong byte.
+    /// Returns why the text is invalid here: it has ended or has a wrong byte.
     #[cold]
     fn unexpected(&self) -> ParseFailure {
         match self.peek() {

@@ -28,7 +28,7 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Begins the dispatch of a further attempt of the request.
+    /// Starts the dispatch of a further attempt of the request.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;
@@ -76,7 +76,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Under the lock of the state, so that a cancel from now on is deferred until the server has this attempt too.
+        // Under the state lock, so that a cancel from now on is deferred until the server has this attempt too.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {
@@ -190,7 +190,7 @@ impl Exchange {
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is unknown which call the id names now. A cancel of one could hit the other.
+            // It is unknown which call the id refers to now. A cancel of one could hit the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key {
@@ -213,7 +213,7 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // An older call with the same id is untracked instead. The client would take the answer of its handler for the answer to
+            // An older call with the same id is untracked instead. The client would take its handler's answer for the answer to
             // this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {

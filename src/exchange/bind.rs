@@ -125,7 +125,7 @@ impl Exchange {
             return self.rebind(call, key, canceller);
         }
         if state.request.is_untracked() {
-            // The call was over the limit when its body was read, and was reported then.
+            // The call was over the limit when its body was read and was reported then.
             drop(state);
             self.release_span();
             return None;
@@ -177,7 +177,7 @@ impl Exchange {
 
     /// Binds a call whose body was read before the session manager got the message.
     ///
-    /// A call that was cancelled meanwhile is still dispatched, and its cancel is sent afterwards.
+    /// A call that was cancelled in the meantime is still dispatched, and its cancel is sent afterwards.
     #[cold]
     fn rebind(
         self: &Arc<Self>,

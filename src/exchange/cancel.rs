@@ -21,9 +21,9 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// Maximum time that a session that is being closed has to accept a cancel: 1 s.
+/// Maximum time a session that is being closed has to accept a cancel: 1 s.
 ///
-/// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
+/// Chosen because a session that has ended by itself accepts nothing and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A cancel of a call.
@@ -41,7 +41,7 @@ enum Condition {
     InFlight,
     /// It is detached, and no resume is pending.
     Detached,
-    /// Its grace has expired, and its client has not begun to resume since. With a token, it must be the expiry of that token.
+    /// Its grace has expired, and its client has not started to resume since. With a token, it must be the expiry of that token.
     Expired(Option<ExpiryToken>),
 }
 
@@ -50,7 +50,7 @@ enum Condition {
 enum NotifiedSides {
     Server,
     ServerAndClient,
-    /// The server has received the cancel, or has closed the session.
+    /// The server has received the cancel or has closed the session.
     Neither,
 }
 
@@ -117,7 +117,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the outcome of the call. `determined` applies unless the cancel notifies neither side.
+    /// Returns the call's outcome. `determined` applies unless the cancel notifies neither side.
     fn outcome(self, determined: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
@@ -130,7 +130,7 @@ impl Cancel {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call, and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
+    /// Cancels a call and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
         self.cancel_and_report(id, cancel, None)
     }
@@ -151,7 +151,7 @@ impl Exchange {
         is_cancelled
     }
 
-    /// Cancels a call when the server shuts down. Returns `false` if the call has ended, or runs as a task.
+    /// Cancels a call when the server shuts down. Returns `false` if the call has ended or runs as a task.
     ///
     /// A clone of `delivered` is dropped once the server has accepted the cancel, or the delivery has failed.
     pub(crate) fn cancel_at_shutdown(
@@ -180,13 +180,13 @@ impl Exchange {
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended by itself accepts no message, and has stopped its handlers. Whatever the result, the session
-            // is closed next.
+            // A session that has ended by itself accepts no message and has stopped its handlers. Whatever the result, the
+            // session is closed next.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
-    /// Cancels a call, and returns the injection that notifies its server.
+    /// Cancels a call and returns the injection that notifies its server.
     ///
     /// Returns `None` if the condition of the cancel does not hold, and `Some(None)` if there is no injection to send now. `detached` is
     /// reported in both cases.
@@ -248,7 +248,7 @@ impl Exchange {
         Some(JustCancelled { finished, guard })
     }
 
-    /// Fires the token of a call that has just been cancelled. Returns the outcome of the call.
+    /// Fires the token of a call that has just been cancelled. Returns the call's outcome.
     fn apply_cancel(&self, id: CallId, cancel: Cancel, finished: Finished) -> Outcome {
         let has_recipient = self.has_cancel_recipient(id, finished);
         self.notify_changed();
@@ -267,8 +267,8 @@ impl Exchange {
 
     /// Returns `true` if code that can stop the work of a call is notified of the cancel.
     ///
-    /// Such code has the call's token, or is its server. The server is notified by an injection, or by the end of the stream if its
-    /// protocol revision defines that as the cancel.
+    /// Such code has the call's token or is its server. The server is notified by an injection, or by the end of the stream if
+    /// its protocol revision defines that as the cancel.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;

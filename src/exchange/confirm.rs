@@ -21,10 +21,10 @@ use crate::{
 /// Maximum time for a confirmation: 10 s. The call is then postponed.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Minimum time that a call is postponed: 100 ms. Chosen so that `Postpone(Duration::ZERO)` does not cause a busy loop.
+/// Minimum time a call is postponed for: 100 ms. Chosen so that `Postpone(Duration::ZERO)` does not cause a busy loop.
 pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 
-/// Maximum time that a call is postponed: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
+/// Maximum time a call is postponed for: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A pending confirmation. Its drop applies `decision`: a postponement, unless the future of `confirm` has completed.

@@ -1,7 +1,8 @@
 //! Requests that are not tracked, but have the id of a call in flight.
 //!
-//! A cancel names its call by that id. As soon as the server may have such a request, a cancel of the call could hit the request.
-//! So no cancel is injected while the request is in progress. Once the server has accepted the request, the call is no longer tracked.
+//! A cancel refers to its call by that id. As soon as the server may have such a request, a cancel of the call could hit the
+//! request. So no cancel is injected while the request is in progress. Once the server has accepted the request, the call is no
+//! longer tracked.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub(crate) struct Contest {
 // === impl Contest ===
 
 impl Contest {
-    /// Begins the contest of a request with this key. Returns `None` if no call in flight has the key.
+    /// Starts the contest of a request with this key. Returns `None` if no call in flight has the key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let contested = registry.with_session(&key.session.id, |session| {
             session.contest(&key.session.scope, &key.request)

@@ -13,7 +13,7 @@ use crate::{
     registry::{Answer, Completion, Finished, RetainedOutcome},
 };
 
-/// Minimum time that an ended call is retained for its client: 60 s.
+/// Minimum time an ended call is retained for its client: 60 s.
 ///
 /// Chosen because rmcp intends to keep the events of a completed stream for the same time.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
@@ -132,7 +132,7 @@ impl Exchange {
             .with_session(SessionState::take_evicted)
             .unwrap_or_default();
         for evicted in &evicted {
-            // Not in the span of this call, because the answer may belong to another call.
+            // Not in this call's span, because the answer may belong to another call.
             self.shared.report(&Event::AnswerEvicted {
                 call: evicted.call,
                 session: &evicted.session,
@@ -148,7 +148,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the time until which the outcome of a call is retained, unless it is evicted.
+    /// Returns the time until which a call's outcome is retained, unless it is evicted.
     ///
     /// An attached call is treated as if its client had just disconnected.
     pub(super) fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {

@@ -32,7 +32,7 @@ impl Exchange {
         self.signal.add(hook, |task| self.spawn(task));
     }
 
-    /// Spawns a clean-up. Once begun, it may depend on its runtime, so it ends with that runtime.
+    /// Spawns a clean-up. Once started, it may depend on its runtime, so it ends with that runtime.
     fn spawn(&self, clean_up: CleanUpTask) {
         let registry = &self.shared.registry;
         registry.timer().spawn(Migration::BeforeStart, clean_up);

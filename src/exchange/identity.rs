@@ -1,4 +1,4 @@
-//! The session and the protocol revision that the headers of a request name.
+//! The session and protocol revision given in a request's headers.
 
 use http::HeaderValue;
 
@@ -7,7 +7,7 @@ use crate::{
     headers::Header,
 };
 
-/// The first revision without sessions: closing the response stream is the cancellation.
+/// The first revision without sessions. From it on, closing the response stream cancels the call.
 const FIRST_STATELESS: &[u8] = b"2026-07-28";
 
 /// The session header of a request.
@@ -15,11 +15,11 @@ const FIRST_STATELESS: &[u8] = b"2026-07-28";
 pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
-    /// Repeated, empty, or not accepted by `HeaderValue::to_str`. The session of the call cannot be determined.
+    /// Repeated, empty, or not accepted by `HeaderValue::to_str`. The call's session cannot be determined.
     Ambiguous,
 }
 
-/// The protocol revision in the request's header.
+/// The kind of protocol revision that a request specifies, in its header or its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Revision {
     WithSessions,
@@ -77,7 +77,7 @@ impl Revision {
         }
     }
 
-    /// Returns the revision date. Returns `None` unless the header has exactly one date.
+    /// Returns the revision date, or `None` unless the header consists of exactly one date.
     pub(super) fn date(field: Header<'_>) -> Option<[u8; 10]> {
         let Header::One(version) = field else {
             return None;
@@ -86,7 +86,7 @@ impl Revision {
         is_date.then(|| version.as_bytes().try_into().ok())?
     }
 
-    /// Revisions are named by their ISO 8601 date, so lexicographic order is chronological.
+    /// Classifies a revision by its name, an ISO 8601 date. Lexicographic order is therefore chronological.
     pub(super) fn from_version(version: &[u8]) -> Self {
         let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {
             return Self::Ambiguous;
@@ -98,7 +98,7 @@ impl Revision {
         }
     }
 
-    /// Merges the revisions of the header and the body. `Stateless` takes precedence, then `Ambiguous`.
+    /// Merges the revisions given in the header and in the body. `Stateless` takes precedence, then `Ambiguous`.
     pub(super) fn merge(self, other: Self) -> Self {
         match (self, other) {
             (Self::Stateless, _) | (_, Self::Stateless) => Self::Stateless,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn revisions_are_ordered_by_their_date() {
+    fn revisions_are_classified_by_date() {
         let of = |version: &[u8]| Revision::of(Header::One(&value(version)));
         assert_eq!(Revision::of(Header::Absent), Revision::WithSessions);
         let twice = value(b"2025-11-25");

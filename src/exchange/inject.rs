@@ -33,7 +33,8 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span, and reports a failure. If the server refuses the cancel temporarily, repeats it up to twice.
+    /// Spawns the injection in a span and reports a failure. If the server refuses the cancel temporarily, repeats it up to
+    /// twice.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();

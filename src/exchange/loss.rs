@@ -100,7 +100,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the state of a detached call that is not to be cancelled. Returns `None` if it is to be untracked.
+    /// Returns the state of a detached call that is not to be cancelled, or `None` if it is to be untracked.
     ///
     /// It is to be untracked if its end cannot be observed, and the server ended a stream that no client can resume. The same holds if
     /// its end cannot be observed, and it has neither a session nor a deadline.
@@ -122,7 +122,7 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the answer of a call is observed even if no stream of it is read.
+    /// Returns `true` if a call's answer is observed even if no stream of it is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.observes_answers(call))

@@ -45,11 +45,11 @@
 //! 3. A cancel has its effects in the order that `cancel` lists. It becomes pending before its call is removed from the registry,
 //!    because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call the registry
-//!    under the lock of the state: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
+//!    under the state lock: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
 //!    the state, then the shard, then the session entry.
 //! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase. A
-//!    call that becomes known only afterwards is never in flight: it is reported as completed, and cannot be found. A call that was
-//!    cancelled before stays cancelled.
+//!    call that becomes known only afterwards is never in flight: it is reported as completed and cannot be found. A call that
+//!    was cancelled before stays cancelled.
 
 mod attempts;
 mod bind;

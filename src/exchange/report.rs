@@ -44,7 +44,7 @@ impl Exchange {
         span.flatten().unwrap_or_else(Span::none)
     }
 
-    /// Reports an event of its call, in the span of the call.
+    /// Reports an event of its call, in the call's span.
     pub(super) fn report(&self, event: &Event<'_>) {
         let report = || self.shared.report(event);
         if is_subscribed() {

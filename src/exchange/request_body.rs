@@ -14,7 +14,7 @@ pub(super) enum RequestBody {
     Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
     Dropped(UnparsedBody),
-    /// It is being parsed. A session manager that binds the call meanwhile has priority.
+    /// It is being parsed. A session manager that binds the call in the meantime has priority.
     Parsing,
     /// Its kind is known: it was parsed, or need not be parsed any more.
     Known(BodyKind),
@@ -73,7 +73,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is, or may be, JSON-RPC without a tracked call. A disconnect then has no effect on its request.
+    /// Returns `true` if it is or may be JSON-RPC without a tracked call. A disconnect then has no effect on its request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

@@ -53,7 +53,7 @@ pub(crate) enum BodyPlan {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Records the head of the response. A GET or DELETE counts as MCP if it is answered with a stream, and as plain otherwise.
+    /// Records the response's head. A GET or DELETE counts as MCP if it is answered with a stream, and as plain otherwise.
     fn record_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if matches!(
@@ -138,8 +138,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // That call may have ended meanwhile, and another call may have its id. The call need not be accepted yet: with a JSON
-        // answer, the head that accepts it arrives only with the answer.
+        // That call may have ended in the meantime, and another call may have its id. The call need not be accepted yet: with a
+        // JSON answer, the head that accepts it arrives only with the answer.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)
@@ -228,7 +228,7 @@ impl Exchange {
                 return None;
             }
             let phase = mem::replace(&mut state.phase, Phase::Ended);
-            // Both are read under the lock of the state, because a session manager may bind the call concurrently.
+            // Both are read under the state lock, because a session manager may bind the call concurrently.
             (self.info().map(CallInfo::id), state.is_bound(), phase)
         };
         if call.is_none() {
@@ -325,7 +325,7 @@ impl Exchange {
         self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
     }
 
-    /// Removes a stream that may have carried the answer of its call.
+    /// Removes a stream that may have carried its call's answer.
     ///
     /// The call is not cancelled. With its last stream, it ends as [`Outcome::Unknown`].
     #[cold]

@@ -1,4 +1,4 @@
-//! Resumes: GETs with `Last-Event-ID`, and what they do to the calls they name.
+//! Resumes: GETs with `Last-Event-ID`, and what they do to the calls they resume.
 //!
 //! While the inner service is handling the GET, the expiry of these calls' graces is deferred. A pending resume keeps a call at most
 //! `MAX_RESUME_WAIT` (5 s) past the end of its grace. Once the inner service has accepted the resume, the response stream is the call's
@@ -90,7 +90,8 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Begins a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers name exactly one event.
+    /// Starts a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers specify exactly one
+    /// event.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
@@ -150,7 +151,7 @@ impl Resume {
         accepted
     }
 
-    /// Returns the exchange of the call in flight that this resume names.
+    /// Returns the exchange of the call in flight that this resume refers to.
     pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
         let call = shared.registry.with_session(&self.session.id, |session| {
             session.unique_match_for_event(&self.event_id)
@@ -169,7 +170,7 @@ impl Resume {
         }
     }
 
-    /// Starts the graces of its calls anew: the client is still connected, and was asked to retry later.
+    /// Starts the graces of its calls anew: the client is still connected and was asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held = lock(&self.held_calls).clone();

@@ -2,7 +2,7 @@
 //!
 //! 1. The token fires once, for a reason. The reason is set first. Then the token fires, then the hooks.
 //! 2. A clean-up runs once, only after a cancel, on a task of its own and never inside `Drop`. A panic in one does not affect the
-//!    others. Until it begins, another runtime may take it over.
+//!    others. Until it starts, another runtime may take it over.
 //! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
 //! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped, so that what they own is
 //!    released.
@@ -52,7 +52,7 @@ pub(super) type CleanUpTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 enum Hooks {
     #[default]
     None,
-    /// Nearly always the token of a handler, which needs no allocation here.
+    /// Nearly always a handler's token, which needs no allocation here.
     One(Hook),
     Several(Vec<Hook>),
     /// The token can no longer fire: a new hook never runs.
@@ -76,7 +76,7 @@ impl Signal {
         token
     }
 
-    /// Records that code outside the crate gets the token, and so may observe a cancel.
+    /// Records that code outside the crate gets the token and so may observe a cancel.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }

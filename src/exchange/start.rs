@@ -95,7 +95,7 @@ impl Exchange {
         {
             let mut state = self.state();
             if !matches!(state.request, RequestBody::Parsing) {
-                // A session manager bound the call meanwhile.
+                // A session manager bound the call in the meantime.
                 return;
             }
             if manager.is_some() && state.phase == Phase::Open && !state.has_head {
@@ -137,7 +137,7 @@ impl Exchange {
         RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
 
-    /// Sets the kind of the body. Returns `false` if a session manager bound the call meanwhile.
+    /// Sets the kind of the body. Returns `false` if a session manager bound the call in the meantime.
     fn set_body_kind(&self, kind: BodyKind) -> bool {
         let mut state = self.state();
         let is_first = matches!(state.request, RequestBody::Parsing);
@@ -179,7 +179,7 @@ impl Exchange {
         self.take_span();
         let mut state = self.state();
         if !matches!(state.request, RequestBody::Parsing) {
-            // A session manager bound the call meanwhile.
+            // A session manager bound the call in the meantime.
             return;
         }
         if state.is_answered {
@@ -193,7 +193,7 @@ impl Exchange {
         self.on_registered(registered);
     }
 
-    /// Registers a call in its session. Must be called under the lock of the state, so that the call is registered once.
+    /// Registers a call in its session. Must be called under the state lock, so that the call is registered once.
     ///
     /// A session entry may be locked under that lock, and no other lock is taken under a session entry.
     pub(super) fn register(
@@ -241,7 +241,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the call that a client's cancel names, even if its request is not accepted yet.
+    /// Returns the call that a client's cancel refers to, even if its request is not accepted yet.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;

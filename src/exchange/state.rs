@@ -50,7 +50,7 @@ pub(crate) struct Exchange {
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
-    /// The request body has ended or was dropped, and may have to be parsed. Checked first, so that most polls need not lock.
+    /// The request body has ended or was dropped and may have to be parsed. Checked first, so that most polls need not lock.
     pub(super) must_parse_body: AtomicBool,
     /// Whether its call's streams had event ids, and the last `retry`; packed, see `response`.
     pub(super) stream_meta: AtomicU32,
@@ -85,7 +85,7 @@ pub(super) enum RequestKind {
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
-    /// Another GET that names a session. It may open the standalone stream. Until the response head is known, it counts as such a
+    /// Another GET with a session id. It may open the standalone stream. Until the response head is known, it counts as such a
     /// GET if it accepts events.
     Listen {
         accepts_events: bool,
@@ -167,9 +167,9 @@ pub(super) enum Dispatch {
 pub(super) struct Attempts {
     /// Number of attempts of the request that are in progress. There are several if a middleware sends the request again.
     pub(super) in_progress: u32,
-    /// Whether the session manager has accepted an attempt, or may have accepted one.
+    /// Whether the session manager has accepted an attempt or may have accepted one.
     pub(super) was_accepted: bool,
-    /// The key of the call, if an older call in flight has the same key. The older call keeps the key if the request is refused.
+    /// The call's key, if an older call in flight has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
@@ -282,7 +282,7 @@ impl Exchange {
         self.state().canceller = Some(replay);
     }
 
-    /// Returns the protocol revision that the request's header names.
+    /// Returns the protocol revision in the request's header.
     pub(super) fn protocol_version(&self) -> Option<&str> {
         str::from_utf8(self.revision_date.as_ref()?).ok()
     }

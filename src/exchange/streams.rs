@@ -1,7 +1,7 @@
 //! The message for clients that are still connected when their call is cancelled here.
 //!
 //! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
-//! of the call: those of the POST and of resumes. The body of the inner service is dropped before the client reads the message. So a
+//! of the call: those of the POST and of resumes. The inner service's body is dropped before the client reads the message. So a
 //! client that is not reading delays nothing.
 //!
 //! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
@@ -68,7 +68,8 @@ impl Exchange {
         resumed
     }
 
-    /// Returns `true` if its call has ended. A stream of it that stays open then must be registered, so that a drain finds it.
+    /// Returns `true` if its call has ended. A stream of the call that is then still open must be registered, so that a drain
+    /// finds it.
     pub(crate) fn has_call_ended(&self) -> bool {
         self.has_call_ended.load(Ordering::Acquire)
     }
@@ -84,7 +85,7 @@ impl Exchange {
         state.streams.has_older()
     }
 
-    /// Returns a guard if the answer of its call is on its way to a connected client.
+    /// Returns a guard if its call's answer is on its way to a connected client.
     pub(crate) fn delivering(self: &Arc<Self>) -> Option<Delivering> {
         if !self.has_call_ended() || !self.state().is_delivering {
             return None;
@@ -93,7 +94,7 @@ impl Exchange {
         Some(Delivering(self.clone()))
     }
 
-    /// Registers its open streams, because a drain would not find them by a call.
+    /// Registers its open streams, because a drain would not find them through a call.
     #[cold]
     pub(crate) fn register_orphaned_streams(&self) {
         let (mut streams, is_delivering) = {
@@ -101,7 +102,7 @@ impl Exchange {
             (state.streams.open(), state.is_delivering)
         };
         let registry = &self.shared.registry;
-        // The newest stream carries the answer, and ends with it.
+        // The newest stream carries the answer and ends with it.
         if let Some(newest) = streams.pop_if(|_| is_delivering) {
             registry.register_ending_stream(newest);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::state::{Exchange, PendingCancel, SessionState};
 use crate::{call::CallId, wait_until::wait_until};
 
-/// Maximum time that a resume waits for an answer that it has overtaken: 1 s.
+/// Maximum time a resume waits for an answer that it has overtaken: 1 s.
 ///
 /// Chosen because the answer arrives with the next poll of the reader, or once the server detects that the old connection is closed.
 const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ impl Exchange {
     ///
     /// The call was accepted or has ended, or its [`PendingCancel`] is known.
     pub(super) fn notify_changed(&self) {
-        // A task that begins to wait after this check finds the new state.
+        // A task that starts to wait after this check finds the new state.
         if let Some(changed) = self.changed.get() {
             changed.notify_waiters();
         }

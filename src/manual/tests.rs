@@ -235,7 +235,7 @@ impl Line {
             .collect()
     }
 
-    /// Reads a macro call. `before` ends with the name of the macro, and `after` begins with its arguments. Returns `None` if the
+    /// Reads a macro call. `before` ends with the name of the macro, and `after` starts with its arguments. Returns `None` if the
     /// macro does not log.
     fn read(before: &str, after: &str) -> Option<Self> {
         let is_word = |c: char| c == '_' || c.is_alphanumeric();

@@ -66,7 +66,7 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// Creates the [`Untracked`] request of a message that is not bound, and begins its contest.
+    /// Creates the [`Untracked`] request of a message that is not bound and starts its contest.
     ///
     /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until then nothing is suppressed, and
     /// no call in flight can have the request's id.
@@ -107,7 +107,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Handles a cancel that the client sent and the manager accepted.
     ///
-    /// The call may have ended meanwhile, and another call may have its id.
+    /// The call may have ended in the meantime, and another call may have its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {
         let found = self.find(session, request);
         if let Some((id, exchange)) = found.filter(|(id, _)| *id == target) {

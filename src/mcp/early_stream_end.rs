@@ -57,7 +57,7 @@ impl EarlyStreamEnds {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Offers the answer of the call when it passes the transport.
+    /// Offers the call's answer when it passes the transport.
     pub(super) fn offer_answer(&self, id: CallId, answer: &ServerJsonRpcMessage) {
         if let Some(answer) = self.offer_late_answer(Arc::new(answer.clone())) {
             self.complete_with_late_answer(id, answer);

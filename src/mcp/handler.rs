@@ -1,4 +1,4 @@
-//! Finds the token of a call in the context of its handler.
+//! Finds a call's token in the context of its handler.
 
 use http::request::Parts;
 use rmcp::{RoleServer, model::Extensions, service::RequestContext};

@@ -101,7 +101,7 @@ impl IdleTracker {
         }
     }
 
-    /// Records that the client no longer reads a stream. Returns `true` if the lost timeout begins now.
+    /// Records that the client no longer reads a stream. Returns `true` if the lost timeout starts now.
     pub(super) fn end_stream(&self, end: ReadEnd, now: Instant) -> bool {
         let mut state = self.state();
         if let IdleState::Open {
@@ -124,26 +124,26 @@ impl IdleTracker {
         false
     }
 
-    /// Begins a use. It does not reopen a closed session.
+    /// Starts a use. It does not reopen a closed session.
     pub(super) fn begin_use(&self) {
         if let IdleState::Open { uses, .. } = &mut *self.state() {
             *uses += 1;
         }
     }
 
-    /// Ends a use, and restarts the idle timeout. Returns `true` if the lost timeout begins now.
+    /// Ends a use, and restarts the idle timeout. Returns `true` if the lost timeout starts now.
     pub(super) fn end_use(&self, now: Instant) -> bool {
         let mut state = self.state();
         state.record_use(now, |uses| uses.saturating_sub(1));
         state.is_abandoned()
     }
 
-    /// Returns the minimum time that the session stays open. `None` if it is closed, or was idle for its timeout.
+    /// Returns the minimum time the session stays open, or `None` if it is closed or was idle for its timeout.
     pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         self.state().time_left(now, timeouts)
     }
 
-    /// Closes the session if it was idle for its timeout. Otherwise returns the minimum time that it stays open.
+    /// Closes the session if it was idle for its timeout. Otherwise returns the minimum time it stays open.
     pub(super) fn close_if_idle(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         let mut state = self.state();
         let left = state.time_left(now, timeouts);

@@ -131,7 +131,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels the calls in flight, and waits for pending cancels.
+    /// Cancels the calls in flight and waits for pending cancels.
     ///
     /// A closed session accepts no cancel, and rmcp lets its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
@@ -179,7 +179,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Returns whether another call has the id of a cancelled call. `None` if that is not decided yet.
+    /// Returns whether another call has the id of a cancelled call, or `None` if that is not decided yet.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
             session: self.key_of(session),
@@ -213,7 +213,7 @@ impl<M> ManagerInner<M> {
     /// Returns the session of an untracked call if a pending cancel has the call's id.
     ///
     /// A cancel cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so this
-    /// check must run after the look-up of that call.
+    /// check must run after the lookup of that call.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,

@@ -1,6 +1,6 @@
 //! Retained answers, and the stream that a client receives when it resumes.
 //!
-//! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer, or resumes forever. For a completed
+//! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer or resumes forever. For a completed
 //! call the client receives an event that repeats its last event id, then the answer without an id. So after another disconnect it
 //! can resume in the same way again. For a cancelled call the client receives the error alone.
 
@@ -23,7 +23,7 @@ mod text_arena;
 
 pub(super) use self::text_arena::TextArena;
 
-/// The reconnect delay (`retry`) if the server sent none: 3 s, the default of rmcp.
+/// The reconnect delay (`retry`) if the server sent none: 3 s, rmcp's default.
 const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 
 /// Maximum time until the next event of an event store's replay: 1 s.
@@ -51,7 +51,7 @@ pub(super) struct ReplayedAnswer<S> {
 
 /// Returns an answer for the registry, with its size in bytes.
 ///
-/// Returns `None` if the event has no message, or a message that cannot be serialized.
+/// Returns `None` if the event has no message or a message that cannot be serialized.
 pub(super) fn retain(
     event: &ServerSseMessage,
     arena: Option<&TextArena>,

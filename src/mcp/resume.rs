@@ -111,7 +111,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it. `None` if it does not belong to this session.
+    /// Returns the event id as the inner manager issued it, or `None` if it does not belong to this session.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -149,7 +149,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
-    /// Waits for the permit of the call, if the event belongs to a call in flight.
+    /// Waits for the call's permit, if the event belongs to a call in flight.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reader = BackgroundReader::new(exchange, id);
@@ -198,7 +198,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             EventMatch::Nothing if self.is_standalone() => (None, ClientStream::Standalone),
             EventMatch::Nothing => (None, ClientStream::OfUntracked),
         };
-        // A task that reads the rest of the stream of a call uses the session too.
+        // A task that reads the rest of a call's stream uses the session too.
         let session_use = self
             .session_use
             .as_ref()
@@ -208,7 +208,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         (stream, client_stream)
     }
 
-    /// Reads the stream of this resume in the background, because its client has disconnected.
+    /// Reads this resume's stream in the background, because its client has disconnected.
     ///
     /// The manager may already have moved the call's stream to this resume. Then only this stream yields further messages, including
     /// the answer. The call stays detached, because its client did not complete the resume.

@@ -1,6 +1,6 @@
 //! Queues the resumes of each call, so that the manager gets them one at a time and in order.
 //!
-//! rmcp gives the stream of a call to the latest resume that it receives, and ends the stream of the previous one. If several
+//! rmcp gives the stream of a call to the latest resume that it receives and ends the stream of the previous one. If several
 //! resumes wait for room in the channel of a session, rmcp may receive them in any order. The stream could end up with a resume
 //! whose client has disconnected.
 
@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
-/// Maximum time that a resume waits for its predecessor: 4 s.
+/// Maximum time a resume waits for its predecessor: 4 s.
 ///
 /// A pending resume postpones the deadline of its call by at most 5 s. The manager must get the resume within that time.
 /// Otherwise the call would be cancelled although its client resumed in time.

@@ -81,7 +81,7 @@ enum Notified {
     Closed(SessionEnd),
 }
 
-/// A session that the inner manager closes. Its drop removes the session, and reports its close, unless the session is still open.
+/// A session that the inner manager closes. Its drop removes the session and reports its close, unless the session is still open.
 pub(super) struct EndingSession {
     sessions: Arc<Sessions>,
     session: Arc<Session>,
@@ -237,7 +237,7 @@ impl Session {
         &self.id
     }
 
-    /// Reports that the session has opened, and its close if it has closed meanwhile.
+    /// Reports that the session has opened, and its close if it has closed in the meantime.
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });
@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Replaces the last reported event, and returns the former one.
+    /// Replaces the last reported event and returns the former one.
     fn replace_notified(&self, now: Notified) -> Notified {
         let mut notified = lock(&self.notified);
         mem::replace(&mut *notified, now)
@@ -286,7 +286,7 @@ impl Session {
         self.start_lost_timeout(is_abandoned, now);
     }
 
-    /// Records that the client is reading another stream. Returns `false` if the streams of this session are not counted.
+    /// Records that the client is reading another stream. Returns `false` if this session's streams are not counted.
     pub(super) fn begin_stream(&self) -> bool {
         let counts_streams = self.idle_timeouts.lost.is_some();
         if counts_streams {

@@ -175,10 +175,10 @@ impl<M> CancellableSessionManager<M> {
 
     /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
     ///
-    /// Each event id that a client receives carries a MAC over the store's own id and the session. An event is replayed only to that
-    /// session. By default all managers of a process share one random key. So an event of another process, or from before a restart,
-    /// is replayed to no client. Processes that share a store need the same key: at least 32 random, secret bytes. An empty key is
-    /// ignored.
+    /// Each event id that a client receives carries a MAC over the store's own id and the session. An event is replayed only to
+    /// that session. By default all managers of a process share one random key. So an event from another process, or from before
+    /// a restart, is replayed to no client. Processes that share a store need the same key: at least 32 random, secret bytes. An
+    /// empty key is ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -250,7 +250,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         CancellableTransport::new(transport, session, self.shared.serve_tasks.clone())
     }
 
-    /// Returns the seal of a session's event ids. `None` without an event store.
+    /// Returns the seal of a session's event ids, or `None` without an event store.
     fn seal_of(&self, session: &SessionId) -> Option<Box<Seal>> {
         self.shared.manager.event_store()?;
         Some(Box::new(self.event_id_key.seal_of(Some(session))))

@@ -7,7 +7,7 @@ use super::session_manager::CancellableSessionManager;
 impl<M> CancellableSessionManager<M> {
     /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
-    /// The next request of their clients receives 404. A session is idle while nothing of this list uses it:
+    /// The next request of their clients receives 404. A session is idle while nothing in this list uses it:
     ///
     /// - a request, even while its body is incomplete or a middleware inside the layer has it;
     /// - an open stream, including a standalone one;
@@ -47,8 +47,8 @@ impl<M> CancellableSessionManager<M> {
     /// - Every stream counts, including those of untracked calls and those without a layer. If a client disconnects from an untracked
     ///   call before the answer, its session is never closed by this timeout, because the call may still run.
     /// - A client whose stream the server has ended does not count as disconnected: the server may have asked it to wait.
-    /// - On a dead network a disconnect is detected late. It then counts as later than the requests that the client has meanwhile sent
-    ///   over other connections.
+    /// - On a dead network a disconnect is detected late. It then counts as later than the requests that the client has sent in
+    ///   the meantime over other connections.
     /// - With an event store, or a session manager other than rmcp's own, event ids do not show their stream. A resumed stream then counts
     ///   as standalone if its last event id is one of the latest 64 of the session's standalone streams. Otherwise it counts as the
     ///   stream of an untracked call.

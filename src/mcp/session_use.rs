@@ -1,6 +1,6 @@
 //! The uses of a session: requests, and streams that clients read.
 //!
-//! A request uses its session until the response head. Its use begins when the layer receives it, or without a layer when the manager
+//! A request uses its session until the response head. Its use starts when the layer receives it, or without a layer when the manager
 //! does. A stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream,
 //! and the answers that are retained for disconnected clients.
 //!
@@ -105,7 +105,7 @@ impl SessionUse {
 }
 
 impl Clone for SessionUse {
-    /// Begins another use of the same session, without a stream.
+    /// Starts another use of the same session, without a stream.
     fn clone(&self) -> Self {
         self.begin_use();
         Self::new(self.session.clone())

@@ -1,7 +1,7 @@
 //! The latest event ids of a session's standalone streams, to recognise their resumes.
 //!
 //! Needed where event ids do not show their stream: with an event store, or a session manager other than rmcp's own. If a client resumes
-//! after an older event, its stream is not recognised, and counts as the stream of an untracked call.
+//! after an older event, its stream is not recognised and counts as the stream of an untracked call.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -13,7 +13,7 @@ use crate::lock::lock;
 /// Chosen because most clients miss fewer events while they are disconnected. The session of any other client stays open longer.
 const MAX_RECENT: usize = 64;
 
-/// Hashes of event ids, because an id may have any length. A client that names a colliding id affects only its own session.
+/// Hashes of event ids, because an id may have any length. A client that sends a colliding id affects only its own session.
 #[derive(Default)]
 pub(super) struct StandaloneIds(Mutex<VecDeque<u64>>);
 

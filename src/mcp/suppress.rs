@@ -1,6 +1,6 @@
 //! Suppresses messages that the cancelled calls of a session still send.
 //!
-//! rmcp sends them on the standalone stream of the session (`cancelled_call` in ARCHITECTURE.md, Workarounds). So the transport
+//! rmcp sends them on the session's standalone stream (`cancelled_call` in ARCHITECTURE.md, Workarounds). So the transport
 //! of the session drops these messages, and so do its streams.
 //!
 //! A handler that awaits a reply from its client when its call is cancelled would wait forever. The transport sends it an error
@@ -73,7 +73,7 @@ struct HashedIds {
     progress_token: Option<u64>,
 }
 
-/// What the transport does with a message of a handler.
+/// What the transport does with a message from a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendDecision {
     Send,
@@ -85,7 +85,7 @@ pub(super) enum SendDecision {
 // === impl Suppressed ===
 
 impl Suppressed {
-    /// Suppresses the messages of a call, and abandons its requests to the client.
+    /// Suppresses the messages of a call and abandons its requests to the client.
     pub(super) fn suppress(&self, call: &CallInfo) {
         self.update(|state| {
             if state.cancelled.len() == MAX_SUPPRESSED {

@@ -1,6 +1,6 @@
 //! The transport of a session.
 //!
-//! It suppresses the messages of cancelled calls, and answers their requests to the client.
+//! It suppresses the messages of cancelled calls and answers their requests to the client.
 
 use std::{
     borrow::Cow,

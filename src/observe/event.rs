@@ -96,9 +96,9 @@ pub enum Event<'a> {
         /// The limit that the call exceeds.
         limit: Limit,
     },
-    /// The outcome of an ended call was evicted, or could not be retained, because of a limit.
+    /// The outcome of an ended call was evicted or could not be retained, because of a limit.
     ///
-    /// The call was detached at its end, or was cancelled. A client that resumes it finds no outcome.
+    /// The call was detached at its end or was cancelled. A client that resumes it finds no outcome.
     ///
     /// It is reported to the observers of the call that needed the space, which is usually a different call.
     #[non_exhaustive]

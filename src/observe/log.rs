@@ -46,7 +46,7 @@ const MAX_SESSION_ID: usize = 4_096;
 pub enum SessionIds {
     /// Eight hexadecimal digits of a hash, under a key that is new in every process.
     ///
-    /// They relate the lines of a session to one another, and have no other use.
+    /// They relate the lines of a session to one another and have no other use.
     #[default]
     Hashed,
     /// The plain ids, which relate the log to those of clients and proxies.
@@ -60,7 +60,7 @@ pub enum SessionIds {
 /// How a handler ended, if it did not return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
-    /// It ignored the cancel of its call, and was dropped.
+    /// It ignored the cancel of its call and was dropped.
     Stopped,
     Panicked,
 }
@@ -294,7 +294,7 @@ impl HandlerEnd {
 // === impl SessionIds ===
 
 impl SessionIds {
-    /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
+    /// Returns a session id as the log shows it, or `None` for [`SessionIds::Omitted`].
     ///
     /// Use this string to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
     /// within a process. It differs in another process, unless both are forks of one process.

@@ -36,7 +36,7 @@ const OTHER: &str = "other";
 /// | `mcp_calls_started_total` | counter | `method` | started calls |
 /// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls: the started ones minus those in flight |
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments of calls, including those that are cancelled at once |
-/// | `mcp_call_resumes_total` | counter | `method` | times that a client resumed its call |
+/// | `mcp_call_resumes_total` | counter | `method` | times a client resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls over a limit, see [`Limits`](crate::Limits) |
 /// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted, or not retained, although their clients may resume |
@@ -238,7 +238,7 @@ fn describe() {
         (STARTED, "Calls that started"),
         (ENDED, "Calls that ended, by outcome"),
         (DETACHES, "Detachments of calls"),
-        (RESUMES, "Times that a client resumed its call"),
+        (RESUMES, "Times a client resumed its call"),
         (
             CANCELS_FAILED,
             "Cancels that were not delivered to the server",

@@ -3,8 +3,8 @@
 //! `now` is always passed in. No function calls back: each returns what its caller must do. `T` is the caller's handle to a call,
 //! and `A` is an answer that is retained for a client that resumes. [`Totals`] counts across all sessions.
 //!
-//! A session id names one session in each scope that issued it. There is nearly always one such scope. Calls without a session also
-//! have a session state, in which they have no keys.
+//! A session id refers to one session in each scope that issued it. There is nearly always one such scope. Calls without a
+//! session also have a session state, in which they have no keys.
 //!
 //! # Invariants
 //!
@@ -16,15 +16,15 @@
 //! 3. **Only detached calls are orphaned.** An attached call is cancelled only at the deadline of its policy, or explicitly.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. A call is attached while at
 //!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume that names a stream of the call defers the expiry of the grace until it is answered,
+//! 5. **Pending resumes are counted.** Each resume of a stream of the call defers the expiry of the grace until it is answered,
 //!    at most [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
 //!    ones.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
 //!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled meanwhile, and no
-//!    stall has extended the grace before, the confirmation is requested again. Resumes that brought no event renew the grace at
-//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call. A
-//!    resume that was turned away counts as one of them ([`SessionState::renew_grace`]).
+//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled in the
+//!    meantime, and no stall has extended the grace before, the confirmation is requested again. Resumes that brought no event
+//!    renew the grace at most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session
+//!    manager tracks the call. A resume that was turned away counts as one of them ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
 //!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is stalled and
 //!    another handles it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than
@@ -33,7 +33,7 @@
 //!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times. A resume may be the first to find the grace expired late. A deadline that
 //!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
+//! 8. **Event ids.** An event id identifies the stream that it was seen on; only rmcp's own also identify it by their number
 //!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
 //! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
@@ -188,7 +188,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     // --- The start of a call ---
 
     /// Starts a call that is cancelled at `deadline` at the latest. `name` is its lookup key: `None` for a stateless call, and while
-    /// the scope of the session is unknown.
+    /// the session's scope is unknown.
     pub(crate) fn start(
         &mut self,
         id: CallId,

@@ -7,7 +7,7 @@ use super::{Call, Registry, StreamHandle, Tracked};
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Starts to track completions. Returns the number of calls that have ended without a cancel since the first drain began.
+    /// Starts tracking completions. Returns the number of calls that have ended without a cancel since the first drain started.
     pub(crate) fn begin_drain(&self) -> usize {
         self.sessions.shared.totals.track_completions();
         self.completions_since(0)

@@ -24,7 +24,7 @@ pub(crate) trait Manager: Send + Sync {
     fn has(&self, session: &str) -> bool;
 }
 
-/// The session managers that bound a call, or opened a session, behind the layer. A look-up tries them in order.
+/// The session managers that bound a call, or opened a session, behind the layer. A lookup tries them in order.
 #[derive(Default)]
 pub(super) struct Managers {
     inline: [OnceLock<Weak<dyn Manager>>; INLINE_MANAGERS],

@@ -56,7 +56,7 @@ type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
-    /// The open streams that a drain may not find by a call in flight.
+    /// The open streams that a drain may not find through a call in flight.
     streams: Mutex<OpenStreams>,
     /// Set once the server has been drained. A call or stream that starts later is ended at once.
     closed: AtomicBool,
@@ -87,7 +87,7 @@ impl<T: Tracked> Registry<T> {
         self.managers.add(manager);
     }
 
-    /// Returns the scope of the session manager that has a session. Returns `None` if none has it.
+    /// Returns the scope of the session manager that has a session, or `None` if none has it.
     pub(crate) fn manager_of(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
     }
@@ -153,7 +153,7 @@ impl<T: Tracked> Registry<T> {
         })?
     }
 
-    /// Begins to close a session: returns its accepted calls, and removes its retained calls.
+    /// Starts closing a session: returns its accepted calls and removes its retained calls.
     pub(crate) fn begin_close(&self, key: &SessionKey) -> Vec<Call<T>> {
         let accepted = self.with_session(&key.id, |session| session.begin_close(&key.scope));
         accepted.unwrap_or_default()
@@ -172,7 +172,7 @@ impl<T: Tracked> Registry<T> {
 
     /// Returns `true` if a client may resume in a session.
     ///
-    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
+    /// That is so if the session has a detached call or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, key: &SessionKey, now: Instant) -> bool {
         let is_awaited = self.with_session(&key.id, |session| session.is_awaited(&key.scope, now));
         is_awaited.unwrap_or(false)
@@ -192,7 +192,7 @@ impl<T: Tracked> Registry<T> {
 
     /// Scans the calls in flight in batches, so that no other call waits long for a lock.
     ///
-    /// A call that starts or ends meanwhile may be missed. Every other call is scanned exactly once.
+    /// A call that starts or ends in the meantime may be missed. Every other call is scanned exactly once.
     pub(crate) fn scan_calls<R>(
         &self,
         select: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R> + Clone,

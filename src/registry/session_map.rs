@@ -101,7 +101,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns the entry of a session id. Returns `None` if the id has none, or its hash collides with that of another id.
+    /// Returns the entry of a session id. Returns `None` if the id has none or its hash collides with that of another id.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);
@@ -109,7 +109,7 @@ impl<T: Tracked> SessionMap<T> {
         Some(entry.clone())
     }
 
-    /// Runs one operation on the state of a session id, and inserts an entry if there is none. Returns the effects of the
+    /// Runs one operation on the state of a session id and inserts an entry if there is none. Returns the effects of the
     /// operation, which the caller applies when no lock is held.
     ///
     /// If another session id has the same hash, the call is stored in an entry for calls without a session. One entry could not
@@ -124,7 +124,7 @@ impl<T: Tracked> SessionMap<T> {
             let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
             let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
             let mut state = entry.state();
-            // Otherwise the entry was removed between the look-up and the lock.
+            // Otherwise the entry was removed between the lookup and the lock.
             if !state.is_removed {
                 let (result, effects) = state.run(|session| operation(&entry, session));
                 drop(state);
@@ -176,7 +176,7 @@ impl<T: Tracked> SessionMap<T> {
         drop(removed);
     }
 
-    /// Returns all entries. An entry that is added or removed meanwhile may or may not be among them.
+    /// Returns all entries. An entry that is added or removed in the meantime may or may not be among them.
     pub(super) fn entries(&self) -> impl Iterator<Item = Arc<SessionEntry<T>>> {
         let of_sessions = self.shards.iter().flat_map(|shard| {
             let entries = lock(shard);
@@ -245,7 +245,7 @@ impl<T: Tracked> SessionEntry<T> {
         select(&self.state().session)
     }
 
-    /// Runs one operation as [`with`](Self::with) does, and returns its effects instead of applying them.
+    /// Runs one operation as [`with`](Self::with) does and returns its effects instead of applying them.
     pub(crate) fn with_deferred<R>(
         self: &Arc<Self>,
         operation: impl FnOnce(&mut SessionState<T>) -> R,

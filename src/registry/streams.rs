@@ -1,6 +1,6 @@
-//! Open streams that a drain may not find by a call in flight.
+//! Open streams that a drain may not find through a call in flight.
 //!
-//! These are standalone and resumed streams, those of ended calls, and those of routes without MCP.
+//! For example, standalone and resumed streams, streams of ended calls, and streams of requests without a call.
 
 use std::{
     mem,
@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// Minimum number of streams before ended ones are removed: 16. Fewer are not worth a scan.
+/// Minimum number of streams before ended ones are purged: 16. Chosen because fewer are not worth a scan.
 const MIN_PURGE_LEN: usize = 16;
 
 /// A handle to an open response body.
@@ -17,14 +17,14 @@ pub(crate) trait StreamHandle: Send + Sync {
     /// Sends a JSON-RPC message as soon as it can be injected.
     fn send(&self, message: Bytes);
 
-    /// Drops the inner body, and ends the stream after the messages that were sent.
+    /// Drops the inner body and ends the stream after any messages queued by [`send`](Self::send).
     fn close(&self);
 }
 
 #[derive(Default)]
 pub(super) struct OpenStreams {
     open: Vec<Weak<dyn StreamHandle>>,
-    /// Number of streams after the last removal of ended ones.
+    /// Number of streams left by the last purge.
     len_after_purge: usize,
 }
 

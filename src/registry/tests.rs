@@ -331,8 +331,9 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                 });
                             }
                             3 => {
-                                let has_begun = call.with(|session| session.begin_resume(*id, now));
-                                if has_begun {
+                                let has_started =
+                                    call.with(|session| session.begin_resume(*id, now));
+                                if has_started {
                                     call.with(|session| session.end_resume(*id, now));
                                 }
                             }
@@ -479,7 +480,7 @@ fn calls_are_scanned_in_batches() {
         .collect();
     let mut seen = Vec::new();
     for id in registry.scan_calls(|id, _| Some(id)) {
-        // A call that starts meanwhile does not extend the scan.
+        // A call that starts in the meantime does not extend the scan.
         accepted(&registry, &key("s", 100_000 + seen.len() as i64));
         seen.push(id);
     }

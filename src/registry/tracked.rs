@@ -10,7 +10,7 @@ pub(crate) trait Tracked: Send + Sync + 'static {
     /// The call was removed from the registry before it ended.
     fn on_untracked(&self, id: CallId, finished: Finished);
 
-    /// The grace of the call has expired. The cancel may need a confirmation.
+    /// The call's grace has expired. The cancel may need a confirmation.
     fn on_grace_expired(self: &Arc<Self>, id: CallId);
 
     /// The call timeout has passed, or the cancel after a grace is confirmed.

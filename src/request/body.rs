@@ -159,7 +159,7 @@ impl<B> fmt::Debug for TeeBody<B> {
 // === impl BodyObserver ===
 
 impl BodyObserver {
-    /// Captures a frame, and returns the same bytes in the same frame.
+    /// Captures a frame and returns the same bytes in the same frame.
     fn observe<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
         let Capture::On(frames) = &mut self.capture else {
             return frame;

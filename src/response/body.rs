@@ -54,7 +54,7 @@ pin_project! {
             source: EitherBody<B>,
             // Number of bytes left, if it is known.
             remaining: Option<u64>,
-            // `None` if the connection is not watched, or has been closed.
+            // `None` if the connection is not watched or has been closed.
             peer: Option<PeerClosed>,
         },
         Events { stream: EventStream<B> },

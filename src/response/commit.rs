@@ -1,6 +1,6 @@
 //! The inner answer as events, for a response whose head was sent early.
 //!
-//! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Events stay as
+//! Once the client has received `200 text/event-stream`, every answer from the inner service must become events. Events stay as
 //! they are, a JSON body becomes the data of one event, and any other answer becomes a JSON-RPC error. The headers of the inner
 //! answer are lost.
 
@@ -31,7 +31,7 @@ use crate::{
 /// Number of bytes after which no more of a refusal is read: 64 KiB. A JSON-RPC error is shorter.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// The pending answer of the inner service. `None` if the service fails.
+/// The pending answer from the inner service. `None` if the service fails.
 pub(super) type PendingAnswer<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
 /// The answer to one request, as events.
@@ -160,7 +160,7 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head that was sent early does not name this encoding.
+                // The head that was sent early does not declare this encoding.
                 guard.on_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
@@ -192,7 +192,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for the next frame. `None` while the body has only white space.
+    /// Returns the bytes to send for the next frame, or `None` while the body has only white space.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = on_one_line(self.bom_filter.filter(frame));
         if self.has_data {
@@ -225,7 +225,7 @@ fn on_one_line(json: Bytes) -> Bytes {
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event has the JSON-RPC error of the body, if there is one, and otherwise an error with the status.
+/// The event has the body's JSON-RPC error if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

@@ -107,7 +107,7 @@ enum UseUntilHead {
     #[default]
     NotYet,
     /// `None` if no session manager has the session.
-    Begun { _use: Option<Box<dyn Send + Sync>> },
+    Started { _use: Option<Box<dyn Send + Sync>> },
 }
 
 /// How the response is handled, according to the request and the options of the layer.
@@ -183,7 +183,7 @@ where
                 && !exchange.has_call()
             {
                 let _use = exchange.use_session();
-                *this.session_use = UseUntilHead::Begun { _use };
+                *this.session_use = UseUntilHead::Started { _use };
             }
             exchange.parse_body();
         }
@@ -271,7 +271,8 @@ impl Silence {
         })
     }
 
-    /// Returns the call once the inner service has been silent for the limit. `None` before that, or if no call is in flight.
+    /// Returns the call once the inner service has been silent for the limit. Returns `None` before that, or if no call is in
+    /// flight.
     fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,
@@ -318,7 +319,7 @@ impl ResponseOptions {
         self.commit.is_some()
     }
 
-    /// Returns the response for an answer of the inner service.
+    /// Returns the response for an answer from the inner service.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,

@@ -1,7 +1,7 @@
 //! A resumed stream of a cancelled call, without a session manager.
 //!
 //! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
-//! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer, or has no event
+//! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer or has no event
 //! for [`NEXT_EVENT_TIMEOUT`], the client receives the error. The buffered events are then dropped, because some clients would
 //! resume again after an event with an id.
 
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{Polled, Sleeper, timer};
 use crate::{call::RequestId, envelope::Answers, sse::Reader};
 
-/// Maximum time until the next event of the server: 1 s, as with a session manager.
+/// Maximum time until the next event from the server: 1 s, as with a session manager.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes that are buffered: 1 MiB. A longer stream is passed on.
@@ -35,7 +35,7 @@ pub(super) struct Late<B> {
 
 enum LateStage {
     Reading(Box<HeldBack>),
-    /// The inner body has the answer, or is longer than [`MAX_HELD`].
+    /// The inner body has the answer or is longer than [`MAX_HELD`].
     Passing,
     Ended,
 }

@@ -63,7 +63,7 @@ where
         .is_some_and(|future| future.as_mut().poll(cx).is_ready())
 }
 
-/// Returns a timer. `None` without a runtime.
+/// Returns a timer, or `None` without a runtime.
 fn timer(time: Duration) -> Option<Sleeper> {
     Handle::try_current().ok()?;
     Some(Box::pin(sleep(time)))

@@ -75,7 +75,7 @@ pin_project! {
 enum Closing {
     /// The client receives an error, because its call ended.
     WithError,
-    /// The client is not reading, or has disconnected.
+    /// The client is not reading or has disconnected.
     Detached(DetachCause),
 }
 
@@ -83,7 +83,7 @@ enum Closing {
 pub(super) enum Next<B> {
     /// Sends a message.
     Message(Bytes),
-    /// Polls the inner body, and restores it.
+    /// Polls the inner body and restores it.
     Inner(Pin<Box<InnerBody<B>>>),
     /// Ends the stream.
     Closed,
@@ -176,7 +176,7 @@ impl<B> BodySlot<B> {
         next
     }
 
-    /// Restores the inner body after a poll. Returns `false` if the slot was closed meanwhile.
+    /// Restores the inner body after a poll. Returns `false` if the slot was closed in the meantime.
     pub(super) fn restore(&self, body: Pin<Box<InnerBody<B>>>) -> bool {
         let mut state = self.state();
         let Some(closing) = state.closing() else {

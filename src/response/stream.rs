@@ -265,7 +265,7 @@ where
         is_first.then(|| exchange.clone())
     }
 
-    /// Runs while the inner body is pending: detects a closed connection, and sends probes.
+    /// Runs while the inner body is pending: detects a closed connection and sends probes.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
             self.slot.on_disconnect(DetachCause::PeerClosed);

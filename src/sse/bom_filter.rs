@@ -4,7 +4,7 @@ use bytes::{Buf, Bytes};
 
 use super::lines::BOM;
 
-/// Passes a body on, and removes its byte order mark (BOM) after an injection.
+/// Passes a body on and removes its byte order mark (BOM) after an injection.
 ///
 /// A BOM counts only at the very start. After an injected message it would be part of the first line. Frames may split the BOM,
 /// so bytes that could still become one are held back.
@@ -13,7 +13,7 @@ pub(crate) enum BomFilter {
     /// Nothing was sent.
     #[default]
     AtStart,
-    /// A message was injected. `held` bytes of a BOM were received, and are held back.
+    /// A message was injected. `held` bytes of a BOM were received and are held back.
     AfterInjection { held: u8 },
     /// Bytes of the body were sent.
     Body,

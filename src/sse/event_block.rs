@@ -111,7 +111,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// Returns the event of the ended block. `None` if the block has no field that matters.
+    /// Returns the event of the ended block, or `None` if the block has no field that matters.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
         if !self.has_event() {
             return None;

@@ -10,7 +10,7 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 /// Splits a body into lines, at any of the three line endings. A byte order mark at the start belongs to no line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Number of bytes of the BOM that were received. [`BOM_LEN`] once any other byte was received.
+    /// Number of bytes of the BOM received so far. [`BOM_LEN`] once any other byte was received.
     bom_bytes: u8,
     /// `true` if the last byte was a carriage return. A line feed after it is part of the same line ending.
     after_return: bool,

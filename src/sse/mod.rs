@@ -60,7 +60,7 @@ enum Line {
     Space(EventField),
     /// Within the value.
     Value(EventField),
-    /// A comment, or a field that does not matter.
+    /// A comment or a field that does not matter.
     Other,
 }
 

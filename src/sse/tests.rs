@@ -442,7 +442,7 @@ fn allocated(reader: &Reader) -> usize {
     reader.cut.as_ref().map_or(0, EventBlock::allocated)
 }
 
-/// Reads frames of this size. Asserts that buffers stay within their limits meanwhile, and that none is left in the end.
+/// Reads frames of this size. Asserts that buffers stay within their limits in the meantime, and that none is left in the end.
 fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
     let mut reader = Reader::default();
     let mut events = Vec::new();

@@ -23,7 +23,7 @@ pub(crate) const MAX_RECHECKS: u8 = 10;
 pub(crate) trait OnDeadline: Send + Sync {
     /// Handles an expired deadline. Returns the next deadline; `None` disarms the entry.
     ///
-    /// Calls may overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) was called meanwhile.
+    /// Calls may overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) was called in the meantime.
     ///
     /// A target with several deadlines takes the lateness of each from `lateness`. It may handle only some of them. It then
     /// resets its handle to the earliest deadline of the others.
@@ -144,7 +144,7 @@ impl TimerEntries {
         }
     }
 
-    /// Sets the next deadline of an entry, unless its handle was dropped meanwhile.
+    /// Sets the next deadline of an entry, unless its handle was dropped in the meantime.
     pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.rechecks = requeue.rechecks;
@@ -180,7 +180,7 @@ impl TimerEntries {
         self.next_wake
     }
 
-    /// Returns the time by which a turn should have begun. `None` if no entry is armed.
+    /// Returns the time by which a turn should have started, or `None` if no entry is armed.
     pub(super) fn turn_due_at(&self) -> Option<Instant> {
         let awake_at = self.next_wake?;
         Some(self.backlog_at.map_or(awake_at, |at| at.max(awake_at)))

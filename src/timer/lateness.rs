@@ -70,7 +70,7 @@ impl LatenessTracker {
         }
     }
 
-    /// Begins the next turn of a backlog.
+    /// Starts the next turn of a backlog.
     pub(crate) fn next_turn(&mut self, now: Instant) {
         if self.last_gap.length() > RECHECK_TOLERANCE {
             if self.stalls.len() == MAX_STALLS

@@ -1,4 +1,4 @@
-//! Calls each target ([`OnDeadline`]) at its deadline, and runs tasks.
+//! Calls each target ([`OnDeadline`]) at its deadline and runs tasks.
 //!
 //! It runs on every runtime that serves requests. `Drop` code may run anywhere: on a thread without a runtime, or while a
 //! runtime shuts down. A process may have several runtimes, for example one per core. Each may stall, because its thread is
@@ -143,7 +143,7 @@ impl Timer {
         }
     }
 
-    /// Changes the entries, and wakes the timer tasks if there is an earlier deadline now.
+    /// Changes the entries and wakes the timer tasks if there is an earlier deadline now.
     fn update<R>(&self, change: impl FnOnce(&mut TimerEntries) -> R) -> R {
         let (result, is_earlier) = {
             let mut entries = self.entries();
@@ -166,7 +166,7 @@ impl Timer {
     ///
     /// Several timer tasks may call this concurrently.
     fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
-        let begun = Instant::now();
+        let started = Instant::now();
         for _ in 0..MAX_PER_POLL {
             let Some((id, expired)) = self.take_expired(lateness.now()) else {
                 break;
@@ -176,7 +176,7 @@ impl Timer {
                 // Another timer task may have computed its sleep without this entry, so `update` wakes the timer tasks if needed.
                 self.update(|entries| entries.requeue(id, &requeue));
             }
-            if begun.elapsed() >= POLL_BUDGET {
+            if started.elapsed() >= POLL_BUDGET {
                 break;
             }
         }
@@ -229,7 +229,7 @@ impl TimerHandle {
 
 #[cfg(test)]
 impl TimerHandle {
-    /// Returns the deadline. `None` if the entry is disarmed.
+    /// Returns the deadline, or `None` if the entry is disarmed.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.timer.entries().deadline(self.id)
     }
@@ -295,7 +295,7 @@ impl TimerTask {
         ControlFlow::Continue(deadline.into_iter().chain(next_task).min())
     }
 
-    /// Begins a turn, or continues a backlog.
+    /// Starts a turn, or continues a backlog.
     fn run_as_leader(
         &mut self,
         timer: &Timer,

@@ -32,7 +32,7 @@ pub(super) struct PendingTask {
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
     last_number: u64,
-    /// When the timer tasks next look for tasks to take over. `None` if they were not woken for a task.
+    /// When the timer tasks next check for tasks to take over. `None` if they were not woken for a task.
     wake_at: Option<Instant>,
 }
 

@@ -48,7 +48,7 @@ impl RuntimeCache {
         here.is_some_and(|here| here.epoch == epoch && here.is_current())
     }
 
-    /// Records for this thread that its runtime has a timer task, or is about to spawn one. Requires the lock of the timer.
+    /// Records for this thread that its runtime has a timer task, or is about to spawn one. Requires the timer's lock.
     pub(super) fn record(&self, runtime: &Handle) {
         let is_multi_threaded = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
         let here = CurrentRuntime {
@@ -62,7 +62,7 @@ impl RuntimeCache {
         });
     }
 
-    /// Invalidates the entries of all threads, because a timer task has ended. Requires the lock of the timer.
+    /// Invalidates the entries of all threads, because a timer task has ended. Requires the timer's lock.
     pub(super) fn invalidate(&self) {
         self.epoch.store(next_epoch(), Ordering::Relaxed);
     }

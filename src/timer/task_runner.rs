@@ -14,7 +14,7 @@ use super::{
     shared::{FAILOVER_DELAY, TimerShared},
 };
 
-/// Maximum number of times that a task migrates because its runtime ends: 8.
+/// Maximum number of times a task migrates because its runtime ends: 8.
 pub(super) const MAX_MIGRATIONS: u8 = 8;
 
 /// Runs a pending task on a runtime.
@@ -30,7 +30,7 @@ enum Stage {
     /// The task was stolen from another runtime.
     Stolen(PendingTask),
     Running(PendingTask),
-    /// The task has ended, or is being polled. Set during a poll, so that a task that panics is not polled again.
+    /// The task has ended or is being polled. Set during a poll, so that a task that panics is not polled again.
     Done,
 }
 

@@ -54,7 +54,7 @@ fn paused() -> Runtime {
     builder.build().expect("a runtime")
 }
 
-/// Registers a runtime, and runs its timer task once.
+/// Registers a runtime and runs its timer task once.
 fn register(runtime: &Runtime, timer: &Arc<Timer>) {
     runtime.block_on(async {
         timer.ensure_on_current_runtime();
@@ -70,7 +70,7 @@ fn on_two_runtimes() -> (Arc<Timer>, Runtime, Runtime) {
     (timer, first, second)
 }
 
-/// Registers a runtime, and runs its timer task once. Returns a count of the task's polls.
+/// Registers a runtime and runs its timer task once. Returns a count of the task's polls.
 fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
     let task = TimerTask {
@@ -318,7 +318,7 @@ fn a_task_without_a_runtime_is_dropped() {
     assert_eq!(waiting(&timer), 0);
 }
 
-/// A task starts at most once, and is run to its end or dropped, whatever happens in between.
+/// A task starts at most once and is run to its end or dropped, whatever happens in between.
 #[test]
 fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     const THREADS: usize = 3;
@@ -327,7 +327,7 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     /// Counts of what happened to the tasks.
     #[derive(Default)]
     struct Counts {
-        begun: Vec<AtomicUsize>,
+        started: Vec<AtomicUsize>,
         ended: AtomicUsize,
         dropped: AtomicUsize,
     }
@@ -340,14 +340,14 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     let task = |counts: &Arc<Counts>, number: usize| {
         let counted = Counted(counts.clone());
         async move {
-            counted.0.begun[number].fetch_add(1, Ordering::Relaxed);
+            counted.0.started[number].fetch_add(1, Ordering::Relaxed);
             yield_now().await;
             counted.0.ended.fetch_add(1, Ordering::Relaxed);
         }
     };
     let tasks = THREADS * RUNTIMES * TASKS;
     let counts = Arc::new(Counts {
-        begun: (0..tasks).map(|_| AtomicUsize::new(0)).collect(),
+        started: (0..tasks).map(|_| AtomicUsize::new(0)).collect(),
         ..Counts::default()
     });
     let timer = Arc::new(Timer::new());
@@ -387,8 +387,8 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     assert_eq!(dropped(), tasks);
     assert_eq!(waiting(&timer), 0);
     assert_eq!(timer_tasks(&timer), 1);
-    let begun = |counted: &AtomicUsize| counted.load(Ordering::Relaxed);
-    assert!(counts.begun.iter().all(|counted| begun(counted) <= 1));
+    let started = |counted: &AtomicUsize| counted.load(Ordering::Relaxed);
+    assert!(counts.started.iter().all(|counted| started(counted) <= 1));
     // A few tasks may be dropped after several migrations between runtimes that end.
     let ended = counts.ended.load(Ordering::Relaxed);
     assert!(ended > tasks - tasks / 20, "{ended} of {tasks}");
@@ -423,7 +423,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
     }
 }
 
-/// No other task takes over, and counts the backlog as late, while a timer task handles it.
+/// No other task takes over and counts the backlog as late, while a timer task handles it.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());

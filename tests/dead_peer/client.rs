@@ -1,4 +1,4 @@
-//! The client's process. On command it makes calls, and stops its network.
+//! The client's process. On command it makes calls and stops its network.
 //!
 //! It reads one order per line from stdin and answers each with [`DONE`]. It ends at the end of its input.
 

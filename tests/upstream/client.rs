@@ -1,5 +1,5 @@
 
-/// A request of a client.
+/// A request from a client.
 fn request(method: &str, headers: &[(&str, &str)], message: &str) -> http::Request<String> {
     let mut request = http::Request::builder()
         .method(method)

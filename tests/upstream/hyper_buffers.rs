@@ -37,7 +37,7 @@ async fn hyper_reads_into_buffers_of_hundreds_of_kilobytes() {
         .await
         .unwrap();
     let serve = async {
-        server.read_u8().await.unwrap(); // The request has begun.
+        server.read_u8().await.unwrap(); // The request has started.
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {LENGTH}\r\n\r\n");
         server.write_all(head.as_bytes()).await.unwrap();
         server.write_all(&vec![b'x'; LENGTH]).await.unwrap();

@@ -26,14 +26,14 @@ const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
 async fn hyper_misses_a_disconnect_behind_unread_bytes() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (begun, mut begins) = mpsc::unbounded_channel();
+    let (started, mut begins) = mpsc::unbounded_channel();
     let accept = async |bytes: &[u8]| {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(bytes).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let begun = begun.clone();
+        let started = started.clone();
         let service = service_fn(move |_: Request<Incoming>| {
-            let _sent = begun.send(());
+            let _sent = started.send(());
             std::future::pending::<Result<http::Response<Empty<Bytes>>, Infallible>>()
         });
         let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
@@ -45,7 +45,7 @@ async fn hyper_misses_a_disconnect_behind_unread_bytes() {
         select! {
             _ = &mut behind_unread => panic!("it serves its request"),
             _ = &mut without => panic!("it serves its request"),
-            begun = begins.recv() => begun.unwrap(),
+            started = begins.recv() => started.unwrap(),
         }
     }
 

@@ -66,7 +66,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!failures.is_empty())))
 }
 
-/// Returns the case that must exceed `limit`. Returns `None` if there is none.
+/// Returns the case that must exceed `limit`, or `None` if there is none.
 fn proof(limit: &Limit) -> Option<Case> {
     let candidate = match limit.count {
         _ if limit.case != Case::new(Candidate::Setup(Setup::Wrapped), PROOF) => return None,

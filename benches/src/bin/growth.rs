@@ -81,7 +81,7 @@ fn target(found: &[Growth], operation: Operation) -> Target {
     let what = "beside as many calls as were tried, instructions added, to beside one";
     let worst = worst.fold(f64::MIN, f64::max);
     let most = match operation {
-        // Two look-ups only, in lists of one entry or in trees.
+        // Two lookups only, in lists of one entry or in trees.
         Operation::Find => 4.0,
         _ => 1.5,
     };

@@ -162,7 +162,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts calls, and waits until all handlers run. In a session, each call has an event id.
+    /// Starts calls and waits until all handlers run. In a session, each call has an event id.
     async fn begin(&mut self, count: usize) -> Result<(Group, Vec<Stream>)> {
         let group = self.ledger.group(count);
         let mut streams = Vec::with_capacity(count);

@@ -206,18 +206,18 @@ impl Server {
     async fn all_hang_up(&mut self) -> Result<StormResult> {
         let bystanders = self.begin(self.size.bystanders, "now").await?;
         let calls = vec![self.begin(self.size.calls, "now").await?];
-        let begun = self.ledger.now();
+        let started = self.ledger.now();
         self.command("cut", &calls).await?;
-        let last = self.last_token(&calls, begun).await;
+        let last = self.last_token(&calls, started).await;
         Ok((last, calls, vec![bystanders]))
     }
 
     async fn all_resume(&mut self) -> Result<StormResult> {
         let calls = vec![self.begin(self.size.calls, "wait-60000").await?];
         self.cut(&calls).await?;
-        let begun = self.ledger.now();
+        let started = self.ledger.now();
         self.command("resume", &calls).await?;
-        Ok((self.ledger.now() - begun, Vec::new(), calls))
+        Ok((self.ledger.now() - started, Vec::new(), calls))
     }
 
     /// Two waves, together twice the number of possible sockets. Some clients of each wave resume in time.
@@ -245,9 +245,9 @@ impl Server {
         sleep_until(end - self.size.grace / 8).await;
         self.command("resume", &return_in_time).await?;
         sleep_until(end).await;
-        let begun = self.ledger.now();
+        let started = self.ledger.now();
         Ok((
-            self.last_token(&never_return, begun).await,
+            self.last_token(&never_return, started).await,
             never_return,
             return_in_time,
         ))
@@ -297,7 +297,7 @@ impl Server {
         Ok(group)
     }
 
-    /// Disconnects the clients, and waits until hyper has dropped the responses.
+    /// Disconnects the clients and waits until hyper has dropped the responses.
     async fn cut(&mut self, groups: &[Group]) -> Result<()> {
         self.command("cut", groups).await?;
         self.all(groups, |times_of| &times_of.dropped).await
@@ -318,8 +318,8 @@ impl Server {
         Ok(())
     }
 
-    /// Waits for all tokens. Returns the time from `begun` until the last one fired.
-    async fn last_token(&self, groups: &[Group], begun: Duration) -> Duration {
+    /// Waits for all tokens. Returns the time from `started` until the last one fired.
+    async fn last_token(&self, groups: &[Group], started: Duration) -> Duration {
         let is_bare = self.setup == Setup::Bare;
         let limit = if is_bare { NEVER } else { LIMIT };
         for group in groups {
@@ -329,7 +329,7 @@ impl Server {
                 .await;
         }
         let last = self.fired(groups).into_iter().max();
-        last.unwrap_or_default().saturating_sub(begun)
+        last.unwrap_or_default().saturating_sub(started)
     }
 
     fn fired(&self, groups: &[Group]) -> Vec<Duration> {

@@ -39,7 +39,7 @@ pub struct Group {
 /// The times of one call.
 #[derive(Debug, Default)]
 pub struct CallTimes {
-    /// The handler began.
+    /// The handler started.
     pub started: Stamp,
     /// hyper dropped the response.
     pub dropped: Stamp,

@@ -79,9 +79,9 @@ impl Load {
             };
             callers.push(Caller::open(client, callers.len()).await?);
         }
-        let begun = Instant::now() + WARM_UP;
-        let end = begun + Duration::from_millis(millis.parse()?);
-        let running = callers.drain(..).map(|caller| caller.run(begun, end));
+        let started = Instant::now() + WARM_UP;
+        let end = started + Duration::from_millis(millis.parse()?);
+        let running = callers.drain(..).map(|caller| caller.run(started, end));
         let running: JoinSet<_> = running.collect();
         let (mut counted, mut total) = (0, 0);
         for done in running.join_all().await {
@@ -90,7 +90,7 @@ impl Load {
             counted += between;
             callers.push(caller);
         }
-        let rate = f64::from(counted) / (end - begun).as_secs_f64();
+        let rate = f64::from(counted) / (end - started).as_secs_f64();
         Ok(format!("{rate} {total}"))
     }
 }
@@ -121,11 +121,11 @@ async fn keep_pinging(
 ) -> Result<()> {
     let mut connection = Stream::connect(address).await?;
     while let Some(worst) = longest.upgrade() {
-        let begun = Instant::now();
+        let started = Instant::now();
         let done = connection.exchange(&request, "\"result\"").await;
         // A closed connection counts as a ping without an answer.
         let taken = if done.is_ok() {
-            begun.elapsed()
+            started.elapsed()
         } else {
             Duration::MAX
         };
@@ -159,8 +159,8 @@ impl Caller {
         })
     }
 
-    /// Makes calls until `end`. Counts the calls that end outside `begun..end`, and those that end within.
-    async fn run(mut self, begun: Instant, end: Instant) -> Result<(Self, u32, u32)> {
+    /// Makes calls until `end`. Counts the calls that end outside `started..end`, and those that end within.
+    async fn run(mut self, started: Instant, end: Instant) -> Result<(Self, u32, u32)> {
         let (mut outside, mut between) = (0, 0);
         loop {
             self.next += 1;
@@ -171,7 +171,7 @@ impl Caller {
                 None => drop(self.client.ask(request).await?),
             }
             let now = Instant::now();
-            if (begun..end).contains(&now) {
+            if (started..end).contains(&now) {
                 between += 1
             } else {
                 outside += 1

@@ -58,7 +58,7 @@ const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 pub(super) struct AnswerQueue {
     /// Everything that counts towards the bounds, the oldest first.
     answers: BTreeMap<u64, QueuedAnswer>,
-    /// Evicted answers that may be in the directory, and are not in flight.
+    /// Evicted answers that may be in the directory and are not in flight.
     removals: BTreeMap<u64, Removal>,
     /// The places in `answers` that are neither written nor in flight.
     waiting: BTreeSet<u64>,
@@ -71,7 +71,7 @@ pub(super) struct AnswerQueue {
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
-    /// Number of times that all answers had to be written again.
+    /// Number of times all answers had to be written again.
     losses: u64,
     next_place: u64,
     /// When the directory is tried again after a failure.
@@ -82,7 +82,7 @@ pub(super) struct AnswerQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AnswerKey {
     pub(super) session: SessionHash,
-    /// The generation of the session.
+    /// The session's generation.
     pub(super) generation: Incarnation,
     pub(super) call: CallNumber,
 }
@@ -114,7 +114,7 @@ pub(super) struct Operation {
     /// The remaining time for which the answer is kept.
     pub(super) ttl: Duration,
     place: Place,
-    /// The value of `losses` when the operation began.
+    /// The value of `losses` when the operation started.
     losses: u64,
 }
 
@@ -129,7 +129,7 @@ struct QueuedAnswer {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No write has begun.
+    /// No write has started.
     New,
     InFlight,
     /// A write failed and may have been executed, or the written answer may be lost.
@@ -220,7 +220,7 @@ impl AnswerQueue {
         has_unwritten
     }
 
-    /// Returns the next operation, and counts it as in flight until [`complete`](Self::complete).
+    /// Returns the next operation and counts it as in flight until [`complete`](Self::complete).
     pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         self.paused_until = self.paused_until.filter(|until| now < *until);
         if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {

@@ -105,10 +105,10 @@ async fn an_instance_that_shuts_down_writes_all_answers_within_its_limit() {
         .set(Fault::Slow(Duration::from_millis(450)));
     sleep(SECOND).await;
     instance.end_calls("a", 0..720);
-    let begun = Instant::now();
+    let started = Instant::now();
     instance.cluster.leave(30 * SECOND).await;
     assert_eq!(instance.stored("a", 0..720).await.0.len(), 720);
-    assert!(begun.elapsed() < 10 * SECOND, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < 10 * SECOND, "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,17 +120,17 @@ async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
         sleep(20 * SECOND).await;
         instance.directory.set(Fault::None);
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     tokio::join!(instance.cluster.leave(30 * SECOND), recovery);
     assert_eq!(instance.stored("a", 0..1).await.0, [0]);
-    assert!(begun.elapsed() < 22 * SECOND, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < 22 * SECOND, "{:?}", started.elapsed());
 
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);
-    let begun = Instant::now();
+    let started = Instant::now();
     instance.cluster.leave(30 * SECOND).await;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert!(took >= 30 * SECOND && took < 33 * SECOND, "{took:?}");
 }
 

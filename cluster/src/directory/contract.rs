@@ -16,7 +16,7 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// Returns the registration of a session that begins now.
+/// Returns the registration of a session that starts now.
 pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),
@@ -61,7 +61,7 @@ pub(crate) async fn ownership(
     directory: &impl Directory,
     session: SessionHash,
 ) -> Option<Ownership> {
-    match directory.look(session).await.unwrap().record {
+    match directory.look_up(session).await.unwrap().record {
         Some(Record::Owned(ownership)) => Some(ownership),
         Some(Record::Deleted(_)) | None => None,
     }
@@ -367,8 +367,8 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
             epoch: read.epoch,
             ..tombstone
         });
-        let look = directory.look(hash).await.unwrap();
-        assert_eq!(look.record, Some(expected));
+        let snapshot = directory.look_up(hash).await.unwrap();
+        assert_eq!(snapshot.record, Some(expected));
         assert_eq!(directory.load(hash).await.unwrap(), None);
         let rewrite = Registration {
             epoch: read.epoch,
@@ -386,8 +386,8 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
     // A session that the directory has lost also gets a tombstone.
     let lost = session("deleted and lost").session;
     directory.delete(lost, tombstone).await.unwrap();
-    let look = directory.look(lost).await.unwrap();
-    assert_eq!(look.record, Some(Record::Deleted(tombstone)));
+    let snapshot = directory.look_up(lost).await.unwrap();
+    assert_eq!(snapshot.record, Some(Record::Deleted(tombstone)));
 }
 
 async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Directory) {

@@ -23,7 +23,7 @@ impl DirectoryError {
         }
     }
 
-    /// The backend cannot be a directory, or cannot be reached with this configuration.
+    /// The backend cannot be a directory or cannot be reached with this configuration.
     pub(crate) fn unusable(message: &'static str) -> Self {
         Self {
             message,

@@ -13,8 +13,8 @@ use futures_util::future::BoxFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
-    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MemoryDirectory,
-    Registration, Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, MemoryDirectory, Registration,
+    SessionSnapshot, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -37,7 +37,7 @@ pub(crate) enum Fault {
     SlowAt(&'static str, Duration),
     /// Every request with this command fails.
     FailsAt(&'static str),
-    /// The directory names this owner as the owner of every session.
+    /// The directory returns this owner for every session.
     WrongOwner(Owner),
 }
 
@@ -157,14 +157,14 @@ impl Faulty {
 
 #[async_trait]
 impl Directory for Faulty {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
         let memory = self.memory.clone();
         let wrong_owner = self.wrong_owner();
-        self.execute("look", async move {
-            let look = memory.look(session).await?;
-            Ok(Look {
-                record: wrong_owner.map(Record::Owned).or(look.record),
-                ..look
+        self.execute("look_up", async move {
+            let snapshot = memory.look_up(session).await?;
+            Ok(SessionSnapshot {
+                record: wrong_owner.map(Record::Owned).or(snapshot.record),
+                ..snapshot
             })
         })
         .await

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MAX_ANSWER,
-    Registration, Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, MAX_ANSWER, Registration,
+    SessionSnapshot, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -49,17 +49,17 @@ async fn within<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     match timeout(limit, answer).await {
-        Ok(answer) if begun.elapsed() <= limit => answer,
+        Ok(answer) if started.elapsed() <= limit => answer,
         Ok(_) | Err(_) => Err(DirectoryError::timed_out()),
     }
 }
 
 #[async_trait]
 impl Directory for Limited {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        limited(self.0.look(session)).await
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
+        limited(self.0.look_up(session)).await
     }
 
     async fn leases(&self) -> Result<Leases, DirectoryError> {

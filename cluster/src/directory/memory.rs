@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     BackendRunId, Claim, Directory, DirectoryError, DirectoryTime, Entry, HeartbeatReply,
-    LEASE_TTL, Lease, Leases, Look, RECORD_TTL, Registration, Status,
+    LEASE_TTL, Lease, Leases, RECORD_TTL, Registration, SessionSnapshot, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -26,7 +26,7 @@ const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 /// Size that is counted for each answer in addition to its bytes: 256.
 const ANSWER_OVERHEAD: usize = 256;
 
-/// The time of the directory's clock when it starts.
+/// The directory's clock when it starts.
 const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// A directory in memory, for several instances in one process. Clones share the directory.
@@ -106,7 +106,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Loses all its data, and keeps running.
+    /// Loses all its data and keeps running.
     #[cfg(test)]
     pub(crate) fn flush(&self) {
         let mut state = self.state();
@@ -132,10 +132,10 @@ impl Debug for MemoryDirectory {
 
 #[async_trait]
 impl Directory for MemoryDirectory {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        Ok(Look {
+        Ok(SessionSnapshot {
             record: state.session(session, now).map(|known| known.record),
             leases: state.leases(now),
         })
@@ -304,8 +304,8 @@ impl State {
         CLOCK_START.after(now - self.started)
     }
 
-    /// Renews a lease unless a later status has renewed it. Returns whether a record of its instance was replaced meanwhile, or `None` if
-    /// there is no lease.
+    /// Renews a lease unless a later status has renewed it. Returns whether a record of its instance was replaced in the meantime, or
+    /// `None` if there is no lease.
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);

@@ -2,18 +2,18 @@
 //!
 //! 1. **Epochs.** A session has one record. Of two versions of a record, the one with the higher epoch is authoritative
 //!    ([`Record::yields_to`]). [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may
-//!    have. A higher epoch begins with a [`claim`](Directory::claim), which names the ownership that it replaces, and fails if the record
-//!    has changed. A higher epoch may also begin with `register`, over a record of the same owner only ([`Registration::renewed`]).
+//!    have. A [`claim`](Directory::claim) starts a higher epoch. It specifies the ownership that it replaces, and fails if the record has
+//!    changed. `register` may also start a higher epoch, but only over a record of the same owner ([`Registration::renewed`]).
 //! 2. **Tombstones.** The record of an ended session remains as a tombstone, so no former owner registers the session again. A session ends
 //!    if its client ends it, or if it cannot be restored.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
 //!    [`register`](Directory::register) also marks the lease of another owner whose record it replaces. The next heartbeat of that owner
 //!    returns the mark.
-//! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each look therefore includes the leases
-//!    of that moment ([`Leases`]). Each lease names the run of the backend in which all sessions of its instance are written.
+//! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each lookup therefore includes the
+//!    leases of that moment ([`Leases`]). Each lease specifies the run of the backend in which all sessions of its instance are written.
 //!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
-//!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last look.
+//!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last lookup.
 //! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls
 //!    are written, read and removed within [`ANSWERS_TIMEOUT`], on a separate path, and therefore delay no other request.
 //!
@@ -61,7 +61,7 @@ pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 #[async_trait]
 pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads the record of a session and all leases, as of one moment.
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError>;
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError>;
 
     /// Reads all leases.
     async fn leases(&self) -> Result<Leases, DirectoryError>;
@@ -131,7 +131,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         call: CallNumber,
     ) -> Result<(), DirectoryError>;
 
-    /// Returns a kept answer. Returns `None` if there is none.
+    /// Returns a kept answer, or `None` if there is none.
     async fn answer(
         &self,
         session: SessionHash,
@@ -157,7 +157,7 @@ pub(crate) struct Registration {
 
 /// The record of a session, and the leases of the same moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct SessionSnapshot {
     pub(crate) record: Option<Record>,
     pub(crate) leases: Leases,
 }
@@ -210,7 +210,7 @@ pub(crate) struct Status {
     pub(crate) number: u64,
 }
 
-/// A time of the backend's clock, in milliseconds.
+/// A time by the backend's clock, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DirectoryTime(pub(crate) u64);
 

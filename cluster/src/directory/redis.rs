@@ -2,12 +2,12 @@
 //!
 //! | key | value | expires |
 //! |---|---|---|
-//! | `mcp:s:<session>` | hash: `o` the record of the session, `p` the `initialize` parameters | 1 h after it was written |
+//! | `mcp:s:<session>` | hash: `o` the session's record, `p` the `initialize` parameters | 1 h after it was written |
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
-//! composed, as a time of the backend in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
+//! composed, by the backend's clock, in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
 //! all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The word
 //! `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
 //! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
@@ -34,7 +34,7 @@ pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
     format::{
-        CLOCK_SKEW, LATE_ANSWERS, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
+        LATE_ANSWERS, LEASES, MAX_CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
         session_key,
     },
     inspection::{Inspection, Kind},
@@ -44,7 +44,7 @@ use self::{
 };
 use super::{
     BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, DirectoryTime, Entry,
-    HeartbeatReply, LEASE_TTL, Leases, Look, RECORD_TTL, Registration, Status,
+    HeartbeatReply, LEASE_TTL, Leases, RECORD_TTL, Registration, SessionSnapshot, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -78,7 +78,7 @@ impl RedisDirectory {
     /// Returns the directory at an address. It connects with the first command.
     ///
     /// # Errors
-    /// Returns an error if the address cannot be parsed, or cannot be used with the features of this build.
+    /// Returns an error if the address cannot be parsed or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         let source = address.source()?;
         let inspection = Inspection::new(matches!(source, Source::Sentinels(_)));
@@ -130,7 +130,7 @@ impl RedisDirectory {
         lease.arg(run.unwrap_or(NONE));
         lease.arg(if marks.is_empty() { NONE } else { &marks });
         lease.arg(owner.address.to_string());
-        lease.arg(millis(LEASE_TTL)).arg(millis(CLOCK_SKEW));
+        lease.arg(millis(LEASE_TTL)).arg(millis(MAX_CLOCK_SKEW));
         lease.arg(mode).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
         let composed_at = status.composed_at.map(|DirectoryTime(at)| at.to_string());
         lease.arg(composed_at.as_deref().unwrap_or(NONE));
@@ -203,25 +203,25 @@ impl Debug for RedisDirectory {
 
 #[async_trait]
 impl Directory for RedisDirectory {
-    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        let mut look = pipe();
-        look.atomic();
-        look.cmd("HGET").arg(session_key(session)).arg("o");
-        append_lease_queries(&mut look);
-        let answer = look.query_async(&mut self.connection().await?).await?;
+    async fn look_up(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
+        let mut pipeline = pipe();
+        pipeline.atomic();
+        pipeline.cmd("HGET").arg(session_key(session)).arg("o");
+        append_lease_queries(&mut pipeline);
+        let answer = pipeline.query_async(&mut self.connection().await?).await?;
         let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = answer;
         let record = record.map(|text| read_record(session, &text));
-        Ok(Look {
+        Ok(SessionSnapshot {
             record: record.transpose()?,
             leases: read_leases(leases, time, &info)?,
         })
     }
 
     async fn leases(&self) -> Result<Leases, DirectoryError> {
-        let mut look = pipe();
-        look.atomic();
-        append_lease_queries(&mut look);
-        let answer = look.query_async(&mut self.connection().await?).await?;
+        let mut pipeline = pipe();
+        pipeline.atomic();
+        append_lease_queries(&mut pipeline);
+        let answer = pipeline.query_async(&mut self.connection().await?).await?;
         let (leases, time, info): (_, _, String) = answer;
         read_leases(leases, time, &info)
     }
@@ -315,7 +315,7 @@ impl Directory for RedisDirectory {
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        self.connections.on_heartbeat_begun();
+        self.connections.on_heartbeat_started();
         let mut connection = self.connection().await?;
         let renewed = self.renew_lease(connection.clone(), owner, status);
         let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
@@ -378,10 +378,10 @@ impl Directory for RedisDirectory {
 }
 
 /// Appends the commands that read the leases.
-fn append_lease_queries(look: &mut Pipeline) {
-    look.cmd("HGETALL").arg(LEASES);
-    look.cmd("TIME");
-    look.cmd("INFO").arg("server");
+fn append_lease_queries(pipeline: &mut Pipeline) {
+    pipeline.cmd("HGETALL").arg(LEASES);
+    pipeline.cmd("TIME");
+    pipeline.cmd("INFO").arg("server");
 }
 
 impl From<RedisError> for DirectoryError {

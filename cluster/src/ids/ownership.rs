@@ -35,7 +35,9 @@ pub(crate) struct Epoch(u64);
 
 /// The owner of a session, and the epoch of its claim.
 ///
-/// A claim names the ownership that it replaces, and fails once the directory has another. Its text form is `<address> <incarnation> <epoch>`.
+/// A claim specifies the ownership that it replaces and fails once the directory has another.
+///
+/// Its text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
     pub(crate) owner: Owner,
@@ -83,7 +85,7 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// Returns the epoch of a session that begins now, or of a tombstone for a session whose epoch is not known.
+    /// Returns the epoch of a session that starts now, or of a tombstone for a session whose epoch is not known.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
@@ -137,7 +139,7 @@ impl FromStr for Epoch {
 // === impl Ownership ===
 
 impl Ownership {
-    /// Returns the ownership of a session that begins now.
+    /// Returns the ownership of a session that starts now.
     #[cfg(test)]
     pub(crate) fn begin(owner: Owner) -> Self {
         let epoch = Epoch::now();
@@ -174,7 +176,7 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// It may not if this record is later, or is the end of the same ownership.
+    /// It may not if this record is later or is the end of the same ownership.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),

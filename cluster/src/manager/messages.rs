@@ -1,4 +1,4 @@
-//! The messages that the session manager reads, and the one that it sends.
+//! The messages that the session manager inspects, and the one that it sends itself.
 
 use rmcp::{
     model::{ClientJsonRpcMessage, ClientNotification, ErrorData, ServerJsonRpcMessage},
@@ -6,11 +6,10 @@ use rmcp::{
 };
 use serde_json::Value;
 
-/// The error of a call that does not begin.
-pub(crate) const NOT_BEGUN: &str =
-    "the call has not begun: the server does not know whether it still has the session; try again";
+/// The error message for a call that was not started.
+pub(crate) const NOT_STARTED: &str = "the call was not started: the server could not determine whether it still owns the session; try again";
 
-/// Returns the JSON-RPC id of the call that a message cancels. Returns `None` if it cancels none.
+/// Returns the JSON-RPC id of the call that a message cancels, or `None` if it cancels none.
 pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     let ClientJsonRpcMessage::Notification(message) = message else {
         return None;
@@ -22,12 +21,12 @@ pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     Some(call.clone().into_json_value())
 }
 
-/// Returns the answer to a request that does not begin. Another instance may have its session.
-pub(super) fn not_begun(message: &ClientJsonRpcMessage) -> ServerSseMessage {
+/// Returns the error response to a request that was not started because another instance may own its session.
+pub(super) fn not_started(message: &ClientJsonRpcMessage) -> ServerSseMessage {
     let id = match message {
         ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
         _ => None,
     };
-    let error = ErrorData::internal_error(NOT_BEGUN, None);
+    let error = ErrorData::internal_error(NOT_STARTED, None);
     ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, id))
 }

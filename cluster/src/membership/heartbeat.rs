@@ -77,7 +77,7 @@ const MAX_WRITES: usize = 8;
 /// Maximum number of concurrent batches of deletions: 4.
 const MAX_DELETIONS: usize = 4;
 
-/// Keeps the lease, and writes the local sessions.
+/// Keeps the lease and writes the local sessions.
 pub(crate) struct Heartbeat {
     me: Owner,
     directory: Limited,
@@ -123,7 +123,7 @@ impl Heartbeat {
         })
     }
 
-    /// Returns the time since which the directory has been consistent. Returns `None` if it is not.
+    /// Returns the time since which the directory has been consistent, or `None` if it is not.
     pub(crate) fn consistent_since(&self) -> Option<Instant> {
         self.health().consistent_since(Instant::now())
     }
@@ -179,11 +179,11 @@ impl Heartbeat {
     async fn send_heartbeats(&self) {
         let mut refresh = Instant::now() + REFRESH_SCAN_INTERVAL;
         loop {
-            let begun = Instant::now();
-            self.send_heartbeat(begun).await;
-            if begun >= refresh {
+            let started = Instant::now();
+            self.send_heartbeat(started).await;
+            if started >= refresh {
                 self.sessions.refresh();
-                refresh = begun + REFRESH_SCAN_INTERVAL;
+                refresh = started + REFRESH_SCAN_INTERVAL;
             }
             let is_unreachable = self.health().is_unreachable();
             if !is_unreachable {
@@ -196,13 +196,13 @@ impl Heartbeat {
             } else {
                 HEARTBEAT_INTERVAL
             };
-            let next = begun + interval;
+            let next = started + interval;
             select! {
                 biased;
                 () = self.stop.notified() => return,
                 () = sleep_until(next) => {}
                 () = self.heartbeat_due.notified() => {}
-                () = self.until_turned_away(begun + MIN_INTERVAL) => {}
+                () = self.until_turned_away(started + MIN_INTERVAL) => {}
             }
         }
     }
@@ -213,32 +213,32 @@ impl Heartbeat {
         sleep_until(earliest).await;
     }
 
-    async fn send_heartbeat(&self, begun: Instant) {
-        if let Err(error) = self.try_send_heartbeat(begun).await {
+    async fn send_heartbeat(&self, started: Instant) {
+        if let Err(error) = self.try_send_heartbeat(started).await {
             self.health().on_heartbeat_failed();
-            let consequence = "No session begins or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
+            let consequence = "No session starts or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
             self.unreachable_warning.warn(&format_args!(
                 "directory heartbeat failed: {error}. {consequence}"
             ));
         }
     }
 
-    async fn try_send_heartbeat(&self, mut begun: Instant) -> Result<(), DirectoryError> {
-        self.health().on_heartbeat_begun(begun);
+    async fn try_send_heartbeat(&self, mut started: Instant) -> Result<(), DirectoryError> {
+        self.health().on_heartbeat_started(started);
         let status = self.status();
         if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
             log(
                 || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "a client was turned away recently"),
             );
         }
-        let mut reply = self.report(begun, &status).await?;
+        let mut reply = self.report(started, &status).await?;
         if status
             .composed_at
             .is_some_and(|at| reply.time.since(at) > health::MAX_HEARTBEAT_AGE)
         {
             // The directory's clock has stepped, or this machine was suspended. The lease was renewed as of a time that is too early.
-            begun = Instant::now();
-            reply = self.report(begun, &self.status()).await?;
+            started = Instant::now();
+            reply = self.report(started, &self.status()).await?;
         }
         if !reply.was_alive {
             self.health().on_lease_missing();
@@ -248,7 +248,7 @@ impl Heartbeat {
             self.directory.acquire_lease(self.me, &status).await?;
         }
         let renews_epochs = self.may_renew_epochs(&reply.run).await?;
-        let required = self.health().on_heartbeat_answered(begun, reply.run);
+        let required = self.health().on_heartbeat_answered(started, reply.run);
         if required.may_have_lost_data {
             self.answers.write_again();
         }
@@ -261,18 +261,18 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Sends a status, and reads the directory's clock from the reply.
+    /// Sends a status and reads the directory's clock from the reply.
     ///
     /// Counts clients as turned away if that clock stepped forward or this machine was suspended. Rechecks the sessions if a record of
     /// this instance was replaced.
     async fn report(
         &self,
-        begun: Instant,
+        started: Instant,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
         let reply = self.directory.heartbeat(self.me, status).await?;
         let now = Instant::now();
-        if self.health().on_time_read(begun, now, reply.time) {
+        if self.health().on_time_read(started, now, reply.time) {
             self.turned_away.record();
         }
         if reply.was_replaced {

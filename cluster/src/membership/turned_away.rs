@@ -1,9 +1,10 @@
 //! Tracks when this instance last turned a client away.
 //!
 //! A client counts as turned away if it gets 503 from the cluster's layer, or if a resume of a local call gets 408, 429 or 5xx from any layer.
-//! It also counts while it is waiting for an unresponsive owner or inner service. Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so even an instance
-//! that dies soon has reported the client. The directory has the latest time that any instance reported, including instances that no longer
-//! run. For a while after that time owners cancel no call, because the call may be that client's. The report names no session. One time
+//! It also counts while it is waiting for an unresponsive owner or inner service. Each heartbeat carries how long ago that was
+//! ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so even an instance that dies soon has
+//! reported the client. The directory has the latest time that any instance reported, including instances that no longer
+//! run. For a while after that time owners cancel no call, because the call may be that client's. The report contains no session. One time
 //! therefore covers all clients, and needs no command of its own.
 
 use std::{
@@ -26,16 +27,16 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// Time after which a client that is not served yet counts as turned away: 250 ms.
 ///
-/// Applies to relayed requests other than POST, and to resumes that wait for the inner service or its response. Meanwhile the grace of a
-/// call may expire.
+/// Applies to relayed requests other than POST, and to resumes that wait for the inner service or its response. The call's grace may
+/// expire in the meantime.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.
 ///
-/// This is the timeout of one look-up plus [`SLOW_THRESHOLD`].
+/// This is the timeout of one lookup plus [`SLOW_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);
 
-/// The last time that a client was turned away.
+/// When a client was last turned away.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
     /// Time within which such a client may return.
@@ -70,7 +71,7 @@ impl TurnedAway {
         }
     }
 
-    /// Returns when a client was turned away, or began to wait, since this last returned.
+    /// Waits until a client has been turned away, or has started to wait, since this last returned.
     pub(crate) async fn until_unreported(&self) {
         self.unreported.notified().await;
     }

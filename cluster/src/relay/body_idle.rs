@@ -129,10 +129,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_stalls_fails() {
-        let begun = Instant::now();
+        let started = Instant::now();
         let second = Duration::from_secs(1);
         let error = body(2, second, false).collect().await.unwrap_err();
-        assert_eq!(begun.elapsed(), 2 * second + BODY_IDLE_TIMEOUT);
+        assert_eq!(started.elapsed(), 2 * second + BODY_IDLE_TIMEOUT);
         assert!(is_stalled(&error), "{error}");
         assert!(!is_stalled(&axum::Error::new(io::Error::other("reset"))));
     }

@@ -1,11 +1,11 @@
-//! Relays a request to the owner of its session, on a new connection.
+//! Relays a request to its session's owner, on a new connection.
 //!
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.
 //! 2. Frames are passed on as they arrive, without reading ahead. Backpressure of a slow client therefore reaches the owner.
-//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call begins twice, and a
-//!    call whose body was not asked for has not begun.
-//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have begun a call,
+//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call starts twice, and a
+//!    call whose body was not asked for has not started.
+//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have started a call,
 //!    which has no time limit. The kernel detects dead peers.
 //! 5. A response that does not identify its sender as a peer is discarded.
 
@@ -61,17 +61,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for the head of a response, unless the body of a POST was asked for: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time after which a relay that still waits may have begun a call: 12 s.
+/// Time after which a relay that still waits may have started a call: 12 s.
 ///
 /// Chosen because the timeouts for the connection and the head have expired by then.
-pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
+pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
 
 /// Maximum number of fields that a relay adds to a head: 8.
 const MAX_ADDED: usize = 8;
 
-/// Fields of one connection, in addition to those named by `Connection`. `Expect` is fulfilled here.
+/// Fields of one connection, in addition to those listed in `Connection`. `Expect` is fulfilled here.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
@@ -84,7 +84,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields that a relay keeps even if `Connection` names them. [`is_end_to_end`] adds more.
+/// Fields that a relay keeps even if `Connection` lists them. [`is_end_to_end`] adds more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
@@ -195,7 +195,7 @@ impl Relay {
         }
         Err(match failure {
             Failure::Broken if is_unsent => Failure::Unreachable,
-            // A POST without a body may have begun, too.
+            // A POST without a body may have started, too.
             Failure::Silent | Failure::Unreachable if is_call && !is_unsent => Failure::Broken,
             failure => failure,
         })
@@ -216,7 +216,7 @@ impl Relay {
         }
     }
 
-    /// Returns the response of the owner, or the reason why there is none.
+    /// Returns the response from the owner, or the reason why there is none.
     async fn await_response(
         &self,
         stream: Stream,
@@ -388,9 +388,9 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the known hop-by-hop fields, and those named by `Connection`.
+/// Removes the known hop-by-hop fields, and those listed in `Connection`.
 ///
-/// Fields that are meant for all recipients remain, because `Connection` must not name them (RFC 9110, section 7.6.1).
+/// Fields that are meant for all recipients remain, because `Connection` must not list them (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

@@ -1,6 +1,6 @@
 //! The body of a relayed call, sent once the peer asks for it (`Expect: 100-continue`).
 //!
-//! A peer that has not asked has not begun the call, even if the connection broke. The call can then be sent again, regardless of its
+//! A peer that has not asked has not started the call, even if the connection broke. The call can then be sent again, regardless of its
 //! length.
 
 use std::{

@@ -7,13 +7,13 @@ pub(crate) enum Failure {
     Refused,
     /// The owner answered that it relinquished the session.
     Moved,
-    /// Another instance answered at the owner's address, and does not have the session.
+    /// Another instance answered at the owner's address and does not have the session.
     Misdirected,
     /// There was no connection to a peer, or it ended before the body of a call was asked for.
     Unreachable,
-    /// No head arrived in time, and no call can have begun.
+    /// No head arrived in time, and no call can have started.
     Silent,
-    /// The connection ended before the head. A call may have begun.
+    /// The connection ended before the head. A call may have started.
     Broken,
     /// The body of the request stalled while it was being sent.
     Stalled,

@@ -42,7 +42,7 @@ pub(crate) trait Listener: Send + 'static {
 
 /// A connection that a [`Listener`] accepted.
 pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Returns the kernel's view of the peer. Returns `None` for a simulated connection.
+    /// Returns the kernel's view of the peer, or `None` for a simulated connection.
     fn peer(&self) -> Option<Peer>;
 }
 

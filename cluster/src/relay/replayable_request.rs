@@ -1,7 +1,7 @@
 //! A request that can be sent again until an instance has accepted it.
 //!
 //! 1. The body is not read until the request is to be sent or classified, or restores its session.
-//! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by
+//! 2. A body of at most [`MAX_REPLAY`] is then read completely and can be sent again unchanged. A longer body is sent once, frame by
 //!    frame.
 //! 3. A request that was not sent is whole, regardless of its length.
 //! 4. A body that stalls fails ([`limit_idle`]), even while it is being sent.
@@ -91,7 +91,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the body to send. Returns `None` if it was sent and could not be kept.
+    /// Returns the body to send, or `None` if it was sent and could not be kept.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
             ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
@@ -109,7 +109,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the request unchanged. Returns `None` if its body was sent and could not be kept.
+    /// Returns the request unchanged, or `None` if its body was sent and could not be kept.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))
@@ -166,7 +166,7 @@ fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
-/// Returns a body that begins with the part that was already read.
+/// Returns a body that starts with the part that was already read.
 fn chain(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))
@@ -256,9 +256,9 @@ mod tests {
             (&[MAX_REPLAY; 4], false),
         ] {
             let expected = whole(body(pieces)).await;
-            for is_begun in [true, false] {
+            for has_started in [true, false] {
                 let mut replayable = ReplayableRequest::new(Request::new(body(pieces)));
-                if is_begun {
+                if has_started {
                     replayable.read().await.unwrap();
                 }
                 replayable.read_up_to(2 * MAX_REPLAY).await.unwrap();

@@ -1,7 +1,7 @@
 //! The listener for peers. Requests that other instances relay are served here or answered with 421.
 //!
 //! 1. Only connections from admitted addresses are accepted, and only requests with the secret of the cluster are processed.
-//! 2. A request is marked as a peer's by an extension. The internal fields of its head are removed before any other code reads it. If the
+//! 2. An extension marks a request as a peer's. The internal fields of its head are removed before any other code reads it. If the
 //!    peer reports the address of the client, the request has both kinds of `ConnectInfo`, with that address.
 //! 3. The listener stays open while calls end and sessions are transferred. When it closes, connections that were established by then are
 //!    served, and have 5 s to complete. Each connection has one request.

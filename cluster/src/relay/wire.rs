@@ -1,8 +1,8 @@
 //! The internal header fields that instances add to relayed requests and responses.
 //!
-//! Clients never receive these fields from another instance, and cannot send them:
+//! Clients never receive these fields from another instance and cannot send them:
 //!
-//! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from
+//! 1. The layer removes the fields from every request from a client before any other code reads the request. The relay removes them from
 //!    every response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
 //! 3. A response without the field `mcp-cluster` is not accepted as a peer's, regardless of its status. The address may have been
@@ -44,7 +44,7 @@ pub(crate) struct Secret {
 
 /// The secret cannot be used.
 ///
-/// It is empty, begins or ends with whitespace, or has characters that a header field cannot have.
+/// It is empty, starts or ends with whitespace, or has characters that a header field cannot have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
@@ -139,7 +139,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns the client's address. Returns `None` if the relaying peer does not report it.
+/// Returns the client's address, or `None` if the relaying peer does not report it.
 pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
     headers.get(&CLIENT)?.to_str().ok()?.parse().ok()
 }
@@ -162,7 +162,7 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
 // === impl Responder ===
 
 impl Responder {
-    /// Reads the sender of a response, and removes the internal fields.
+    /// Reads the sender of a response and removes the internal fields.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let value = headers.remove(&CLUSTER);
         strip(headers);

@@ -1,12 +1,12 @@
 //! The fields of a head that decide its routing.
 //!
-//! They are read in one pass, because a separate look-up for each would cost more.
+//! They are read in one pass, because a separate lookup for each would cost more.
 
 use http::{HeaderMap, HeaderName};
 
 use crate::relay::wire;
 
-/// The header field that names the session.
+/// The header field with the session id.
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
 /// [`SESSION_ID`] without its prefix `mcp-`.

@@ -1,14 +1,15 @@
-//! The owners of remote sessions: cached ones, and look-ups of the rest.
+//! The owners of remote sessions: those that are cached, and lookups of the rest.
 //!
-//! 1. The cache is bounded, and unowned sessions are cached separately. Made-up ids therefore evict no owner.
-//! 2. Concurrent requests share one look-up per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
+//! 1. The cache is bounded. Unowned sessions are cached separately, so made-up ids cannot evict owners.
+//! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
 //!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
-//! 3. Sessions of this instance are not cached. Local sessions are known without a look-up, and a session that is no longer local may have
+//! 3. Sessions of this instance are not cached. Local sessions are known without a lookup, and a session that is no longer local may have
 //!    another owner by now.
-//! 4. A look-up is dropped when no request waits for it. Its result is cached only if nothing newer was recorded meanwhile.
+//! 4. A lookup is dropped when no request waits for it. Its result is cached only if the session's entry was not updated or
+//!    invalidated in the meantime.
 
 use std::{
-    collections::{HashMap, hash_map::Entry as Slot},
+    collections::{HashMap, hash_map::Entry},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -24,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, Look},
+    directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, SessionSnapshot},
     ids::{Incarnation, Ownership, Record, SessionHash},
     lock::lock,
     ttl_cache::TtlCache,
@@ -42,13 +43,13 @@ const MAX_UNOWNED: usize = 4 * 1024;
 /// How long a session is cached as unowned: 1 s.
 const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
-/// Maximum number of concurrent look-ups: 1,024.
+/// Maximum number of concurrent lookups: 1,024.
 ///
 /// They are pipelined on one connection. Chosen because a directory with a latency of 300 ms then answers in time when hundreds of clients
 /// return at once.
 const MAX_LOOKUPS: usize = 1024;
 
-/// Cache of session owners. Clones share it.
+/// A cache of session owners. Clones share the same cache.
 #[derive(Clone)]
 pub(crate) struct OwnerCache(Arc<Inner>);
 
@@ -61,24 +62,24 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions without an owner, each with the look that found none.
-    unowned: TtlCache<Look>,
-    /// The look-ups in progress, each with its number.
+    /// Sessions without an owner, each with the snapshot that showed none.
+    unowned: TtlCache<SessionSnapshot>,
+    /// The lookups in progress, each with its number.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next_number: u64,
 }
 
-type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
+type Lookup = BoxFuture<'static, Result<SessionSnapshot, Arc<DirectoryError>>>;
 
-/// The result of a look-up.
+/// The result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
     Owner(Ownership),
-    /// No instance owns the session, according to this look.
-    Unowned(Look),
+    /// No instance owns the session, according to this snapshot.
+    Unowned(SessionSnapshot),
 }
 
-/// A look-up in progress. It is removed from the cache when this is dropped.
+/// A lookup in progress. Removed from the cache on drop.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -102,10 +103,10 @@ impl OwnerCache {
         }))
     }
 
-    /// Returns the owner of a session, from the cache or by a look-up.
+    /// Returns a session's owner, from the cache or from a lookup.
     ///
     /// # Errors
-    /// Returns an error if the directory failed, or did not answer in time.
+    /// Returns an error if the directory failed or did not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
             let mut state = self.0.state();
@@ -131,7 +132,9 @@ impl OwnerCache {
         state.remove(session);
     }
 
-    /// Removes this owner of a session, which is wrong or outdated.
+    /// Evicts `ownership`, which is wrong or outdated, unless another owner is cached by now.
+    ///
+    /// The result of a pending lookup is not cached.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -140,7 +143,7 @@ impl OwnerCache {
         }
     }
 
-    /// Returns the look-up of a session in progress, or a new one.
+    /// Returns the session's pending lookup, or creates one.
     fn shared_lookup(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
         if let Some(lookup) = state
             .lookups
@@ -175,16 +178,16 @@ impl Debug for OwnerCache {
 // === impl Inner ===
 
 impl Inner {
-    async fn query(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        let look = async {
+    async fn query(&self, session: SessionHash) -> Result<SessionSnapshot, DirectoryError> {
+        let lookup = async {
             let _permit = self
                 .lookup_permits
                 .acquire()
                 .await
                 .map_err(DirectoryError::failed)?;
-            self.directory.look(session).await
+            self.directory.look_up(session).await
         };
-        timeout(DIRECTORY_TIMEOUT, look)
+        timeout(DIRECTORY_TIMEOUT, lookup)
             .await
             .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
     }
@@ -196,11 +199,11 @@ impl Inner {
 
 // === impl Found ===
 
-impl From<Look> for Found {
-    fn from(look: Look) -> Self {
-        match look.record {
+impl From<SessionSnapshot> for Found {
+    fn from(snapshot: SessionSnapshot) -> Self {
+        match snapshot.record {
             Some(Record::Owned(ownership)) => Self::Owner(ownership),
-            Some(Record::Deleted(_)) | None => Self::Unowned(look),
+            Some(Record::Deleted(_)) | None => Self::Unowned(snapshot),
         }
     }
 }
@@ -229,9 +232,9 @@ impl CacheState {
                 self.unowned.remove(session);
                 self.owners.insert(session, ownership, now);
             }
-            Found::Unowned(look) => {
+            Found::Unowned(snapshot) => {
                 self.owners.remove(session);
-                self.unowned.insert(session, look, now);
+                self.unowned.insert(session, snapshot, now);
             }
         }
     }
@@ -240,26 +243,26 @@ impl CacheState {
 // === impl PendingLookup ===
 
 impl PendingLookup {
-    async fn look_up(self) -> Result<Look, Arc<DirectoryError>> {
-        let look = self.cache.query(self.session).await;
-        if let Ok(look) = &look {
+    async fn look_up(self) -> Result<SessionSnapshot, Arc<DirectoryError>> {
+        let snapshot = self.cache.query(self.session).await;
+        if let Ok(snapshot) = &snapshot {
             let mut state = self.cache.state();
             if state
                 .lookups
                 .get(&self.session)
                 .is_some_and(|(number, _)| *number == self.number)
             {
-                state.store(self.session, Found::from(look.clone()), self.cache.me);
+                state.store(self.session, Found::from(snapshot.clone()), self.cache.me);
             }
         }
-        look.map_err(Arc::new)
+        snapshot.map_err(Arc::new)
     }
 }
 
 impl Drop for PendingLookup {
     fn drop(&mut self) {
         let mut state = self.cache.state();
-        if let Slot::Occupied(lookup) = state.lookups.entry(self.session)
+        if let Entry::Occupied(lookup) = state.lookups.entry(self.session)
             && lookup.get().0 == self.number
         {
             lookup.remove();

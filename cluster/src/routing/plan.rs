@@ -1,13 +1,13 @@
-//! Decides where a request is served. The plan does no I/O. It receives results, and returns the next action.
+//! Decides where a request is served. The plan does no I/O. It receives results and returns the next action.
 //!
-//! 1. A client's request is served here without a look-up if it has no session, or if its session is open here.
+//! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
 //! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
-//! 3. Every other request is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
+//! 3. Every other request is relayed to its session's owner. A session is claimed only if the lease of its owner is over, or if its
 //!    owner answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
 //!    relays to the winner. The winner may be shutting down as well, so there are up to [`MAX_CLAIMS`] claims.
 //! 4. "No such session" is answered here only if the directory was consistent for long enough. Otherwise the client is asked to retry.
 //! 5. An instance that shuts down does not reclaim a session that it has relinquished. It waits until another instance claims the session.
-//! 6. A call that a peer may have begun is neither served here nor sent again. Nor is a request whose body was sent and could not be kept.
+//! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body was sent and could not be kept.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ use crate::{
 /// Maximum number of claims for one request: 3.
 const MAX_CLAIMS: u8 = 3;
 
-/// Maximum number of look-ups while another instance is claiming a relinquished session: 20.
+/// Maximum number of lookups while another instance is claiming a relinquished session: 20.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
 /// The facts about a request when its head has arrived.
@@ -42,7 +42,7 @@ pub(crate) struct IncomingRequest {
 pub(crate) enum Action {
     /// Serve the request here.
     Serve,
-    /// Restore the session here, and serve the request. This instance owns the session, and must reclaim it first.
+    /// Restore the session here, and serve the request. This instance owns the session and must reclaim it first.
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
@@ -63,7 +63,7 @@ pub(crate) enum Action {
 /// The reason why a session may be claimed from its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The lease of the owner is over.
+    /// The owner's lease is over.
     LeaseOver,
     /// The owner answered that it relinquished the session.
     Relinquished,
@@ -90,7 +90,7 @@ pub(crate) enum LeaseState {
 pub(crate) enum Claimed {
     Won,
     Lost(Ownership),
-    /// The directory has no record of the session, or its tombstone.
+    /// The directory has no record of the session, or has its tombstone.
     Unowned,
     NoAnswer,
 }
@@ -101,8 +101,8 @@ pub(crate) struct RoutingPlan {
     me: Incarnation,
     /// The request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
-    /// A peer may have begun the call. It is refused, but its session is claimed for later requests if the owner's lease is over.
-    may_have_begun: bool,
+    /// A peer may have started the call. It is refused, but its session is claimed for later requests if the owner's lease is over.
+    may_have_started: bool,
     claims: u8,
     lookup_retries: u8,
 }
@@ -133,13 +133,13 @@ impl RoutingPlan {
         Self {
             me,
             is_call,
-            may_have_begun: false,
+            may_have_started: false,
             claims: 0,
             lookup_retries: 0,
         }
     }
 
-    /// Returns the action after a look-up.
+    /// Returns the action after a lookup.
     ///
     /// `is_consistent`: the directory was consistent for long enough that a session without a record does not exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
@@ -162,7 +162,7 @@ impl RoutingPlan {
 
     /// Returns the action after a failed relay.
     pub(crate) fn on_relay_failure(&mut self, owner: Ownership, failure: Failure) -> Action {
-        self.may_have_begun |= failure == Failure::Broken && self.is_call;
+        self.may_have_started |= failure == Failure::Broken && self.is_call;
         match failure {
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
             // Another attempt could relay in circles.
@@ -185,9 +185,9 @@ impl RoutingPlan {
         }
     }
 
-    /// Refuses the request. A call that may have begun is always refused as [`Refusal::ConnectionLost`].
+    /// Refuses the request. A call that may have started is always refused as [`Refusal::ConnectionLost`].
     pub(crate) fn refuse(&self, refusal: Refusal) -> Action {
-        Action::Refuse(if self.may_have_begun {
+        Action::Refuse(if self.may_have_started {
             Refusal::ConnectionLost
         } else {
             refusal
@@ -203,7 +203,7 @@ impl RoutingPlan {
     ) -> Action {
         self.claims += 1;
         match claimed {
-            _ if self.may_have_begun => Action::Refuse(Refusal::ConnectionLost),
+            _ if self.may_have_started => Action::Refuse(Refusal::ConnectionLost),
             Claimed::NoAnswer => Action::Refuse(Refusal::Inconsistent),
             Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::Inconsistent),
             _ if !is_whole => Action::Refuse(Refusal::SessionMoved),

@@ -28,7 +28,7 @@ pub(crate) fn on_resumed() {
     let _is_recorded = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a resume that named an event of this call, in this generation of its session.
+/// Serves a resume after an event of this call, in this generation of its session.
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,
@@ -37,7 +37,7 @@ pub(crate) async fn with_resumed_call<F: Future>(
     RESUMED_CALL.scope((generation, call), response).await
 }
 
-/// Returns the generation and the call of the resume that this task serves. `None` if the resume named no event of an instance.
+/// Returns the generation and the call of the resume that this task serves. Returns `None` if its event id is not from an instance.
 pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
     RESUMED_CALL.try_with(Clone::clone).ok()
 }

@@ -9,16 +9,16 @@ use crate::{
     routing::resume::LAST_EVENT_ID,
 };
 
-/// What a request begins.
+/// What a request starts.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A call, with its JSON-RPC id. The peer has kept the request, and can send it again.
+    /// A call, with its JSON-RPC id. The peer has kept the request and can send it again.
     Call(Value),
     /// A stream of the session that belongs to no call.
     Stream,
-    /// A request that begins nothing, a call that is too long to be sent again, or a body that is not a JSON-RPC message.
+    /// A request that starts nothing, a call that is too long to be sent again, or a body that is not a JSON-RPC message.
     ///
-    /// Resumes of a call's stream, notifications, responses to the server's requests, pings and DELETE begin nothing.
+    /// Resumes of a call's stream, notifications, responses to the server's requests, pings and DELETE start nothing.
     Other,
 }
 

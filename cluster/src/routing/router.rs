@@ -1,4 +1,4 @@
-//! Routes a request. Executes the actions of [`RoutingPlan`], and reports their results to the plan.
+//! Routes a request. Executes the actions of [`RoutingPlan`] and reports their results to the plan.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -8,13 +8,13 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
-    directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, Look},
+    directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, SessionSnapshot},
     ids::{Owner, Ownership, Record, SessionHash},
     membership::{heartbeat::Heartbeat, turned_away::TurnedAway},
     metrics,
     refusals::{self, Refusal},
     relay::{
-        client::{Relay, UNBEGUN_TIMEOUT},
+        client::{Relay, UNSTARTED_TIMEOUT},
         failure::Failure,
         replayable_request::ReplayableRequest,
     },
@@ -39,10 +39,10 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between look-ups while another instance is claiming a relinquished session: 50 ms.
+/// Delay between lookups while another instance is claiming a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// Interval of checks whether a silent owner still owns the session of a call: 10 s.
+/// Interval of checks whether a silent owner still owns a call's session: 10 s.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of attempts to reclaim a session that another instance also claims: 3.
@@ -71,7 +71,7 @@ impl Router {
     /// Returns the action for a client's new request. The request enters the gate of its session, if the session is here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
-        // A session that is being restored, or that another instance may have claimed, is not served without a look-up.
+        // A session that is being restored, or that another instance may have claimed, is not served without a lookup.
         let is_local =
             |id| guard.is_some() && !self.is_being_restored(id) && self.heartbeat.may_serve(id);
         let incoming = IncomingRequest {
@@ -95,7 +95,7 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// Returns the local presence of a session. Returns `None` if a peer must claim the session.
+    /// Returns the local presence of a session, or `None` if a peer must claim the session.
     ///
     /// A session is present while it is being restored. A session that its client has ended is present until the directory has its
     /// tombstone.
@@ -158,9 +158,11 @@ impl Router {
     /// response is 404, and the client opens a new session.
     pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
-        let look = self.directory.look(SessionHash::of(id)).await;
-        let has_other_owner = |look: &Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
-        if look.is_ok_and(|look| !has_other_owner(&look)) && self.give_up_if_unrestorable(id) {
+        let snapshot = self.directory.look_up(SessionHash::of(id)).await;
+        let has_other_owner = |snapshot: &SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        if snapshot.is_ok_and(|snapshot| !has_other_owner(&snapshot))
+            && self.give_up_if_unrestorable(id)
+        {
             return refusals::no_session();
         }
         self.reject(Refusal::Inconsistent)
@@ -259,7 +261,7 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %ownership.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, ownership);
-                            // The next steps take time. A client that disconnects meanwhile counts as turned away.
+                            // The next steps take time. A client that disconnects in the meantime counts as turned away.
                             waiting = waiting.or_else(|| Some(self.turned_away.begin_wait()));
                             plan.on_relay_failure(ownership, failure)
                         }
@@ -285,7 +287,7 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return end_wait(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The session provably has no owner, and is open here. The write finds its tombstone, or restores its record.
+                // The session provably has no owner and is open here. The write finds its tombstone or restores its record.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::SessionMoved)
@@ -302,10 +304,10 @@ impl Router {
         }
     }
 
-    /// Reads the body of a request, and sends the request to the owner of its session.
+    /// Reads the body of a request and sends the request to its session's owner.
     ///
-    /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
-    /// begun fails before that. The client of any other request counts as turned away if it waits for long
+    /// A call may wait until the session has another owner. The owner is first checked after [`UNSTARTED_TIMEOUT`], and a call that has not
+    /// started fails before that. The client of any other request counts as turned away if it waits for long
     /// ([`TurnedAway::record_if_slow`]).
     ///
     /// # Errors
@@ -327,38 +329,38 @@ impl Router {
         self.relay.prepare(replayable).await?;
         let in_flight = self.shutdown.enter_relay();
         let mut sent = pin!(self.relay.send(replayable, owner, in_flight));
-        let mut next_look = UNBEGUN_TIMEOUT;
+        let mut next_check = UNSTARTED_TIMEOUT;
         loop {
-            if let Ok(sent) = timeout(next_look, &mut sent).await {
+            if let Ok(sent) = timeout(next_check, &mut sent).await {
                 return Ok(sent);
             }
-            next_look = OWNER_RECHECK_INTERVAL;
-            let look = self.directory.look(session).await;
-            let is_owner = |look: &Look| match look.record {
+            next_check = OWNER_RECHECK_INTERVAL;
+            let snapshot = self.directory.look_up(session).await;
+            let is_owner = |snapshot: &SessionSnapshot| match snapshot.record {
                 Some(Record::Owned(ownership)) => ownership.owner == owner,
                 Some(Record::Deleted(_)) => false,
                 // A living owner writes its record again.
-                None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
+                None => snapshot.leases.of(owner.incarnation).is_some() || !self.is_proof(snapshot),
             };
-            if look.is_ok_and(|look| !is_owner(&look)) {
+            if snapshot.is_ok_and(|snapshot| !is_owner(&snapshot)) {
                 return Ok(Err(Failure::Broken));
             }
         }
     }
 
-    /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
+    /// Looks up the owner. The `bool` is `true` if the snapshot proves that the session does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
-            Ok(Found::Unowned(look)) => (Known::Unowned, self.is_proof(&look)),
+            Ok(Found::Unowned(snapshot)) => (Known::Unowned, self.is_proof(&snapshot)),
             Err(_) => (Known::NoAnswer, false),
         }
     }
 
-    /// Returns `true` if a look that found no owner proves that there is none.
-    pub(crate) fn is_proof(&self, look: &Look) -> bool {
-        matches!(look.record, Some(Record::Deleted(_)))
-            || self.heartbeat.proves_absence(&look.leases)
+    /// Returns `true` if a snapshot without an owner proves that there is none.
+    pub(crate) fn is_proof(&self, snapshot: &SessionSnapshot) -> bool {
+        matches!(snapshot.record, Some(Record::Deleted(_)))
+            || self.heartbeat.proves_absence(&snapshot.leases)
     }
 
     async fn lease_state(&self, owner: Owner) -> LeaseState {
@@ -418,7 +420,7 @@ impl Router {
             }
             Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Unowned, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
-                // An instance has registered the session meanwhile.
+                // An instance has registered the session in the meantime.
                 (Known::Owner(ownership), _) => (Claimed::Lost(ownership), false),
                 (Known::Unowned, is_consistent) => (Claimed::Unowned, is_consistent),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),

@@ -2,7 +2,7 @@
 //!
 //! 1. A restore ends once its session is restored, even if the response has no head yet. An inner layer may delay the head until the call
 //!    has ended.
-//! 2. Otherwise a restore ends with the head of the response. An inner layer may send the head early, as `commit_after` does. The restore
+//! 2. Otherwise a restore ends with the response's head. An inner layer may send the head early, as `commit_after` does. The restore
 //!    then continues while the body is being read, until the session is restored or the body ends.
 //! 3. Until the restore ends, other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
 
@@ -59,7 +59,7 @@ impl RunningRestore {
         }
     }
 
-    /// Ends the restore, or continues it in the body of the response.
+    /// Ends the restore, or continues it in the response's body.
     pub(crate) fn end_with(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {
@@ -99,7 +99,7 @@ impl Drop for RunningRestore {
 // === impl RestoringBody ===
 
 impl RestoringBody {
-    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already begun.
+    /// Ends the restore. An unrestorable session is given up without a 404, because its response has already started.
     fn end(&mut self) {
         if let Some(restore) = self.restore.take()
             && !restore.is_restored()

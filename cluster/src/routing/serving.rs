@@ -217,7 +217,7 @@ async fn restore_and_serve<S: Inner>(
             Reclaimed::Refused(refusal) => return Ok(Restored::Served(router.reject(refusal))),
         }
     }
-    // No call begins on an instance that has stopped meanwhile.
+    // No call starts on an instance that has stopped in the meantime.
     if router.shutdown.has_stopped() {
         return Ok(Restored::Moved(request));
     }
@@ -261,7 +261,7 @@ async fn restore_and_serve<S: Inner>(
 
 /// Returns the response, or asks the client to retry if rmcp failed to restore its session.
 ///
-/// The restore fails, for example, if the directory does not answer.
+/// For example, the restore fails if the directory does not answer.
 async fn unless_failed(
     router: &Router,
     session: Option<&str>,
@@ -314,7 +314,7 @@ pub(crate) async fn serve<S: Inner>(
     };
     let response = async {
         if is_resume {
-            // The grace of the call may end before the resume arrives at it.
+            // The call's grace may end before the resume arrives at it.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await
@@ -353,9 +353,9 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
+/// Returns the response, or 503 with `Retry-After` if the session was relinquished in the meantime.
 ///
-/// If so, rmcp answers 500 to a call that it could not begin, and 404 to a request that waited for the same restore.
+/// If so, rmcp answers 500 to a call that it could not start, and 404 to a request that waited for the same restore.
 pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,

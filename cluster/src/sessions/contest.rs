@@ -53,7 +53,7 @@ impl Sessions {
             }
             Record::Owned(ownership) => {
                 if let Some(local) = self.shard(session).get_mut(&session) {
-                    // Set before the session is confirmed, because the status of this instance must show one of the two.
+                    // Set before the session is confirmed, because this instance's status must show one of the two.
                     local.contested = Some(Contested::new(ownership, &self.contested));
                     local.unconfirmed = None;
                 }

@@ -1,4 +1,4 @@
-//! The drain gate of a session counts its requests in flight, and can be closed.
+//! The drain gate of a session counts its requests in flight and can be closed.
 //!
 //! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
 //! 2. The gate is closed when idle only if no request has entered since it was found idle. So conditions that are checked in between, such
@@ -56,7 +56,7 @@ impl DrainGate {
 
     /// Closes the gate if no request is in flight, and `is_idle` returns `true`.
     ///
-    /// Does not close it if a request entered meanwhile. Returns `true` if the gate is closed.
+    /// Does not close it if a request entered in the meantime. Returns `true` if the gate is closed.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {

@@ -1,6 +1,6 @@
 //! A period in which this instance may have had no lease.
 //!
-//! Other instances may have claimed its sessions meanwhile.
+//! Other instances may have claimed its sessions in the meantime.
 
 use tokio::time::Instant;
 

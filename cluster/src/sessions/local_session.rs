@@ -43,7 +43,7 @@ pub(super) enum Phase {
     Loaded(Instant),
     /// It was opened, and its handler has not accepted the replayed `initialize` yet. So it has no call.
     Restoring,
-    /// It is restored, or was opened by its client.
+    /// It is restored or was opened by its client.
     Open,
 }
 

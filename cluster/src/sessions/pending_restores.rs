@@ -72,7 +72,7 @@ impl PendingRestores {
         }
     }
 
-    /// Calls `act` if no restore of a session is pending. The lock keeps restores from beginning meanwhile.
+    /// Calls `act` if no restore of a session is pending. The lock prevents restores from starting in the meantime.
     pub(crate) fn unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
         let restoring = self.restoring();
         if !restoring.contains_key(&session) {

@@ -27,7 +27,7 @@ pub(crate) enum Work {
 pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
     /// When the batch was taken from the queues.
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     /// Whether the directory may have had these sessions already.
     pub(super) is_rewrite: bool,
 }
@@ -51,7 +51,7 @@ pub(super) struct Deleted {
     pub(super) session: SessionHash,
     pub(super) epoch: Epoch,
     pub(super) is_in_flight: bool,
-    /// Whether the directory had the tombstone, and may have lost it.
+    /// Whether the directory had the tombstone and may have lost it.
     pub(super) is_rewrite: bool,
 }
 

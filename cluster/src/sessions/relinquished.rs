@@ -1,4 +1,4 @@
-//! Sessions that were relinquished, and are to be closed.
+//! Sessions that were relinquished and are to be closed.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -40,7 +40,7 @@ pub(crate) enum RelinquishedTo {
     AnyClaimer,
     /// The restore failed. The next request restores the session again.
     RestoreRetry,
-    /// The session has not begun, because no client may have it.
+    /// The session has not started, because no client may have it.
     NoClient,
     /// The session has ended, for example through another instance or at another service.
     Ended,

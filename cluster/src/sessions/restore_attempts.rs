@@ -69,17 +69,17 @@ impl RestoreAttempts {
         });
     }
 
-    /// Begins to load the parameters of a session, before the attempt is counted.
+    /// Starts loading the parameters of a session, before the attempt is counted.
     pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, false)
     }
 
-    /// Begins a step of an attempt that was counted.
+    /// Starts a step of an attempt that was counted.
     pub(crate) fn begin_step(&self, session: SessionHash) -> RestoreStep<'_> {
         self.step(session, true)
     }
 
-    /// Called when the handler of a session has accepted its `initialize`.
+    /// Called when a session's handler has accepted its `initialize`.
     pub(crate) fn on_restored(&self, session: SessionHash) {
         self.cache().remove(session);
     }

@@ -1,6 +1,6 @@
 //! The ids of the local sessions, and their drain gates.
 //!
-//! Every request looks up its own session here. Hashing the id as the directory does would cost ten times the look-up.
+//! Every request looks up its own session here. Hashing the id as the directory does would cost ten times the lookup.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -26,12 +26,12 @@ pub(super) struct SessionIndex {
     is_closed: AtomicBool,
 }
 
-/// The hasher is fast, and does not resist chosen ids. An instance has generated each id in the index.
+/// The hasher is fast and does not resist chosen ids. An instance has generated each id in the index.
 type Shard = HashMap<Arc<str>, SessionRow, RandomState>;
 
 #[derive(Default)]
 struct SessionRow {
-    /// Number of times that the id was inserted and not removed.
+    /// Number of times the id was inserted and not yet removed.
     count: usize,
     gate: Arc<DrainGate>,
 }

@@ -92,7 +92,7 @@ impl Sessions {
         local.is_some_and(|local| local.phase == Phase::Open)
     }
 
-    /// Returns whether the parameters of a local session are known. Returns `None` if it is not local.
+    /// Returns whether the parameters of a local session are known, or `None` if it is not local.
     ///
     /// A session without parameters is not written to the directory.
     pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
@@ -151,7 +151,7 @@ impl Sessions {
 
     /// Records the client's parameters (JSON), and queues the session to be written.
     ///
-    /// Does nothing if the session was closed meanwhile, for example because the handler refused it.
+    /// Does nothing if the session was closed in the meantime, for example because the handler refused it.
     pub(crate) fn on_initialized(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
@@ -200,7 +200,7 @@ impl Sessions {
         false
     }
 
-    /// Called when the handler of a session has accepted its `initialize`.
+    /// Called when a session's handler has accepted its `initialize`.
     pub(crate) fn on_initialize_accepted(&self, id: &str) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
@@ -210,7 +210,7 @@ impl Sessions {
         self.restore_attempts.on_restored(session);
     }
 
-    /// Begins the replay of the `initialize` of a session that is being restored. Returns `None` for any other session.
+    /// Starts the replay of the `initialize` of a session that is being restored. Returns `None` for any other session.
     pub(crate) fn begin_replay(&self, id: &str) -> Option<RestoreStep<'_>> {
         let session = SessionHash::of(id);
         let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;
@@ -356,7 +356,7 @@ impl Sessions {
             .get(&session)
             .map(|local| local.id.clone());
         let gate = id.and_then(|id| self.gate(&id));
-        // A session that was restored meanwhile has another gate.
+        // A session that was restored in the meantime has another gate.
         if gate.is_some_and(|gate| gate.is_closed()) {
             self.relinquish_to(session, RelinquishedTo::AnyClaimer);
         }

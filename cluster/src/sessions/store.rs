@@ -1,9 +1,9 @@
 //! rmcp's session store, in the directory: the data to restore a session on another instance.
 //!
-//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]). The tombstone of an
+//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not start ([`Sessions::admit_new_session`]). The tombstone of an
 //!    ended session is written as soon as the directory answers.
 //! 2. Only its owner restores a session. The owner must claim the session first, and meanwhile the restore is pending.
-//! 3. Errors and log lines name no session by its id.
+//! 3. Errors and log lines contain no session id.
 
 use std::{io, sync::Arc, time::Duration};
 

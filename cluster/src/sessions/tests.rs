@@ -49,7 +49,7 @@ fn next(sessions: &Sessions) -> Option<Batch> {
     }
 }
 
-/// Returns the sessions to be written next, and reports them as written.
+/// Returns the sessions to be written next and reports them as written.
 fn write_next(sessions: &Sessions) -> Vec<SessionHash> {
     let batch = next(sessions);
     let hashes = batch.as_ref().map(hashes).unwrap_or_default();

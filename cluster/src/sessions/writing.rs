@@ -73,7 +73,7 @@ impl Sessions {
         }
     }
 
-    /// Queues sessions that were written long ago, and removes those whose restore has timed out.
+    /// Queues sessions that were written long ago and removes those whose restore has timed out.
     pub(crate) fn refresh(&self) {
         let now = Instant::now();
         for shard in &self.shards {
@@ -129,7 +129,7 @@ impl Sessions {
     }
 
     fn take_batch(&self, is_rewrite: bool) -> Option<Batch> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut sessions = Vec::new();
         let mut bytes = 0;
         while sessions.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
@@ -155,7 +155,7 @@ impl Sessions {
         }
         Some(Batch {
             sessions,
-            begun,
+            started,
             is_rewrite,
         })
     }
@@ -171,7 +171,7 @@ impl Sessions {
                 Some(record) => self.on_found(*session, *record),
                 None => {
                     if let Some(local) = self.shard(*session).get_mut(session) {
-                        local.on_written(batch.begun, *renewed);
+                        local.on_written(batch.started, *renewed);
                     }
                 }
             }

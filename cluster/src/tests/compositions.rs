@@ -55,7 +55,7 @@ use crate::{
 struct SlowHandler {
     is_slow: Arc<AtomicBool>,
     fails_once: Arc<AtomicBool>,
-    begun: Arc<AtomicUsize>,
+    started: Arc<AtomicUsize>,
     wake: Arc<Notify>,
 }
 
@@ -69,14 +69,14 @@ impl SlowHandler {
         self.wake.notify_waiters();
     }
 
-    /// Waits until more than `before` of the `initialize` requests have begun.
-    async fn until_begun_after(&self, before: usize) {
-        let begun = async {
-            while self.begun.load(Ordering::SeqCst) == before {
+    /// Waits until more than `before` of the `initialize` requests have started.
+    async fn until_started_after(&self, before: usize) {
+        let started = async {
+            while self.started.load(Ordering::SeqCst) == before {
                 yield_now().await;
             }
         };
-        within("initialize", begun).await;
+        within("initialize", started).await;
     }
 }
 
@@ -86,7 +86,7 @@ impl ServerHandler for SlowHandler {
         _request: InitializeRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         while self.is_slow.load(Ordering::SeqCst) {
             self.wake.notified().await;
         }
@@ -105,7 +105,7 @@ impl ServerHandler for SlowHandler {
     }
 }
 
-/// A manager without sessions, which takes this long for each look-up and each close.
+/// A manager without sessions, which takes this long for each lookup and each close.
 #[derive(Default)]
 struct OtherManager {
     has_delay: Duration,
@@ -181,7 +181,7 @@ impl SlowInstance {
     }
 }
 
-/// Adds a layer that sends the heads of responses while the handler still begins.
+/// Adds a layer that sends the heads of responses while the handler still starts.
 fn with_early_heads(app: Router) -> Router {
     app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
 }
@@ -191,7 +191,7 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
     within("a head", listed.head()).await.status
 }
 
-/// The handler takes longer to begin than the timeout of the client, which then retries. No restore has failed, because the client gave up
+/// The handler takes longer to start than the client's timeout, which then retries. No restore has failed, because the client gave up
 /// each of them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
 async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
@@ -203,9 +203,9 @@ async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16;
     } = &instance;
     handler.block();
     for id in 0..disconnects {
-        let before = handler.begun.load(Ordering::SeqCst);
+        let before = handler.started.load(Ordering::SeqCst);
         let call = mcp.request(id, "tools/list", json!({})).await;
-        handler.until_begun_after(before).await;
+        handler.until_started_after(before).await;
         call.rst();
         instance.until_closed().await;
     }
@@ -246,12 +246,12 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
         owner.request().await.write(answer).await;
     };
     let (head, ()) = join(within("a head", call.head()), answer).await;
-    assert_eq!(head.status, 502, "the call may have begun");
+    assert_eq!(head.status, 502, "the call may have started");
     assert_eq!(status(&mcp, 2).await, 200);
 }
 
-/// An instance was cut off, and reaches the directory again. Another instance has claimed its session meanwhile. The call still runs, and
-/// its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
+/// An instance was cut off, and reaches the directory again. Another instance has claimed its session in the meantime. The call still runs,
+/// and its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
 /// first instance is cut off for `cut_off_for` after the claim.
 async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16, String) {
     let memory = MemoryDirectory::default();
@@ -310,7 +310,7 @@ async fn a_call_that_still_runs_is_not_lost() {
     }
 }
 
-/// Adds a layer whose timeout is shorter than the time that the handler takes to begin.
+/// Adds a layer whose timeout is shorter than the time that the handler takes to start.
 fn with_timeout(app: Router, status: StatusCode) -> Router {
     app.layer(from_fn(move |request: Request, next: Next| async move {
         let served = timeout(SECOND, next.run(request)).await;
@@ -346,7 +346,7 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until the handler has begun.
+/// The response's head is sent while the handler starts. Requests that arrive in the meantime wait until the handler has started.
 #[tokio::test]
 async fn a_restore_continues_after_the_head_of_its_response() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -369,11 +369,11 @@ async fn a_restore_continues_after_the_head_of_its_response() {
         let answer = within("an answer", response.answer()).await.unwrap();
         assert!(answer["result"].is_object(), "{answer}");
     }
-    assert_eq!(handler.begun.load(Ordering::SeqCst), 2);
+    assert_eq!(handler.started.load(Ordering::SeqCst), 2);
     assert!(router.restores.is_empty());
 }
 
-/// The head of the response is sent before the handler refuses the restored session.
+/// The response's head is sent before the handler refuses the restored session.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_heads() {
     let instance = SlowInstance::start(with_early_heads).await;
@@ -492,7 +492,7 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
 }
 
 /// A client does not read the response to the request that restores its session. Its HTTP/2 window is closed. The handler takes 20 s to
-/// begin. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
+/// start. Meanwhile the layer has sent a comment, which waits for the window. No task drives the restore.
 #[tokio::test]
 async fn a_client_that_reads_nothing_does_not_lock_its_session() {
     for reads_response in [true, false] {
@@ -535,9 +535,9 @@ async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_re
         instance.until_closed().await;
     }
     handler.block();
-    let before = handler.begun.load(Ordering::SeqCst);
+    let before = handler.started.load(Ordering::SeqCst);
     let mut third = mcp.request(3, "tools/list", json!({})).await;
-    handler.until_begun_after(before).await;
+    handler.until_started_after(before).await;
     directory.set(Fault::Fails);
     pass(LEASE_TTL + SECOND).await;
     let other = FakeOwner::new(directory).await;

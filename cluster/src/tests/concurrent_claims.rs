@@ -36,7 +36,7 @@ async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let shutdown = a.routing().shutdown.begin();
-    // A session may still begin during the shutdown.
+    // A session may still start during the shutdown.
     let before = a.session().await;
     shutdown.stop_serving();
     let mut refused = a.initialize().await;
@@ -103,7 +103,7 @@ async fn a_shutdown_does_not_wait_for_a_restore_whose_client_has_disconnected() 
     assert!(waited > 0);
 }
 
-/// A session is closed at its owner, as an idle one is. Another instance receives 421, and is about to claim the session.
+/// A session is closed at its owner, as an idle one is. Another instance receives 421 and is about to claim the session.
 #[tokio::test]
 async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     let (directory, [a, b], mcp) = Node::with_session().await;

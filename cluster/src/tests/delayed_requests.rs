@@ -125,7 +125,7 @@ async fn an_answer_that_could_be_written_can_be_read() {
     }
 }
 
-/// The application checks the clients of its MCP endpoint, and accepts reports of any client at another path.
+/// The application checks the clients of its MCP endpoint and accepts reports of any client at another path.
 fn with_public_reports(app: Router) -> Router {
     let checked = app.layer(from_fn(async |request: Request, next: Next| {
         let user = request.headers().get("authorization");

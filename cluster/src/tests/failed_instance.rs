@@ -1,4 +1,4 @@
-//! The owner of a session is dead, or has relinquished the session. Exactly one instance claims it.
+//! The owner of a session is dead or has relinquished the session. Exactly one instance claims it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     },
     ids::Owner,
     membership::heartbeat::HEARTBEAT_INTERVAL,
-    relay::client::UNBEGUN_TIMEOUT,
+    relay::client::UNSTARTED_TIMEOUT,
     routing::{plan::Action, router::OWNER_RECHECK_INTERVAL},
 };
 
@@ -65,7 +65,7 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// The call may have begun at the former owner, which no longer serves the session.
+/// The call may have started at the former owner, which no longer serves the session.
 #[tokio::test]
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -85,7 +85,7 @@ async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hanging = owner.request().await;
     directory.memory.evict(hash(&mcp));
-    for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
+    for _ in 0..2 * UNSTARTED_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
         owner.renew_lease().await;
         pass(HEARTBEAT_INTERVAL).await;
     }
@@ -95,7 +95,7 @@ async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
 
 /// A proxy between two instances answers in place of an owner that has the body of a call.
 #[tokio::test]
-async fn a_call_that_may_have_begun_is_not_begun_again() {
+async fn a_call_that_may_have_started_is_not_started_again() {
     let mut answered = Vec::new();
     for has_ended in [false, true] {
         let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -118,7 +118,7 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
 
 /// The owner has not asked for the body. When the relay gives up the owner, another instance owns the session.
 #[tokio::test]
-async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
+async fn a_call_that_has_not_started_is_routed_to_the_new_owner() {
     for round in 0..20 {
         let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
@@ -251,9 +251,9 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     assert!(echo(&mcp, &text).await == text);
 }
 
-/// An owner that has not asked for the body of a call has not begun the call. The body is whole, so another instance can serve it.
+/// An owner that has not asked for the body of a call has not started the call. The body is whole, so another instance can serve it.
 #[tokio::test]
-async fn a_call_that_has_not_begun_runs_on_another_instance() {
+async fn a_call_that_has_not_started_runs_on_another_instance() {
     for length in [10, 100_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -274,7 +274,7 @@ async fn a_call_that_has_not_begun_runs_on_another_instance() {
     }
 }
 
-/// Two instances answer 421 to each other's requests, and the directory names both as owners. Requests must not circulate.
+/// Two instances answer 421 to each other's requests, and the directory has both as owners. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
@@ -296,7 +296,7 @@ async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
     let call = mcp.call(1, "echo", json!({ "text": "x" }));
     let (mut call, broken) = join(call, owner.request()).await;
     drop(broken);
-    assert_eq!(call.head().await.status, 502, "the call may have begun");
+    assert_eq!(call.head().await.status, 502, "the call may have started");
     let (mut listening, mut broken) = join(mcp.listen(), owner.request()).await;
     broken.write("HTTP/1.1 200 OK\r\nmcp-clu").await;
     drop(broken);
@@ -321,7 +321,7 @@ async fn only_calls_wait_for_an_owner_that_does_not_answer() {
     assert_refused(&mut listening).await;
     silent.until_closed().await;
 
-    // The call still waits, and receives its answer.
+    // The call still waits and receives its answer.
     unanswered.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
@@ -355,7 +355,7 @@ async fn a_call_whose_body_was_not_asked_for_does_not_wait_for_an_owner_that_han
     }
 }
 
-/// The owner does not ask for the body of a POST that has none. Such a POST may have begun, so it is not sent to another instance.
+/// The owner does not ask for the body of a POST that has none. Such a POST may have started, so it is not sent to another instance.
 #[tokio::test]
 async fn a_post_without_a_body_is_not_sent_again() {
     let directory = directory();

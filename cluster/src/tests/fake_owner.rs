@@ -15,7 +15,7 @@ use crate::{
     ids::{Epoch, Incarnation, Owner, SessionHash},
 };
 
-/// Reserves an address without a listener. No other test gets the address meanwhile.
+/// Reserves an address without a listener. No other test gets the address in the meantime.
 pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();

@@ -38,7 +38,7 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Two instances. `b` connects to no peer, and accepts no connection of a peer, until `is_connected` is set.
+/// Two instances. `b` connects to no peer and accepts no connection of a peer, until `is_connected` is set.
 struct PartitionedPair {
     a: Node,
     b: Node,
@@ -345,7 +345,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// The directory returns empty, and takes no answers for longer than a lease lasts.
+/// The directory returns empty and takes no answers for longer than a lease lasts.
 #[tokio::test]
 async fn no_answer_that_is_still_to_be_written_again_is_reported_missing() {
     let (memory, [link_a, _link_b], [a, b]) = Node::two_on_links().await;

@@ -50,7 +50,7 @@ async fn statuses_beside_a_long_call(is_restored: bool) -> [u16; 2] {
     [second, cancel]
 }
 
-/// The first request after the death of an instance restores its session, and is a long call. The other requests do not wait for its head.
+/// The first request after the death of an instance restores its session and is a long call. The other requests do not wait for its head.
 #[tokio::test]
 async fn a_long_call_that_restores_its_session_delays_no_other_request() {
     for is_restored in [false, true] {

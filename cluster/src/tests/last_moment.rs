@@ -96,7 +96,7 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
 
 #[tokio::test]
 async fn a_client_that_resumed_in_time_and_was_looked_up_after_its_grace_keeps_its_call() {
-    turn_away_in_time("look", 450 * MS).await;
+    turn_away_in_time("look_up", 450 * MS).await;
 }
 
 /// The connection to the owner is established, but no byte arrives on it.

@@ -49,7 +49,7 @@ impl StallsAtReply {
 
 impl Gate for StallsAtReply {
     fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest {
-        if command == "look" {
+        if command == "look_up" {
             return Box::pin(async move {
                 sleep(400 * MS).await;
                 request.await
@@ -73,14 +73,14 @@ impl Gate for StallsAtReply {
 
 #[derive(Debug, Clone, Copy)]
 enum Stall {
-    /// Begins 30 ms after a heartbeat was answered.
+    /// Starts 30 ms after a heartbeat was answered.
     After(Duration),
-    /// Begins after the directory has executed the heartbeat, before the instance reads the reply.
+    /// Starts after the directory has executed the heartbeat, before the instance reads the reply.
     AtReply(Duration),
 }
 
-/// B has a thread of its own, which stalls for a while. Its look-ups take 400 ms. The client connects to B meanwhile, within its grace.
-/// Then the client resumes at A. No clock is paused.
+/// B has a thread of its own, which stalls for a while. Its lookups take 400 ms. The client connects to B in the meantime, within its
+/// grace. Then the client resumes at A. No clock is paused.
 ///
 /// Returns the status that B answers, whether the call is running then and after the resume at A, and the status that A answers.
 async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2], u16) {
@@ -186,9 +186,9 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
     let mcp = d.session().await;
     let at_c = c.client_of(&mcp);
     until_heartbeat(&link_c).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let until = async |at: u32| {
-        while begun.elapsed() < at * MS {
+        while started.elapsed() < at * MS {
             pass(10 * MS).await;
         }
     };
@@ -216,12 +216,12 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
         let since = c.routing().heartbeat.consistent_since();
         let settled = since.map(|since| {
             (since + crate::membership::heartbeat::SETTLE_PERIOD)
-                .saturating_duration_since(begun)
+                .saturating_duration_since(started)
                 .as_millis()
         });
         results.push((
-            begun.elapsed().as_millis(),
-            link_c.request_count("look"),
+            started.elapsed().as_millis(),
+            link_c.request_count("look_up"),
             settled,
             answer,
         ));
@@ -233,7 +233,7 @@ async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_
     );
 }
 
-/// Delays the execution of the next heartbeat, and refuses `register` while set.
+/// Delays the execution of the next heartbeat and refuses `register` while set.
 #[derive(Debug, Clone, Default)]
 struct OldConnection(Arc<Mutex<(Option<Duration>, bool)>>, Arc<AtomicUsize>);
 
@@ -461,7 +461,7 @@ async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
 }
 
 /// B loses its connection to the directory 2 s before the end of the grace. 1 s later, while B has its lease, B turns the client away. B
-/// keeps running, and cannot report the client. The client retries after `pause`.
+/// keeps running and cannot report the client. The client retries after `pause`.
 ///
 /// Returns the status of the first attempt, whether B had its lease then, whether the call is running, and the status of the retry.
 async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
@@ -566,7 +566,7 @@ async fn cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
 
 /// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A is suspended until 6.4 s. B claims the session at 6.2 s, when
 /// A's lease is over. A request that waited at A is read at 6.4 s.
-async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
+async fn started_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
     let memory = MemoryDirectory::default();
     let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let a = Node::start(&link_a).await;
@@ -576,7 +576,7 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
     let mcp = a.session().await;
     pass(4 * SECOND).await;
     until_heartbeat(&link_a).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     if is_refused {
         link_a.set(Fault::Fails);
         until_heartbeat(&link_a).await;
@@ -584,11 +584,11 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
     // The stall.
     a.cluster.stop_heartbeat();
     link_a.set(Fault::None);
-    while begun.elapsed() < 6_200 * MS {
+    while started.elapsed() < 6_200 * MS {
         pass(50 * MS).await;
     }
     let claimed = status(&b.client_of(&mcp), 1).await;
-    while begun.elapsed() < stall {
+    while started.elapsed() < stall {
         pass(50 * MS).await;
     }
     // A runs again. Its first heartbeat takes 200 ms.
@@ -598,22 +598,25 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
     for _ in 0..20 {
         pass(50 * MS).await;
     }
-    let begun = a.witness.starts("late");
+    let started = a.witness.starts("late");
     heartbeat.abort();
-    (claimed, begun, b.has(&mcp))
+    (claimed, started, b.has(&mcp))
 }
 
 #[tokio::test]
 async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(
-        begun_after_a_stall(false, 6_400 * MS).await,
+        started_after_a_stall(false, 6_400 * MS).await,
         (200, 0, true),
         "control"
     );
-    assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
+    assert_eq!(
+        started_after_a_stall(true, 6_400 * MS).await,
+        (200, 0, true)
+    );
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check a call's client. Meanwhile the instance starts to
 /// shut down, with a limit of 30 s. Returns the messages that the client receives.
 async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());

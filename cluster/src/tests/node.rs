@@ -342,7 +342,7 @@ impl Node {
         resume();
     }
 
-    /// Kills the process, and returns when its lease has expired.
+    /// Kills the process and returns when its lease has expired.
     pub(super) async fn kill_and_expire(&mut self) {
         self.kill().await;
         pass(LEASE_TTL).await;

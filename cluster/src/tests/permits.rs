@@ -141,7 +141,7 @@ impl LimitedInstance {
         Mcp::stateless(self.public.addr, PATH).in_session(session)
     }
 
-    /// Begins a request that never ends, with a permit.
+    /// Starts a request that never ends, with a permit.
     async fn begin_report(&self) {
         let mut app = self.app.clone();
         poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
@@ -213,7 +213,7 @@ async fn an_instance_that_shuts_down_does_not_block_the_others() {
         let _waiting = join_all(waiting).await;
         run_other_tasks().await;
         let opened = timeout(5 * SECOND, Mcp::session(b.public.addr, PATH)).await;
-        assert!(opened.is_ok(), "{permits} permits: no session begins on B");
+        assert!(opened.is_ok(), "{permits} permits: no session starts on B");
     }
 }
 
@@ -270,7 +270,7 @@ async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
     }
 }
 
-/// Relays calls to a limited instance. Returns the status of each response, and how many calls have begun.
+/// Relays calls to a limited instance. Returns the status of each response, and how many calls have started.
 async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     let directory = directory();
     let a = LimitedInstance::start(&directory, permits).await;
@@ -289,16 +289,16 @@ async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
     });
     let relayed = join_all(relayed).await;
     run_other_tasks().await;
-    let begun = (0..calls).map(|id| a.witness.starts(&format!("of {id}")));
-    (relayed, begun.sum())
+    let started = (0..calls).map(|id| a.witness.starts(&format!("of {id}")));
+    (relayed, started.sum())
 }
 
 #[tokio::test]
 async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
     for (permits, calls) in [(20, 5), (1, 1), (8, 32)] {
-        let (answered, begun) = relayed_through(permits, calls).await;
+        let (answered, started) = relayed_through(permits, calls).await;
         assert!(answered.iter().all(|status| *status == 200), "{answered:?}");
-        assert_eq!(begun, calls as usize);
+        assert_eq!(started, calls as usize);
     }
 }
 

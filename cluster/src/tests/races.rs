@@ -103,7 +103,7 @@ async fn a_session_that_this_instance_owned_is_found_at_its_new_owner() {
     a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
     assert!(b.has(&mcp));
-    // For example, `b` stalled and `c` claimed the session meanwhile.
+    // For example, `b` stalled and `c` claimed the session in the meantime.
     let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);
@@ -342,7 +342,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     }
 }
 
-/// A session begins while its instance is cut off from the directory. The directory is consistent for the other instances, which
+/// A session starts while its instance is cut off from the directory. The directory is consistent for the other instances, which
 /// would answer 404.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_have() {

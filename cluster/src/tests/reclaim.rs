@@ -96,7 +96,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
     }
 }
 
-/// Other instances own the sessions of this instance from then on. A call that began here would be lost.
+/// Other instances own the sessions of this instance from then on. A call that started here would be lost.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_the_session() {
     let (directory, [a, b], mcp) = Node::with_session().await;
@@ -113,7 +113,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A peer's call waits for earlier calls, and the session is closed meanwhile. A request of a local client is about to restore the
+/// A peer's call waits for earlier calls, and the session is closed in the meantime. A request of a local client is about to restore the
 /// session. In the second round another peer claims it first.
 #[tokio::test]
 async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_about_to_restore() {
@@ -269,7 +269,7 @@ async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// rmcp keeps the result of a failed restore for a moment, and answers 404 meanwhile. Clients would discard their session.
+/// rmcp keeps the result of a failed restore for a moment, and answers 404 in the meantime. Clients would discard their session.
 #[tokio::test]
 async fn no_session_is_reported_missing_because_another_client_disconnected() {
     for is_waiting in [true, false] {
@@ -493,7 +493,7 @@ async fn after_a_failed_restore_the_next_request_restores_the_session() {
     assert_eq!(answered, [0, 200, 200, 200]);
 }
 
-/// The call may have begun, so the client is not asked to send it again. The session is not closed.
+/// The call may have started, so the client is not asked to send it again. The session is not closed.
 #[tokio::test]
 async fn a_500_of_a_restored_session_is_its_response() {
     assert_eq!(statuses_after(&[], 3).await, [500, 500, 500, 200]);

@@ -1,4 +1,4 @@
-//! Clients that the application refuses. They cancel no waiting call, and receive no answer of another client.
+//! Clients that the application refuses. They cancel no waiting call, and receive no answer from another client.
 
 use axum::{
     Router,
@@ -43,7 +43,7 @@ async fn refused_cancel(node: &Node, mcp: &Mcp, id: u32, change: fn(&mut Request
     run_other_tasks().await;
 }
 
-/// The application refuses a cancel of a call that waits for the transfer of its session. Returns the answer of the call.
+/// The application refuses a cancel of a call that waits for the transfer of its session. Returns the call's answer.
 async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_json::Value {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, refuse_bob).await;
@@ -90,7 +90,7 @@ async fn a_cancel_for_another_host_cancels_no_waiting_call() {
     assert!(answer["result"].is_object(), "{answer}");
 }
 
-/// The application checks the clients of its MCP endpoint, and serves a stream of news to any client.
+/// The application checks the clients of its MCP endpoint and serves a stream of news to any client.
 fn with_public_news(app: Router) -> Router {
     let news = get(async || {
         let head = [("content-type", "text/event-stream")];

@@ -153,14 +153,14 @@ async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
         call.head().await;
         a.witness.started(&label).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         if is_reset {
             call.rst();
         } else {
             call.fin();
         }
         assert!(a.witness.ended(&label).await.is_cancelled());
-        slowest = slowest.max(begun.elapsed());
+        slowest = slowest.max(started.elapsed());
     }
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
@@ -227,7 +227,7 @@ async fn a_disconnect_before_the_head_is_one_at_the_owner() {
 async fn a_local_session_is_served_without_the_directory() {
     let (directory, [_a, b], mcp) = Node::with_session().await;
     let count = || {
-        directory.request_count("look")
+        directory.request_count("look_up")
             + directory.request_count("load")
             + directory.request_count("claim")
     };

@@ -40,12 +40,12 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
         let mcp = a.session().await;
         pass(phase * 100 * MS).await;
         let last_event_id = a.detach(&mcp, 1, "a").await;
-        let begun = Instant::now();
+        let started = Instant::now();
         if before >= 100 * MS {
-            until(begun, GRACE - before).await;
+            until(started, GRACE - before).await;
             link_a.memory.set_clock_back(step);
         }
-        until(begun, GRACE - 100 * MS).await;
+        until(started, GRACE - 100 * MS).await;
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(1_500 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
@@ -80,7 +80,7 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
     );
 }
 
-/// A look-up of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
+/// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
 /// was executed shortly before, and the next one takes 1 s. Meanwhile the clock of the directory is set back.
 #[tokio::test]
 async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_before() {
@@ -100,17 +100,17 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_bef
         let mcp = a.session().await;
         pass(SECOND + phase * 100 * MS).await;
         let last_event_id = a.detach(&mcp, 1, "a").await;
-        let begun = Instant::now();
-        until(begun, GRACE - 100 * MS).await;
+        let started = Instant::now();
+        until(started, GRACE - 100 * MS).await;
         link.0.store(true, SeqCst);
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
-        until(begun, GRACE).await;
+        until(started, GRACE).await;
         link.0.store(false, SeqCst);
-        until(begun, GRACE + 350 * MS).await;
+        until(started, GRACE + 350 * MS).await;
         link.0.store(true, SeqCst);
         pass(150 * MS).await;
         link_a.memory.set_clock_back(step * MS);
-        until(begun, GRACE + 8 * SECOND).await;
+        until(started, GRACE + 8 * SECOND).await;
         assert_eq!(resumed.head().await.status, 503);
         if !a.witness.is_running("a") {
             cancelled.push((step, phase));
@@ -145,7 +145,7 @@ impl Gate for HoldsReply {
 }
 
 /// D has claimed a session of A, and relinquishes it while it shuts down. A has found D's record. While A reads the leases, it claims the
-/// session from D for a call, which begins.
+/// session from D for a call, which starts.
 #[tokio::test]
 async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
     let directory = directory();
@@ -160,7 +160,7 @@ async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
     *gate.0.lock().unwrap() = Some("leases");
     a.routing().sessions.write_again(hash(&mcp));
     let held = async { drop(gate.1.subscribe().wait_for(|state| *state == 1).await) };
-    // The session is queued, and is written with the next wake-up.
+    // The session is queued and is written with the next wake-up.
     a.routing().sessions.on_deleted("another");
     within("the leases to be read", held).await;
     assert!(a.routing().sessions.has_contested());
@@ -226,16 +226,16 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         let mcp = a.session().await;
         pass(SECOND).await;
         let last_event_id = a.detach(&mcp, 1, "a").await;
-        let begun = Instant::now();
-        until(begun, GRACE - 1_000 * MS).await;
+        let started = Instant::now();
+        until(started, GRACE - 1_000 * MS).await;
         let replica = directory.memory.take_snapshot();
-        until(begun, GRACE - 900 * MS).await;
+        until(started, GRACE - 900 * MS).await;
         let b = Setup::without_peers().start(&directory).await;
-        until(begun, GRACE - 500 * MS).await;
+        until(started, GRACE - 500 * MS).await;
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(100 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
-        until(begun, GRACE - 50 * MS).await;
+        until(started, GRACE - 50 * MS).await;
         let leases = directory.memory.leases().await.unwrap();
         assert!(
             leases.of(b.me.incarnation).is_some() && leases.turned_away.is_some(),
@@ -244,7 +244,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         if is_lost {
             directory.memory.load_snapshot(&replica);
         }
-        until(begun, GRACE + 5 * SECOND).await;
+        until(started, GRACE + 5 * SECOND).await;
         if !a.witness.is_running("a") {
             cancelled.push((is_lost, phase));
         }
@@ -273,13 +273,13 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
         let mcp = a.session().await;
         pass(SECOND + phase * 100 * MS).await;
         let last_event_id = a.detach(&mcp, 1, "a").await;
-        let begun = Instant::now();
-        until(begun, GRACE - 500 * MS).await;
+        let started = Instant::now();
+        until(started, GRACE - 500 * MS).await;
         if is_new {
             b = Some(Setup::without_peers().start(&link_b).await);
         }
         let b = b.unwrap();
-        until(begun, GRACE - 100 * MS).await;
+        until(started, GRACE - 100 * MS).await;
         let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
         pass(1_500 * MS).await;
         assert_eq!(resumed.head().await.status, 503);
@@ -309,12 +309,12 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_t
         pass(500 * MS).await;
         memory.step_clock(step * MS);
         until_heartbeat(&link_a).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         link_a.set(Fault::Fails);
-        until(begun, 5_200 * MS).await;
+        until(started, 5_200 * MS).await;
         let status_at_b = status(&at_b, 1).await;
         let status_at_a = status(&mcp, 2).await;
-        assert!(begun.elapsed() < 5_450 * MS);
+        assert!(started.elapsed() < 5_450 * MS);
         assert_eq!((step, status_at_b, status_at_a), (step, 503, 200));
     }
 }

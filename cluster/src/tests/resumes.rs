@@ -1,4 +1,4 @@
-//! Resumes that name the id of an event.
+//! Resumes after an event.
 
 use axum::{Router, body::Body, http::StatusCode, response::IntoResponse, routing::any};
 use bytes::Bytes;

@@ -148,8 +148,8 @@ async fn invented_session_ids_add_nothing_to_the_directory() {
     for number in 0..20 {
         let client = node.client(&format!("made-up-{number}"));
         assert_eq!(client.delete().await, 202);
-        let look = directory.memory.look(hash(&client)).await.unwrap();
-        assert!(look.record.is_none());
+        let snapshot = directory.memory.look_up(hash(&client)).await.unwrap();
+        assert!(snapshot.record.is_none());
     }
 }
 

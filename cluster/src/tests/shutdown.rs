@@ -101,7 +101,7 @@ async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
 /// The call has reached a different step in each round when another instance requests its session.
 #[tokio::test]
 async fn a_call_in_flight_ends_on_its_instance() {
-    let mut begun = 0;
+    let mut started = 0;
     for polls in 0..30 {
         let (_directory, [mut a, b], mcp) = Node::with_session().await;
         let message = mcp.call_message(1, "echo", json!({ "text": "x" }));
@@ -120,7 +120,7 @@ async fn a_call_in_flight_ends_on_its_instance() {
             }
             yield_now().await;
         }
-        begun += usize::from(response.is_none());
+        started += usize::from(response.is_none());
         let routing = a.cluster.router();
         let _shutdown = routing.shutdown.begin();
         let first = async {
@@ -138,10 +138,10 @@ async fn a_call_in_flight_ends_on_its_instance() {
         assert_eq!(second, 2, "{polls}");
         assert!(b.has(&mcp), "{polls}");
     }
-    assert!(begun > 0);
+    assert!(started > 0);
 }
 
-/// A session stays on an instance that shuts down until another instance requests it. Then its stream ends, and is reopened through the new
+/// A session stays on an instance that shuts down until another instance requests it. Then its stream ends and is reopened through the new
 /// owner.
 #[tokio::test]
 async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
@@ -364,7 +364,7 @@ async fn a_session_is_not_relinquished_before_its_answers_are_stored() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished, and is about to be closed.
+/// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished and is about to be closed.
 #[tokio::test]
 async fn an_answer_is_stored_before_its_session_is_relinquished() {
     let directory = directory();
@@ -517,7 +517,7 @@ async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
     );
 }
 
-/// A call waits until its session is transferred. Its client cancels it. No owner begins it.
+/// A call waits until its session is transferred. Its client cancels it. No owner starts it.
 #[tokio::test]
 async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
     let (_directory, [a, b], mcp) = Node::with_session().await;

@@ -82,9 +82,9 @@ pub(super) async fn until_heartbeat(link: &Faulty) {
     }
 }
 
-/// Advances the clock until this long after `begun`.
-pub(super) async fn until(begun: Instant, at: Duration) {
-    while begun.elapsed() < at {
+/// Advances the clock until this long after `started`.
+pub(super) async fn until(started: Instant, at: Duration) {
+    while started.elapsed() < at {
         pass(50 * MS).await;
     }
 }
@@ -140,7 +140,7 @@ pub(super) fn unreachable_owner() -> Owner {
     }
 }
 
-/// Closes a session on an instance. The directory still names that instance as the owner.
+/// Closes a session on an instance. That instance is still the owner in the directory.
 pub(super) async fn close_session(node: &Node, mcp: &Mcp) {
     node.routing()
         .sessions

@@ -1,4 +1,4 @@
-//! Clients that return through an instance that cannot reach the owner of their session.
+//! Clients that return through an instance that cannot reach their session's owner.
 
 use std::{
     sync::{
@@ -109,7 +109,7 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
 async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call() {
     let (directory, [a, b], mcp) = start_pair_with_session(true).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
-    directory.set(Fault::FailsAt("look"));
+    directory.set(Fault::FailsAt("look_up"));
     let mut resumed = b.client_of(&mcp).resume(&last_event_id).await;
     assert_eq!(resumed.head().await.status, 503);
     directory.set(Fault::None);
@@ -301,7 +301,7 @@ fn shed_first_resume(app: Router) -> Router {
     }))
 }
 
-/// The client resumes 1 s before the end of its grace, and returns later than it was asked to.
+/// The client resumes 1 s before the end of its grace and returns later than it was asked to.
 #[tokio::test]
 async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     for is_relayed in [true, false] {

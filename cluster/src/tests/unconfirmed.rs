@@ -63,7 +63,7 @@ async fn a_restored_session_that_is_not_written_is_not_reported_missing() {
 }
 
 /// The first write of a restored session fails. Then the directory is unreachable for longer than the lease. Another instance claims the
-/// session meanwhile.
+/// session in the meantime.
 #[tokio::test]
 async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
     let memory = MemoryDirectory::default();
@@ -84,7 +84,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     pass(2 * LEASE_TTL).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
-    // The directory answers again, and takes 450 ms for each `register`.
+    // The directory answers again and takes 450 ms for each `register`.
     link_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
     while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
@@ -95,7 +95,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     assert_eq!(b.witness.starts("late"), 0, "{head}");
 }
 
-/// The directory returns empty, or has evicted a record, while the owner shuts down.
+/// The directory returns empty or has evicted a record, while the owner shuts down.
 #[tokio::test]
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
     let mut results = Vec::new();

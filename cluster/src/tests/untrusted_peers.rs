@@ -58,11 +58,11 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
     assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
 }
 
-/// A peer's request for a session that is not here is not looked up, relayed or begun. The peer gets 421 before it sends the body.
+/// A peer's request for a session that is not here is not looked up, relayed or started. The peer gets 421 before it sends the body.
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
     let (directory, [_a, b], mcp) = Node::with_session().await;
-    let look_ups = directory.request_count("look");
+    let lookups = directory.request_count("look_up");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
     for mcp in [&mcp, &b.client("unknown"), &without_session] {
         let reply =
@@ -76,7 +76,7 @@ async fn a_relay_is_never_relayed() {
     let request = request_with(&mcp, &[("mcp-cluster", SECRET)]);
     cut.send_cut(&request, 1_000_000).await;
     assert_eq!(cut.head().await.status, 421);
-    assert_eq!(directory.request_count("look"), look_ups);
+    assert_eq!(directory.request_count("look_up"), lookups);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use axum::{
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// A request that a page of this server sent. Other sites can make a browser send forms here, with its cookies. They
-/// cannot forge the headers in which the browser names their origin.
+/// cannot forge the headers in which the browser sends their origin.
 ///
 /// `Origin` must have the host of the request, and `Sec-Fetch-Site` must be `same-origin`. At least one of them must be
 /// present, and neither may be repeated. A proxy in front must not change `Host`.
@@ -51,7 +51,7 @@ fn is_this_machine(host: &str) -> bool {
 
 /// Returns `true` if a page of this server sent the request.
 ///
-/// Returns `None` if a header is repeated or unreadable, or if no header names the origin.
+/// Returns `None` if a header is repeated or unreadable, or if no header contains the origin.
 fn is_same_origin(parts: &Parts) -> Option<bool> {
     let origin = single_value(&parts.headers, &header::ORIGIN)?;
     let site = single_value(&parts.headers, &SEC_FETCH_SITE)?;
@@ -78,7 +78,7 @@ fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority>
     }
 }
 
-/// Returns the value of a header. Returns `None` if the header is repeated, or its value is not text.
+/// Returns the value of a header, or `None` if the header is repeated or its value is not text.
 fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -1,4 +1,4 @@
-//! Records what was observed of all exchanges, and checks the invariants that always hold.
+//! Records what was observed of all exchanges and checks the invariants that always hold.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ struct Records {
     current: Option<usize>,
 }
 
-/// The path and the ids that a request names.
+/// The path and the ids in a request.
 #[derive(Default)]
 pub struct Names {
     pub path: String,
@@ -70,7 +70,7 @@ struct Seen {
     holds: Holds,
     /// `true` if the inner service's body has more data.
     has_more: bool,
-    /// The call that this resume names, if no other call is possible.
+    /// The call that this resume belongs to, if no other call is possible.
     resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,
@@ -450,7 +450,7 @@ impl Seen {
         ids.map(str::to_owned).collect()
     }
 
-    /// Returns `true` if the request body begins like an array.
+    /// Returns `true` if the request body starts like an array.
     fn sent_an_array(&self) -> bool {
         let sent = self.passed.get(&Side::RequestIn);
         sent.is_some_and(|frames| is_array(&frames.concat()))

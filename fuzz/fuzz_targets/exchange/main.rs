@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-/// The path and the ids that a request names. An id counts only if its header occurs once.
+/// The path and the ids in a request. An id counts only if its header occurs once.
 fn names_of<B>(request: &Request<B>) -> Names {
     let single = |name: &str| {
         let mut values = request.headers().get_all(name).iter();

@@ -22,7 +22,7 @@ def of(pid, programs):
     """The memory of a process and its children."""
     rss = pss = 0
     for process in tree(pid):
-        # A process may end meanwhile.
+        # A process may end in the meantime.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if is_starting(process) or os.readlink(f"/proc/{process}/exe") == str(programs.load):
                 continue

@@ -54,7 +54,7 @@ async fn require_token(State(token): State<AdminToken>, request: Request, next: 
     refused.into_response()
 }
 
-/// Returns the bearer token of a request. Returns `None` if there is not exactly one.
+/// Returns the bearer token of a request, or `None` if there is not exactly one.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme

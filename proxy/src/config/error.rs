@@ -1,17 +1,17 @@
-//! Errors of the configuration.
+//! Configuration errors.
 
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
-/// An error of the configuration, as a message for the user.
+/// A configuration error, formatted for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// An error of the command line, or a request for the help or the version.
+    /// A command-line error, or a request for help or the version.
     Options(clap::Error),
-    /// An error in a variable of the environment.
+    /// An error in an environment variable.
     Environment {
         /// The name of the variable.
         variable: String,
@@ -22,13 +22,13 @@ pub enum ConfigError {
     File {
         /// The path of the file.
         path: PathBuf,
-        /// The line of the error, counted from 1, if it has one.
+        /// The 1-based line number of the error, if known.
         line: Option<usize>,
         /// The error.
         message: String,
     },
-    /// Options that conflict, or lack one that they need.
-    Conflict(String),
+    /// Options that conflict, a required option that is missing, or a misplaced argument.
+    Usage(String),
 }
 
 // === impl ConfigError ===
@@ -54,7 +54,7 @@ impl fmt::Display for ConfigError {
         match self {
             Self::Options(error) => write!(f, "{error}"),
             Self::Environment { variable, message } => {
-                write!(f, "error: {variable} in the environment: {message}")
+                write!(f, "error: environment variable {variable}: {message}")
             }
             Self::File {
                 path,
@@ -67,7 +67,7 @@ impl fmt::Display for ConfigError {
                 }
                 write!(f, ": {message}")
             }
-            Self::Conflict(message) => write!(f, "error: {message}"),
+            Self::Usage(message) => write!(f, "error: {message}"),
         }
     }
 }

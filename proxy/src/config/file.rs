@@ -100,7 +100,7 @@ fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     entries.collect()
 }
 
-/// Returns the values of a list, or a single value.
+/// Returns the values of a list or a single value.
 fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
         DeValue::Array(values) => values.iter().map(|value| scalar(value.get_ref())).collect(),

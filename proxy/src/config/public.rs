@@ -30,7 +30,7 @@ pub struct Public {
     pub trust_forwarded: Vec<Network>,
 }
 
-/// An IP address, or a network in CIDR notation.
+/// An IP address or a network in CIDR notation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -49,7 +49,7 @@ impl Public {
         if public == "/" || public == upstream {
             return Ok(());
         }
-        Err(ConfigError::Conflict(format!(
+        Err(ConfigError::Usage(format!(
             "--public-url has the path {public}, and --upstream has {upstream}: the proxy changes no path, so they must be equal"
         )))
     }
@@ -58,7 +58,7 @@ impl Public {
 // === impl Network ===
 
 impl Network {
-    /// Parses an address, or a network such as 10.0.0.0/8.
+    /// Parses an address or a network such as 10.0.0.0/8.
     ///
     /// An IPv4-mapped IPv6 address becomes an IPv4 address. So does a network whose prefix includes the first 96 bits of such an
     /// address.

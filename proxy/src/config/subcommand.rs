@@ -36,10 +36,10 @@ pub enum Subcommand {
 // === impl Subcommand ===
 
 impl Subcommand {
-    /// Reads the sub-command. Returns `None` if the first argument does not name one.
+    /// Reads the sub-command. Returns `None` if the first argument is not one.
     pub fn read(args: &[OsString]) -> Option<Result<Self, ConfigError>> {
         let first = args.get(1)?.to_str()?;
-        // A sub-command counts as named, even if its options are missing or invalid.
+        // A sub-command counts as given even if its options are missing or invalid.
         Self::has_subcommand(first).then(|| Ok(Self::try_parse_from(args)?))
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 
 const HTTP: [&str; 2] = ["mcp-cancel-proxy", "--upstream=http://127.0.0.1:9000/mcp"];
 
-/// The environment of the tests has no variable of the program.
+/// The tests' environment has none of the program's variables.
 fn read(args: &[&str]) -> Result<Config, ConfigError> {
     Config::read(args.iter().map(OsString::from))
 }
@@ -96,7 +96,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], HTTP[1], "--admin-token=0123456789abcdef"],
     ] {
         assert!(
-            matches!(read(wrong), Err(ConfigError::Conflict(_))),
+            matches!(read(wrong), Err(ConfigError::Usage(_))),
             "{wrong:?}"
         );
     }

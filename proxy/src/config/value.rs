@@ -207,7 +207,7 @@ pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
     })
 }
 
-/// Parses a host, and returns it in lower case.
+/// Parses a host and returns it in lower case.
 pub(super) fn host(text: &str) -> Parsed<String> {
     let text = text.trim();
     let wrong =
@@ -231,7 +231,7 @@ pub(super) fn host(text: &str) -> Parsed<String> {
     })
 }
 
-/// Parses an origin, and returns its normal form.
+/// Parses an origin and returns its normal form.
 pub(super) fn origin(text: &str) -> Parsed<String> {
     let text = text.trim();
     if text.contains('*') {

@@ -1,7 +1,7 @@
 //! Budgets of bytes, and the reservations that are taken from them.
 //!
 //! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that would
-//!    exceed one is refused, and takes nothing.
+//!    exceed one is refused and takes nothing.
 //! 2. A dropped [`Reservation`] releases its bytes, in every budget that they were taken from.
 
 use std::{
@@ -29,7 +29,7 @@ pub struct Limits {
     pub events: usize,
     /// Number of bytes at which a stream accepts no further event: 1 MiB. Its last event may exceed the limit.
     pub stream_bytes: usize,
-    /// Maximum number of bytes of the events of a session: 4 MiB.
+    /// Maximum number of bytes of a session's events: 4 MiB.
     pub session_bytes: usize,
     /// Maximum number of bytes of all sessions: 64 MiB.
     pub bytes: usize,

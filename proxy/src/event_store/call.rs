@@ -38,7 +38,7 @@ impl Call {
         self
     }
 
-    /// Sets the token of its request, which is notified of the answer.
+    /// Sets its request's token, which is notified of the answer.
     pub fn token(mut self, token: Option<CallToken>) -> Self {
         self.token = token;
         self

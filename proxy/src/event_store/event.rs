@@ -34,7 +34,7 @@ struct OwnedLines {
 /// What may happen to an event if there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress, or a log message. The oldest of these are dropped first, and a comment reports their number.
+    /// Progress or a log message. The oldest of these are dropped first, and a comment reports their number.
     Droppable,
     /// Must reach the client: any other message, including one that cannot be read.
     Kept,
@@ -157,7 +157,7 @@ impl AsRef<[u8]> for OwnedLines {
 // === impl Weight ===
 
 impl Weight {
-    /// Returns the weight of this message on the stream of this call.
+    /// Returns the weight of this message on this call's stream.
     ///
     /// A message that cannot be read is kept. It counts as the answer if it may be one, because the client may be able to
     /// read it, and no second answer follows. A batch is the answer if one of its messages is.
@@ -213,7 +213,7 @@ impl Weight {
 impl StreamName {
     const DIGITS: usize = 32;
 
-    /// Returns a new name. Returns `None` if the system has no random numbers.
+    /// Returns a new name, or `None` if the system has no random numbers.
     pub(crate) fn random() -> Option<Self> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits).ok()?;

@@ -2,7 +2,7 @@
 //!
 //! A server without an event store loses what it sends while its client is away. Here a writer, usually a task that
 //! reads the server's own stream, adds events to a [`Stream`]. The response to the client reads the events from there. A
-//! client that resumes names the last event that it has received, and gets the events after that one.
+//! client that resumes specifies the last event that it has received and gets the events after that one.
 //!
 //! 1. **Bounded.** A stream keeps at most 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all
 //!    sessions together [`Limits::bytes`]. The overhead of keeping them counts as well. If there is no room for a stream,
@@ -14,7 +14,7 @@
 //!    if its call was cancelled. If a session is closed, a client that is reading one of its streams gets the remaining events. An
 //!    error takes the place of a missing answer.
 //! 4. **Access.** A stream is found in its own session only, by an event id with 128 random bits. If a server
-//!    authenticates the clients of a session, [`Resumable`] has it authenticate a client that resumes as well.
+//!    authenticates a session's clients, [`Resumable`] has it authenticate a client that resumes as well.
 //! 5. **One reader.** A client that resumes a stream replaces the response that read it before.
 //!
 //! The parts: a [`Stream`] has a `ring` of events, which decides what is dropped. A [`Session`] has streams, which are

@@ -53,7 +53,7 @@ impl Ping {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
     }
 
-    /// Returns the response to a client that the server refuses. Returns `None` if the server accepts the client.
+    /// Returns the response to a client that the server refuses, or `None` if the server accepts the client.
     pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);

@@ -34,7 +34,7 @@ pub(crate) struct Reader {
     line: Line,
     /// The previous byte was a carriage return, so a line feed belongs to the same line ending.
     is_after_cr: bool,
-    /// Number of bytes of the byte order mark that were read. `BOM.len()` once no mark can follow.
+    /// Number of bytes of the byte order mark read so far. `BOM.len()` once no mark can follow.
     bom_read: usize,
     has_data: bool,
     /// Scans the data of an event whose lines are taken before its end.
@@ -113,7 +113,7 @@ impl Reader {
         mem::take(&mut self.lines)
     }
 
-    /// Begins to scan the current event, because its lines will be taken before its end.
+    /// Starts scanning the current event, because its lines will be taken before its end.
     pub(crate) fn begin_scan(&mut self) {
         self.scan = Some(Box::new(scanned(&self.lines)));
     }
@@ -161,7 +161,7 @@ impl Reader {
         self.retry
     }
 
-    /// Begins another body of the same stream. An incomplete event is dropped.
+    /// Starts another body of the same stream. An incomplete event is dropped.
     pub(crate) fn begin_again(&mut self) {
         *self = Self {
             last_id: self.last_id.take(),
@@ -177,7 +177,7 @@ impl Reader {
             return true;
         }
         if (1..BOM.len()).contains(&self.bom_read) {
-            // A line that begins with a part of the mark is not a field.
+            // A line that starts with a part of the mark is not a field.
             self.line = Line::Other;
         }
         self.bom_read = BOM.len();
@@ -302,7 +302,7 @@ impl Reader {
     }
 }
 
-/// Skips the byte order mark at the beginning of a JSON body, as clients do.
+/// Skips the byte order mark at the start of a JSON body, as clients do.
 ///
 /// `mark` is the part of the mark that may still follow.
 pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
@@ -503,11 +503,11 @@ mod tests {
         let call = IdKey::of("7");
         assert_eq!(scanned(whole[0].as_bytes()).answers(), call);
         for size in 1..40 {
-            for begun in 0..body.len() {
+            for started in 0..body.len() {
                 let mut reader = Reader::default();
                 let mut taken = Vec::new();
                 for (at, mut piece) in body.as_bytes().chunks(size).enumerate() {
-                    if at * size >= begun {
+                    if at * size >= started {
                         if reader.scan().is_none() {
                             reader.begin_scan();
                         }
@@ -518,7 +518,7 @@ mod tests {
                 taken.extend(reader.take());
                 assert_eq!(String::from_utf8(taken).unwrap(), whole[0]);
                 if reader.scan().is_some() {
-                    assert_eq!(reader.end_scan().answers(), call, "{size} {begun}");
+                    assert_eq!(reader.end_scan().answers(), call, "{size} {started}");
                 }
             }
         }

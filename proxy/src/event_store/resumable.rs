@@ -3,7 +3,7 @@
 //! | request | effect |
 //! |---|---|
 //! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here; the client reads the event store |
-//! | POST of `initialize` | passes; begins the session |
+//! | POST of `initialize` | passes; starts the session |
 //! | POST of `notifications/cancelled` | passes; if the server accepts it, the server's stream of that call is closed 1 s later |
 //! | GET with an event id of the event store | answered here |
 //! | DELETE | passes; if the server accepts it, the streams of its session end |
@@ -11,7 +11,7 @@
 //!
 //! A passing request is not altered, except for the layer's cancel, which gets the credentials and the id of its call. A fast
 //! response to a call passes as well, unless it is an event stream. If the response is slow, and the client supports priming
-//! events, an event stream begins before the server's head arrives.
+//! events, an event stream starts before the server's head arrives.
 //!
 //! A client may resume with other credentials than the call had, for example with a fresh token. The client gets its stream only
 //! if the server accepts these credentials. The server must answer a `ping` that has them with a result, or with the error that
@@ -56,7 +56,7 @@ use crate::{
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
-/// Minimum silence before an event stream begins: 250 ms.
+/// Minimum silence before an event stream starts: 250 ms.
 ///
 /// Chosen because refusals are usually faster, and then pass unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
@@ -111,7 +111,7 @@ impl<S> Resumable<S> {
         &self.store
     }
 
-    /// Sets how long a call may be silent before its event stream begins. The default is 1 s, the minimum
+    /// Sets how long a call may be silent before its event stream starts. The default is 1 s, the minimum
     /// [`MIN_COMMIT_AFTER`].
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.commit_after = silence.max(MIN_COMMIT_AFTER);
@@ -302,7 +302,7 @@ where
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
         // Only the server knows whether an unknown session exists. So the stream of such a session is opened after the response,
-        // unless the session was begun above.
+        // unless the session was started above.
         let (mut unopened, call) = match &session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),

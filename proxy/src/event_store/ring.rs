@@ -3,8 +3,8 @@
 //! [`Ring`] does no I/O, and neither waits nor wakes tasks: its callers do. Its guarantees:
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
-//! 2. **Once and in order.** A reader receives each event after the one that it named, once and in order. An SSE comment
-//!    replaces dropped events, and states their number. A reader that names no event, and is not the first, starts
+//! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. An SSE comment
+//!    replaces dropped events, and states their number. A reader that specifies no event, and is not the first, starts
 //!    at the first event that no reader has taken.
 //! 3. **Drop order.** If there is no room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
@@ -41,7 +41,7 @@ pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Terminates an event that its reader received only in part, at any byte.
 ///
-/// Clients then parse an event of an unknown type. If no event had begun, they parse a comment and an event without data.
+/// Clients then parse an event of an unknown type. If no event had started, they parse a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -234,7 +234,7 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// The event is either the first of the stream, or an error that ends the stream.
+    /// The event is either the first of the stream or an error that ends the stream.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -245,7 +245,7 @@ impl Ring {
         self.append(event);
     }
 
-    /// Attaches a reader, and detaches the previous one.
+    /// Attaches a reader and detaches the previous one.
     ///
     /// Returns `None` for [`Start::After`] if there was no such event, or the ring was cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {

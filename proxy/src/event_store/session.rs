@@ -193,12 +193,12 @@ impl Session {
         self.0.index.close();
     }
 
-    /// Returns when the session was last used. Returns `None` if it has a stream.
+    /// Returns when the session was last used, or `None` if it has a stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.0.index.idle_since()
     }
 
-    /// Returns when a client last stopped reading one of its streams. Returns `None` if a client is reading one.
+    /// Returns when a client last stopped reading one of its streams, or `None` if a client is reading one.
     ///
     /// The inner value is `None` if no remaining stream had a client.
     pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {

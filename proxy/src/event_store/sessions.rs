@@ -49,9 +49,9 @@ pub struct Stats {
     pub streams: usize,
     /// Number of bytes kept, including the overhead of keeping them.
     pub buffer_bytes: usize,
-    /// Number of times that a client resumed a stream.
+    /// Number of times a client resumed a stream.
     pub resumes: u64,
-    /// Number of times that a client was notified of missing events.
+    /// Number of times a client was notified of missing events.
     ///
     /// Counted when its stream is removed.
     pub gaps: u64,
@@ -59,7 +59,7 @@ pub struct Stats {
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The stream that the id names, and the event's number. The stream may have no such event.
+    /// The stream that the id belongs to, and the event's number. The stream may have no such event.
     Stream(Stream, u64),
     Unknown,
 }
@@ -97,7 +97,7 @@ impl EventStore {
 
     /// Returns the session with this id, and creates it if it is not known.
     ///
-    /// `requested_revision` is the revision in the client's own `initialize`, if that begins the session. Returns
+    /// `requested_revision` is the revision in the client's own `initialize`, if that starts the session. Returns
     /// `None` if there is no room for another session.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
@@ -112,7 +112,7 @@ impl EventStore {
         self.0.sessions().get(id).cloned()
     }
 
-    /// Ends all streams of a session, and removes it.
+    /// Ends all streams of a session and removes it.
     pub fn close(&self, session: &str) {
         let session = self.0.sessions().remove(session);
         if let Some(session) = session {
@@ -150,7 +150,7 @@ impl EventStore {
 
     /// Returns `true` if a shutdown should wait for a client.
     ///
-    /// An answer is pending, or is being read, or its client may still resume within the reconnect delay.
+    /// An answer is pending or is being read, or its client may still resume within the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
         self.all_sessions().iter().any(Session::is_in_progress)
     }

@@ -59,7 +59,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 /// stream.push(answer).await.unwrap();
 /// stream.end();
 ///
-/// // Its client reads from the start. A client that resumes reads after the event that it names.
+/// // Its client reads from the start. A client that resumes reads after the event that it specifies.
 /// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
 /// let text = String::from_utf8(body.into()).unwrap();
 /// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
@@ -71,7 +71,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event was refused: the stream has ended, or had no room. A stream of a call has ended in both cases.
+/// The event was refused: the stream has ended or had no room. A stream of a call has ended in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
@@ -233,7 +233,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error from the proxy, and ends the stream. There is always room for the error.
+    /// Answers the call with an error from the proxy and ends the stream. There is always room for the error.
     ///
     /// The server may still be working on the call, so the token is not notified of an answer. For the layer, the call ends once
     /// its client has read the error.
@@ -242,7 +242,7 @@ impl Stream {
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Sends an error in place of an answer that cannot be forwarded, and ends the stream.
+    /// Sends an error in place of an answer that cannot be forwarded and ends the stream.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -308,12 +308,12 @@ impl Stream {
 
     /// Returns the response that reads what no client has taken yet.
     ///
-    /// If `with_position` is set, the response begins with an event without a message, from whose id the client can resume.
+    /// If `with_position` is set, the response starts with an event without a message, from whose id the client can resume.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
 
-    /// Returns the response that reads after the event `after`. Returns `None` if there was no such event.
+    /// Returns the response that reads after the event `after`, or `None` if there was no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
         self.read(Start::After(after), false)
     }

@@ -66,7 +66,7 @@ struct EndedState<S> {
 
 /// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This stream has expired, and was removed from the ended streams.
+    /// This stream has expired and was removed from the ended streams.
     Due(Weak<StreamIndex<S>>, u64),
     /// The next stream expires at this time.
     At(Instant),
@@ -214,7 +214,7 @@ impl<S: Clone> StreamIndex<S> {
         streams.into_values().map(|entry| entry.stream).collect()
     }
 
-    /// Returns when the session was last used. Returns `None` if it has a stream.
+    /// Returns when the session was last used, or `None` if it has a stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         state.streams.is_empty().then_some(state.last_used)
@@ -253,7 +253,7 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
+    /// Removes a closed stream from the ended ones and adds its `gaps` to the total.
     ///
     /// `until` is when it would have expired, if it had ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
@@ -281,7 +281,7 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Returns the next stream to expire, and removes it if it has expired.
+    /// Returns the next stream to expire and removes it if it has expired.
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {

@@ -58,7 +58,7 @@ const MAX_REFUSAL: usize = 64 * 1024;
 const COMPRESSED: &str =
     "the MCP server's answer is compressed, although the proxy requested an uncompressed one";
 
-/// The pending response of the server.
+/// The pending response from the server.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// The state of the server's answer.
@@ -95,7 +95,7 @@ struct EndOnDrop(Stream);
 
 /// Why reading has ended.
 enum ReadEnd {
-    /// The server's stream ended, or was cut off.
+    /// The server's stream ended or was cut off.
     Cut,
     /// The stream refused an event.
     Refused,
@@ -117,7 +117,7 @@ where
         }
     }
 
-    /// Writes the whole answer, and ends the stream.
+    /// Writes the whole answer and ends the stream.
     #[expect(
         clippy::manual_async_fn,
         reason = "an `async fn` keeps its arguments twice, and there is one such future for each call in flight"
@@ -198,7 +198,7 @@ where
         ReadEnd::Cut
     }
 
-    /// Reads bytes of an event stream, and writes each event that they complete.
+    /// Reads bytes of an event stream and writes each event that they complete.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
             let max = match self.mode {

@@ -15,7 +15,7 @@ use crate::{
 /// How long to wait for the head of the server's response: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Headers of a call that describe its body, or the responses that it accepts.
+/// Headers of a call that describe its body or the responses that it accepts.
 const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,

@@ -69,22 +69,22 @@ impl Client {
     }
 }
 
-/// Opens a connection to a server, without TLS, and closes it.
+/// Opens a connection to a server, without TLS, and closes it again.
 pub(super) async fn connect(
     scheme: &Scheme,
     authority: &Authority,
-    within: Duration,
+    limit: Duration,
 ) -> io::Result<()> {
     let host = authority.host().trim_matches(['[', ']']);
     let default = if *scheme == Scheme::HTTPS { 443 } else { 80 };
     let port = authority.port_u16().unwrap_or(default);
     let connecting = async { connect_to_any(lookup_host((host, port)).await?).await };
-    timeout(within, connecting).await?
+    timeout(limit, connecting).await?
 }
 
-/// Connects to all addresses at once, and closes the first connection.
+/// Connects to all addresses at once and closes the first connection.
 ///
-/// The HTTP client begins with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
+/// The HTTP client starts with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
 /// not answer must not make this check fail either.
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses

@@ -50,7 +50,7 @@ impl<'a> Redirect<'a> {
             let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
-        // A `Location` that begins with `//` names a host.
+        // A `Location` that starts with `//` contains a host.
         (!path.as_str().starts_with("//")).then_some(path)
     }
 }
@@ -91,12 +91,12 @@ pub(super) fn contains_value_of(text: &str, configured: &str) -> bool {
     configured.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
         let value = decoded(value);
-        // Shorter values are too short to be secrets, and would match by chance.
+        // Shorter values are too short to be secrets and would match by chance.
         value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
     })
 }
 
-/// Decodes percent-encoding until none is left, and reads `+` as a space.
+/// Decodes percent-encoding until none is left and reads `+` as a space.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {
@@ -182,7 +182,7 @@ mod tests {
         }
     }
 
-    /// uvicorn, for example, redirects from `http://up/mcp` to `https://up/mcp/`.
+    /// For example, uvicorn redirects from `http://up/mcp` to `https://up/mcp/`.
     ///
     /// It takes the scheme from `X-Forwarded-Proto`, which the proxy sends, and the host from `Host`.
     #[test]

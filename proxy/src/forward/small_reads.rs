@@ -3,7 +3,7 @@
 //! The timeout of the TCP connector covers the TCP handshake alone. [`SmallReads`] applies the same timeout to the name lookup and
 //! the TLS handshake as well.
 //!
-//! hyper doubles its buffer each time that a read has filled it, up to 400 KiB. Behind a client that is not reading, a connection
+//! hyper doubles its buffer each time a read has filled it, up to 400 KiB. Behind a client that is not reading, a connection
 //! to the server holds up to three such buffers. Here no read fills even the smallest buffer, so the buffer does not grow. hyper's
 //! own limit for heads is not affected.
 

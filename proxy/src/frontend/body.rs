@@ -25,7 +25,7 @@ use crate::refusal::BodyError;
 /// Time for the next [`BODY_PROGRESS`] bytes of a body, or for its end: 30 s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of bytes after which [`BODY_TIMEOUT`] begins again: 64 KiB. Chosen so that a client that sends 2.2 KB/s is served.
+/// Number of bytes after which [`BODY_TIMEOUT`] starts again: 64 KiB. Chosen so that a client that sends 2.2 KB/s is served.
 const BODY_PROGRESS: usize = 64 * 1024;
 
 /// Capacity for the bytes of request bodies. Clones share it.
@@ -40,7 +40,7 @@ pub(super) struct TimedBody {
     taken: Option<OwnedSemaphorePermit>,
     /// Set when the body is first pending.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes since the deadline was last set, or since the beginning of the body.
+    /// Number of bytes since the deadline was last set, or since the start of the body.
     received: usize,
 }
 

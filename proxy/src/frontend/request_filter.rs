@@ -156,9 +156,9 @@ fn address(host: &str) -> Option<IpAddr> {
     address.parse().ok()
 }
 
-/// Returns the host of a request. Returns `None` if the host is missing or ambiguous.
+/// Returns the host of a request, or `None` if the host is missing or ambiguous.
 ///
-/// An HTTP/2 request has its host in the URI, and may repeat it in `Host`.
+/// An HTTP/2 request has its host in the URI and may repeat it in `Host`.
 fn host(request: &Parts) -> Option<Authority> {
     let in_header = if request.headers.contains_key(header::HOST) {
         Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)

@@ -85,7 +85,7 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Queues a whole line, or drops it.
+    /// Queues a whole line or drops it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
         if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {

@@ -72,7 +72,7 @@ impl Scanner {
         }
     }
 
-    /// Returns the id of the call that the message answers. Returns `None` unless the whole message was read.
+    /// Returns the id of the call that the message answers, or `None` unless the whole message was read.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.has_ended
             && !self.is_ambiguous
@@ -94,7 +94,7 @@ impl Scanner {
         !is_other && method.is_some_and(|method| is_droppable(&method))
     }
 
-    /// Returns `true` if the whole message was read, and is a request.
+    /// Returns `true` if the whole message was read and is a request.
     pub(crate) fn is_request(&self) -> bool {
         self.has_ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
     }

@@ -23,7 +23,7 @@ pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origi
     }
 }
 
-/// Returns a challenge with the public URL. Returns `None` if nothing changes, or if the challenge is ambiguous.
+/// Returns a challenge with the public URL, or `None` if nothing changes or if the challenge is ambiguous.
 fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     let mut quoted = text.split('"');
     let mut result = quoted.next()?.to_owned();
@@ -57,7 +57,7 @@ fn is_parameter(before: &str) -> bool {
     name.is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER))
 }
 
-/// Returns `url` with the public origin. Returns `None` if `url` does not name the upstream.
+/// Returns `url` with the public origin. Returns `None` if `url` is not on the upstream.
 ///
 /// Also returns `None` for a path that is not below `/.well-known/`.
 fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {

@@ -97,7 +97,7 @@ impl Forwarded {
         self.trusted.iter().any(|network| network.contains(peer))
     }
 
-    /// Returns the scheme that the remaining headers name, and their host if clients may use it.
+    /// Returns the scheme in the remaining headers, and their host if clients may use it.
     fn named_origin(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
         let scheme = first(headers, &PROTO).and_then(scheme);
         let host = first(headers, &HOST)
@@ -151,7 +151,7 @@ fn scheme(text: &str) -> Option<Scheme> {
     }
 }
 
-/// Returns the origin that the request itself names. The scheme is http, because the proxy has no TLS.
+/// Returns the origin in the request itself. The scheme is http, because the proxy has no TLS.
 fn received_origin(request: &Request<Body>) -> Option<Origin> {
     let host = match request.uri().authority() {
         Some(authority) => authority.clone(),

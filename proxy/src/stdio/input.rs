@@ -97,11 +97,11 @@ pub(super) enum Stopped {
 
 /// Whether the process is blocked because a client is not reading its output.
 ///
-/// Such a process may leave its stdin unread as well, and must not be killed for it.
+/// Such a process may leave its stdin unread as well and must not be killed for it.
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
-    /// Number of times that the process was blocked and became unblocked.
+    /// Number of times the process was blocked and became unblocked.
     times: AtomicU64,
 }
 
@@ -175,7 +175,7 @@ impl Permit<'_> {
 impl InputWriter {
     /// Writes queued messages. Returns why it has stopped.
     ///
-    /// [`WRITE_TIMEOUT`] begins again after a check during which the process was blocked.
+    /// [`WRITE_TIMEOUT`] starts again after a check during which the process was blocked.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -339,12 +339,12 @@ mod tests {
         let (input, writer) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
-        let begun = Instant::now();
+        let started = Instant::now();
         assert_eq!(
             writer.write(to, &Backpressure::default()).await,
             Stopped::Stuck
         );
-        assert!(begun.elapsed() >= WRITE_TIMEOUT);
+        assert!(started.elapsed() >= WRITE_TIMEOUT);
     }
 
     /// `advance` stands for a time in which the program is suspended, perhaps with the process.

@@ -17,7 +17,7 @@ const KEPT_CAPACITY: usize = 64 * 1024;
 /// Number of bytes that are read at a time: 16 KiB.
 const READ_SIZE: usize = 16 * 1024;
 
-/// A byte order mark, with which servers in .NET and PowerShell begin their output. Not part of a line.
+/// A byte order mark, with which servers in .NET and PowerShell start their output. Not part of a line.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits the output of a process into lines.
@@ -29,7 +29,7 @@ pub struct Lines {
     buffer: BytesMut,
     /// Number of bytes of the buffer that were scanned and have no line break.
     scanned: usize,
-    /// The current line is too long, and is discarded while it is being read.
+    /// The current line is too long and is discarded while it is being read.
     skipped: Option<Skipped>,
 }
 
@@ -38,7 +38,7 @@ pub struct Lines {
 pub enum Line {
     /// A whole line, in the buffer that it was read into. Copy a line to keep it, because it keeps the whole buffer.
     Whole(Bytes),
-    /// A line that was too long, and was discarded.
+    /// A line that was too long and was discarded.
     TooLong {
         /// Its first bytes.
         beginning: Bytes,
@@ -121,7 +121,7 @@ impl Lines {
         self.scanned = 0;
     }
 
-    /// Returns the line that ends with `text`. Returns `None` for an empty line.
+    /// Returns the line that ends with `text`, or `None` for an empty line.
     fn finish_line(&mut self, text: Bytes) -> Option<Line> {
         let is_too_long = text.len() > self.max;
         let skipped = self.skipped.take();

@@ -28,7 +28,7 @@ struct Waiting<'a>(&'a Inner);
 // === impl Inner ===
 
 impl Inner {
-    /// Returns the permit for a new process. Returns `None` at the session limit, if no session can make room.
+    /// Returns the permit for a new process, or `None` at the session limit, if no session can make room.
     pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
@@ -74,7 +74,7 @@ impl Inner {
 // === impl Session ===
 
 impl Session {
-    /// Returns when the session was last used. Returns `None` if it is in use.
+    /// Returns when the session was last used, or `None` if it is in use.
     pub(super) fn unused_since(&self) -> Option<Instant> {
         self.unused_since_in(&self.state())
     }

@@ -33,7 +33,7 @@ const ADMIN_TOKEN: &str = "MCP_PROXY_ADMIN_TOKEN";
 /// The program of each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// A path, or a name that is looked up in `PATH`.
+    /// A path or a name that is looked up in `PATH`.
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
@@ -78,7 +78,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Returns an error that names what is missing, as a message for the user.
+    /// Returns an error that reports what is missing, as a message for the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()

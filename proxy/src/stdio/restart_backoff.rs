@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Number of crashes within a [`PERIOD`] that begin the backoff: 3.
+/// Number of crashes within a [`PERIOD`] that start the backoff: 3.
 const MAX_CRASHES: usize = 3;
 
 /// The period in which crashes are counted: 10 s. The backoff lasts as long after the last crash.
@@ -13,7 +13,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// The latest crashes.
 ///
 /// Only a server that could not be started, or ended before its first answer, counts. A later end may be caused by one
-/// client's request, and must not affect other clients.
+/// client's request and must not affect other clients.
 #[derive(Debug, Default)]
 pub(super) struct RestartBackoff(VecDeque<Instant>);
 

@@ -61,7 +61,7 @@ pub struct Stats {
     pub kills: u64,
 }
 
-/// The session and the revision that the head of a request names.
+/// The session and the revision given in a request's headers.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     session: Option<&'a str>,
@@ -145,24 +145,24 @@ impl Stdio {
         self.0.end_counts.by_label()
     }
 
-    /// Ends all sessions, and waits for the end of their processes, for `within` at most.
+    /// Ends all sessions and waits for their processes to end, for at most `limit`.
     ///
     /// No session can be started afterwards. A process has a third of that time to exit after its stdin was closed, and
     /// another third after SIGTERM, 2 s each at most.
-    pub async fn shutdown(&self, within: Duration) {
+    pub async fn shutdown(&self, limit: Duration) {
         let inner = &self.0;
         let sessions = {
             let mut live = inner.live();
             live.is_shutting_down = true;
             std::mem::take(&mut live.sessions)
         };
-        let stop_timeout = STOP_TIMEOUT.min(within / 3);
+        let stop_timeout = STOP_TIMEOUT.min(limit / 3);
         for session in sessions.values() {
             session.stop(EndReason::Shutdown(stop_timeout));
         }
         let all_permits = inner.options.max_sessions.min(MAX_PERMITS).try_into();
         let all_permits = all_permits.unwrap_or(u32::MAX);
-        let _in_time = timeout(within, inner.permits.acquire_many(all_permits)).await;
+        let _in_time = timeout(limit, inner.permits.acquire_many(all_permits)).await;
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -185,7 +185,7 @@ impl Stdio {
         let token = parts.extensions.get::<CallToken>();
         let is_from_client = token.is_none_or(|token| !token.is_replay());
         let head = Head::read(&parts.headers);
-        // Begun before the body arrives, which may take long.
+        // Started before the body arrives, which may take long.
         let session = head
             .ok()
             .and_then(|head| self.0.use_session(head.session?, is_from_client));

@@ -34,7 +34,7 @@ pub(super) struct Session {
     pub(super) standalone: Stream,
     input: Input,
     pub(super) backpressure: Backpressure,
-    pub(super) begun_at: Instant,
+    pub(super) started_at: Instant,
     state: Mutex<State>,
     /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
@@ -54,7 +54,7 @@ pub(super) struct Timeouts {
 
 /// A request that uses its session, until this is dropped.
 ///
-/// The use begins before the body arrives, and ends when the message was sent.
+/// The use starts before the body arrives and ends when the message was sent.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     /// The request is not a cancel of the layer.
@@ -69,7 +69,7 @@ pub(super) struct State {
     /// Number of disconnects from the standalone stream when the client's last request ended.
     disconnects: u64,
     /// The client has sent something after `initialize`.
-    pub(super) is_begun: bool,
+    pub(super) was_used: bool,
     /// The server has sent an answer.
     pub(super) has_answered: bool,
     /// Why the session ends, once that is decided.
@@ -83,9 +83,9 @@ pub(super) enum EndReason {
     Deleted,
     /// It was idle for too long.
     Idle,
-    /// Its client has disconnected, and did not return in time.
+    /// Its client has disconnected and did not return in time.
     Lost,
-    /// It was unused, and has made room for a new session.
+    /// It was unused and has made room for a new session.
     MadeRoom,
     /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
@@ -130,7 +130,7 @@ impl Session {
             last_used: Instant::now(),
             requests: 0,
             disconnects: 0,
-            is_begun: false,
+            was_used: false,
             has_answered: false,
             stopped: None,
         };
@@ -140,7 +140,7 @@ impl Session {
             standalone,
             input,
             backpressure: Backpressure::default(),
-            begun_at: Instant::now(),
+            started_at: Instant::now(),
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
@@ -218,7 +218,7 @@ impl Session {
         rewritten.unwrap_or_else(|| line.clone())
     }
 
-    /// Begins a request that uses the session. Returns `None` if the session has ended.
+    /// Starts a request that uses the session. Returns `None` if the session has ended.
     pub(super) fn begin_use(self: Arc<Self>, is_from_client: bool) -> Option<SessionUse> {
         {
             let mut state = self.state();
@@ -226,7 +226,7 @@ impl Session {
                 return None;
             }
             state.requests += 1;
-            state.is_begun |= is_from_client;
+            state.was_used |= is_from_client;
         }
         Some(SessionUse {
             session: self,
@@ -236,7 +236,7 @@ impl Session {
 
     /// Returns `true` if the client has disconnected, as far as its standalone stream shows.
     ///
-    /// The client had that stream at its last request or since, and has none now.
+    /// The client had that stream at its last request or since and has none now.
     pub(super) fn is_lost(&self, state: &State) -> bool {
         self.standalone.disconnects() > state.disconnects && !self.standalone.is_attached()
     }
@@ -244,7 +244,7 @@ impl Session {
     /// Returns `true` during a request, while a call is open, and while the process is blocked.
     pub(super) fn is_working(&self, state: &State) -> bool {
         // An `initialize` is not cancelled when its client disconnects.
-        let has_open_call = if state.is_begun {
+        let has_open_call = if state.was_used {
             !state.routes.is_idle()
         } else {
             state.routes.streams().any(Stream::is_attached)
@@ -269,7 +269,7 @@ impl Session {
         }
     }
 
-    /// Begins the end of the session. Open calls end with an error, and no call can be started afterwards.
+    /// Starts the end of the session. Open calls end with an error, and no call can be started afterwards.
     pub(super) fn stop(&self, why: EndReason) {
         let open = {
             let mut state = self.state();

@@ -12,7 +12,7 @@ use super::service::Stdio;
 pub struct SessionInfo {
     /// A hash of the session's id, as in the log. The id itself is a secret.
     pub id: String,
-    /// How long ago the session began.
+    /// How long ago the session started.
     pub age: Duration,
     /// How long the session has been without a request, a call and a stream. `None` if it is in use.
     pub unused: Option<Duration>,
@@ -29,7 +29,7 @@ impl Stdio {
         let now = Instant::now();
         let infos = sessions.iter().map(|session| SessionInfo {
             id: session.log_id.to_string(),
-            age: now.saturating_duration_since(session.begun_at),
+            age: now.saturating_duration_since(session.started_at),
             unused: session
                 .unused_since()
                 .map(|since| now.saturating_duration_since(since)),

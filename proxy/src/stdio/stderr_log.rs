@@ -29,7 +29,7 @@ const MAX_EXCERPT: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 
-/// Admits at most [`MAX_LINES`] lines per [`PERIOD`], and counts the omitted lines.
+/// Admits at most [`MAX_LINES`] lines per [`PERIOD`] and counts the omitted lines.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
     since: Option<Instant>,
@@ -55,7 +55,7 @@ impl fmt::Display for SessionLogId {
 // === impl LineRateLimit ===
 
 impl LineRateLimit {
-    /// Admits a line, and returns how many lines were omitted before it. Returns `None` if this line must be omitted.
+    /// Admits a line and returns how many lines were omitted before it. Returns `None` if this line must be omitted.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now >= since + PERIOD) {
             self.since = Some(now);

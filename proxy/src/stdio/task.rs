@@ -45,7 +45,7 @@ const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Minimum lateness of a check that shows a stall of the program: 100 ms.
 ///
-/// The program stalls, for example, while it is suspended.
+/// For example, the program stalls while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Interval of the checks of a session with a cancelled call: 100 ms.
@@ -77,7 +77,7 @@ struct EndOnDrop<'a>(&'a Stream);
 /// What it took to end a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessEnd {
-    /// Nothing, or the end of its stdin.
+    /// Nothing or the end of its stdin.
     Exited,
     /// SIGTERM.
     Terminated,
@@ -147,7 +147,7 @@ impl Session {
         };
         self.finish(why, &text);
         let text = match why {
-            EndReason::Idle if self.state().is_begun => {
+            EndReason::Idle if self.state().was_used => {
                 format!("idle for {:?} (--session-timeout)", self.timeouts.idle)
             }
             EndReason::Lost => {
@@ -242,8 +242,8 @@ impl Session {
         let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // The message names no call. The client has disconnected from the stream of the open call. It reads the standalone
-            // stream, or cannot resume that of the call.
+            // The message refers to no call. The client has disconnected from the stream of the open call. It reads the
+            // standalone stream, or cannot resume that of the call.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -261,7 +261,7 @@ impl Session {
         let event = Event::message(&text, stream.call());
         // The event may wait long for room, so only one copy of its text is kept.
         drop(text);
-        // The event store logs a refused event, and has ended its call.
+        // The event store logs a refused event and has ended its call.
         let before = Instant::now();
         let _pushed = self.backpressure.wait(stream.push(event)).await;
         self.add_blocked_time(before.elapsed());
@@ -348,7 +348,7 @@ impl Session {
 
     /// Excludes a stall from all timeouts, if a check that was `due` is late.
     ///
-    /// The timeouts of the session begin again, and those of cancelled calls are extended by the lateness. Requests that arrived
+    /// The timeouts of the session start again, and those of cancelled calls are extended by the lateness. Requests that arrived
     /// during the stall are unread, and the process may have stalled as well.
     fn exclude_stall(&self, due: Instant) {
         let now = Instant::now();
@@ -362,7 +362,7 @@ impl Session {
 
     /// Returns when the session will have been unused for too long, and why it ends then.
     fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
-        let timeout = if state.is_begun {
+        let timeout = if state.was_used {
             self.timeouts.idle
         } else {
             self.timeouts.idle.min(UNUSED_TIMEOUT)
@@ -401,7 +401,7 @@ async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
 async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
     match why {
         EndReason::Exited => return ProcessEnd::Exited,
-        // The process ignores its input, or a cancel.
+        // The process ignores its input or a cancel.
         EndReason::Stuck | EndReason::Overdue => {}
         EndReason::Deleted
         | EndReason::Idle

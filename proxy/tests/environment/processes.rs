@@ -63,7 +63,7 @@ async fn a_process_that_misbehaves_affects_no_other_session() {
 }
 
 async fn cell(fault: Fault, phase: Phase) {
-    // A session cannot be begun while the program drains.
+    // A session cannot be started while the program drains.
     let is_draining = phase == Phase::Draining;
     let first_phase = if is_draining {
         Phase::CallInFlight

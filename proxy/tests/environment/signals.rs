@@ -15,11 +15,11 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Begins a drain, or ends the program at once during a drain.
+    /// Starts a drain or ends the program at once during a drain.
     Ends(Signal),
     /// A terminal that closes.
     HangsUp,
-    /// Begins a drain, and then ends the program at once.
+    /// Starts a drain, and then ends the program at once.
     Twice(Signal),
     ChangesNothing(Signal),
     StopsAndContinues,

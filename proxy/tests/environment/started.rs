@@ -132,7 +132,7 @@ impl Started {
         // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot reset that for the programs that it
         // starts.
         let mut command = Command::new("/usr/bin/env");
-        // The environment of a test has no options of the program.
+        // A test's environment has none of the program's options.
         let clean = Program::command(&[]);
         for (name, value) in clean.get_envs() {
             if value.is_none() {
@@ -320,12 +320,12 @@ impl Started {
     /// No process is left in the group of a session. An ended one may wait for the init process to reap it.
     pub(crate) fn assert_no_child(&self) {
         let log = self.logged();
-        let begun: Vec<&str> = log
+        let started: Vec<&str> = log
             .lines()
             .filter(|line| line.contains("session started"))
             .collect();
-        assert!(!begun.is_empty(), "{log}");
-        for line in begun {
+        assert!(!started.is_empty(), "{log}");
+        for line in started {
             let (_, group) = line.split_once("pid=").expect("a process");
             let group = group.split(' ').next().expect("a number");
             let remaining: Vec<String> = fs::read_dir("/proc")

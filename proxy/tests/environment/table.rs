@@ -4,7 +4,7 @@ use std::{any::Any, fmt::Debug, panic::AssertUnwindSafe};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
-/// The state of the program when the fault happens.
+/// The program's state when the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     BeforeInitialize,
@@ -31,7 +31,7 @@ impl Phase {
     ];
 }
 
-/// Runs the cells of these rows, or one of each row, and names every cell that fails.
+/// Runs the cells of these rows, or one of each row, and reports every cell that fails.
 pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase)) {
     let is_all = std::env::var("MCP_PROXY_TEST_CELLS").is_ok_and(|cells| cells == "all");
     let cells = rows.iter().enumerate().flat_map(|(number, row)| {

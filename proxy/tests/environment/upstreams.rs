@@ -141,7 +141,7 @@ impl Served {
         served
     }
 
-    /// Begins the call, up to its first event.
+    /// Starts the call, up to its first event.
     async fn begin(&mut self) {
         let mut client = Connection::sending(self.proxy.addr, &session_call("7")).await;
         let mut received = self.upstream.next_request().await;
@@ -259,7 +259,7 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
     assert_eq!(client.head().await.status, 200);
 }
 
-/// A call is not sent twice, because the upstream may have begun it.
+/// A call is not sent twice, because the upstream may have started it.
 #[tokio::test]
 async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_serves_the_next() {
     let (upstream, proxy) = Running::start(&[]).await;

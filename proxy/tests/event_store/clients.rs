@@ -17,7 +17,7 @@ fn with_headers(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> 
     request
 }
 
-/// Begins a call with these header fields. Returns its client, its server and the id of its first event.
+/// Starts a call with these header fields. Returns its client, its server and the id of its first event.
 async fn begin_call(
     setup: &mut Setup,
     fields: &[(&'static str, &str)],
@@ -32,7 +32,7 @@ async fn begin_call(
 #[tokio::test(start_paused = true)]
 async fn a_client_with_another_key_or_none_gets_an_answer_only_if_the_server_accepts_it() {
     for field in ["x-api-key", "cookie", "authorization", "x-user"] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let (mut owner, server, last) = begin_call(&mut setup, &[(field, "owner")]).await;
         for other in [
             &[][..],
@@ -47,7 +47,7 @@ async fn a_client_with_another_key_or_none_gets_an_answer_only_if_the_server_acc
                 "{field} {other:?}"
             );
         }
-        // The owner still has the stream, and resumes without a `ping`.
+        // The owner still has the stream and resumes without a `ping`.
         server.message(&answer(1)).await;
         assert_eq!(owner.event().await.unwrap().data, answer(1));
         let same = [
@@ -75,7 +75,7 @@ async fn a_client_with_another_key_in_its_url_gets_an_answer_only_if_the_server_
             *request.uri_mut() = target.parse().unwrap();
             request
         };
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let waiting = setup.send(at(posted(SESSION, call(1)), owner_url));
         let server = setup.next().await.events();
         let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
@@ -95,7 +95,7 @@ async fn a_client_with_another_key_in_its_url_gets_an_answer_only_if_the_server_
 
 #[tokio::test(start_paused = true)]
 async fn the_cancel_has_the_url_that_was_accepted_last() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let mut request = posted(SESSION, call(1));
     *request.uri_mut() = "/mcp?key=old".parse().unwrap();
     let waiting = setup.send(request);
@@ -141,7 +141,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
         ("application/json", &without_ping, true),
         ("text/event-stream", &stream(&pong), true),
     ] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let (client, server, last) = begin_call(&mut setup, &[("x-api-key", "owner")]).await;
         drop(client);
         let other = with_headers(resumed(SESSION, &last), &[("x-api-key", "other")]);
@@ -165,7 +165,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
 /// A client may resume all streams of a session with a fresh token at once. Servers route answers by their ids.
 #[tokio::test(start_paused = true)]
 async fn each_ping_has_an_id_of_its_own() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     let resume = || with_headers(resumed(SESSION, &last), &[("authorization", "new")]);
     let one = (setup.send(resume()), setup.next().await);
@@ -179,7 +179,7 @@ async fn each_ping_has_an_id_of_its_own() {
 /// A gateway that never ends its answer delays the client for 10 s at most.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, last) = begin_call(&mut setup, &[("x-api-key", "owner")]).await;
     let waiting = setup.resume(&last);
     let _unended = setup.next().await.events();
@@ -215,10 +215,10 @@ async fn an_event_id_reveals_nothing_about_the_ids_of_other_streams() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_id_of_an_earlier_start_of_the_proxy_is_not_forwarded_to_the_server() {
-    let mut earlier = Setup::begun(WITH_PRIMING).await;
+    let mut earlier = Setup::started(WITH_PRIMING).await;
     let (mut client, _server) = earlier.call(1).await;
     let last = client.event().await.unwrap();
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     assert_eq!(setup.resumed(&last).await.status, 400);
     assert!(setup.arrived.is_empty());
     // An id of the server, or of a proxy in front of another server, is forwarded.
@@ -234,7 +234,7 @@ async fn an_event_id_of_an_earlier_start_of_the_proxy_is_not_forwarded_to_the_se
 
 #[tokio::test(start_paused = true)]
 async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (client, server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     drop(client);
     let waiting = setup.send(with_headers(
@@ -255,7 +255,7 @@ async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_is_cancelled_after_its_ping_was_refused() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (client, _server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     drop(client);
     let waiting = setup.send(with_headers(
@@ -278,7 +278,7 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
 /// For example, with a fresh key in the path. To the layer, a session belongs to its path.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (client, _server, last) = begin_call(&mut setup, &[]).await;
     drop(client);
     let mut resume = resumed(SESSION, &last);
@@ -299,7 +299,7 @@ async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_
 
 #[tokio::test(start_paused = true)]
 async fn the_cancel_has_the_credentials_that_were_accepted_last() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let old = [
         ("authorization", "old"),
         ("x-old", "1"),
@@ -330,7 +330,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_of_the_client_has_its_own_credentials() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, _last) = begin_call(&mut setup, &[("authorization", "call")]).await;
     let _waiting = setup.send(with_headers(
         posted(SESSION, cancel_of(1)),
@@ -342,10 +342,10 @@ async fn a_cancel_of_the_client_has_its_own_credentials() {
 
 /// The server cuts its stream, as SEP-1699 allows.
 ///
-/// The token of the call expires before the proxy requests the rest.
+/// The call's token expires before the proxy requests the rest.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (mut client, server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     server.send("id: up-1\ndata: \n\n").await;
     drop(server);
@@ -377,7 +377,7 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, server, last) = begin_call(&mut setup, &[]).await;
     server.send("id: up-1\ndata: \n\n").await;
     drop(server);
@@ -443,7 +443,7 @@ async fn a_session_that_its_server_does_not_know_is_not_retained() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_names_the_call_as_its_client_wrote_it() {
     for id in ["1.0", "1e2", "-0", "7", "\"a\""] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let body = format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"slow"}}}}"#
         );

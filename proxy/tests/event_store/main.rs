@@ -141,7 +141,7 @@ async fn a_client_that_resumes_as_the_answer_arrives_gets_it_once() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
     for error in [true, false] {
-        let mut setup = Setup::begun(WITHOUT_PRIMING).await;
+        let mut setup = Setup::started(WITHOUT_PRIMING).await;
         let (mut client, server) = setup.call(7).await;
         server.progress(1).await;
         if error {
@@ -307,7 +307,7 @@ async fn an_event_of_several_megabytes_is_kept_for_a_resume() {
         ((4 << 20) - 1024, Limits::default()),
         (700_000, small),
     ] {
-        let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
+        let mut setup = Setup::started_with(WITH_PRIMING, limits).await;
         let (mut client, server) = setup.call(1).await;
         let primed = client.event().await.unwrap();
         drop(client);
@@ -332,15 +332,15 @@ async fn an_event_of_several_megabytes_is_kept_for_a_resume() {
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
     let (setup, client, primed, server) = Setup::primed().await;
-    let begun = async {
+    let started = async {
         server.send("data: ").await;
         for _ in 0..80 {
             server.send("x".repeat(100_000)).await;
         }
     };
     {
-        tokio::pin!(begun);
-        let stuck = tokio::time::timeout(Duration::from_secs(5), &mut begun).await;
+        tokio::pin!(started);
+        let stuck = tokio::time::timeout(Duration::from_secs(5), &mut started).await;
         assert!(stuck.is_err());
     }
     drop(client);
@@ -410,7 +410,7 @@ async fn the_end_of_a_session_ends_its_streams_and_none_of_another_session() {
 
 #[tokio::test(start_paused = true)]
 async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pass() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (mut client, _server) = setup.call(1).await;
     let id = client.event().await.unwrap().id.unwrap();
     let (stream, _) = id.rsplit_once('.').unwrap();
@@ -455,7 +455,7 @@ async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_i
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the_cancel() {
     for status in [401, 404, 503] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let empty = setup.store.stats().buffer_bytes;
         let (mut client, server) = setup.call(1).await;
         client.event().await.unwrap();
@@ -481,10 +481,10 @@ async fn the_stream_of_a_cancelled_call_is_closed_even_if_the_server_refuses_the
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_before_the_head_closes_the_stream() {
-    // The event store knows only the first session. It begins the other one at the head of the response, and gets that cancel
-    // from the token of the call.
+    // The event store knows only the first session. It starts the other one at the response's head and gets that
+    // cancel from the call's token.
     for session in [SESSION, "other"] {
-        let mut setup = Setup::begun(WITHOUT_PRIMING).await;
+        let mut setup = Setup::started(WITHOUT_PRIMING).await;
         let waiting = setup.send(posted(session, call(1)));
         let arrived = setup.next().await;
         let cancel = setup.send(posted(session, cancel_of(1)));
@@ -512,7 +512,7 @@ async fn a_stream_that_the_server_never_ends_is_closed_after_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
@@ -530,7 +530,7 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
@@ -549,7 +549,7 @@ async fn a_batch_with_the_answer_is_the_answer() {
     assert_eq!(setup.outcome().await, Outcome::Completed);
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest, std::slice::from_ref(&batch));
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     let mut client = in_time(waiting).await.unwrap();
@@ -573,7 +573,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
         ("application/json", answer(1)),
         ("text/event-stream", event.clone()),
     ] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let waiting = setup.post(call(1));
         let arrived = setup.next().await;
         let mut client = in_time(waiting).await.unwrap();
@@ -582,7 +582,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
         arrived.answer(marked(content_type, body));
         assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
     }
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     arrived.answer(marked("text/event-stream", event));
@@ -592,7 +592,7 @@ async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_refusal_becomes_an_error_with_its_text() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     for (body, expected) in [
         (
             r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"no","data":1.0}}"#,
@@ -620,7 +620,7 @@ async fn a_slow_refusal_becomes_an_error_with_its_text() {
 
 #[tokio::test(start_paused = true)]
 async fn slow_json_that_does_not_answer_the_call_is_forwarded_and_an_error_follows() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     for json in [
         "",
         "7",
@@ -640,7 +640,7 @@ async fn slow_json_that_does_not_answer_the_call_is_forwarded_and_an_error_follo
 
 #[tokio::test(start_paused = true)]
 async fn a_fast_answer_passes_unchanged() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     for (status, media_type) in [
         (200, "application/json"),
         (401, "text/event-stream"),
@@ -664,7 +664,7 @@ async fn a_fast_answer_passes_unchanged() {
 
 #[tokio::test(start_paused = true)]
 async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
+    let mut setup = Setup::started(WITHOUT_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -672,7 +672,7 @@ async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events(
     arrived.json(&answer(1));
     assert_eq!(in_time(waiting).await.unwrap().text().await, answer(1));
 
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let mut request = posted(SESSION, call(1));
     request
         .headers_mut()
@@ -687,7 +687,7 @@ async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events(
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_before_the_head_cancels_the_call() {
-    let mut setup = Setup::begun(WITHOUT_PRIMING).await;
+    let mut setup = Setup::started(WITHOUT_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     waiting.abort();
@@ -699,7 +699,7 @@ async fn a_disconnect_before_the_head_cancels_the_call() {
 
 #[tokio::test(start_paused = true)]
 async fn other_requests_pass_with_the_ids_of_the_server() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let events = format!("id: up/1\ndata: {}\n\n", answer(1));
     let without = Request::post("/mcp").body(Body::from(call(1))).unwrap();
     let mut newer = posted(SESSION, call(1));
@@ -741,7 +741,7 @@ async fn a_call_with_trailers_or_an_identity_coding_can_be_resumed() {
         .headers_mut()
         .insert(header::CONTENT_ENCODING, identity);
     for request in [with_trailers, marked] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let waiting = setup.send(request);
         let arrived = setup.next().await;
         assert_eq!(arrived.body, call(1));
@@ -754,7 +754,7 @@ async fn a_call_with_trailers_or_an_identity_coding_can_be_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn request_bodies_pass_byte_for_byte_however_large() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let large = format!(
         r#"{{"id":1,"method":"a","params":"{}"}}"#,
         "x".repeat(5 << 20)
@@ -782,7 +782,7 @@ async fn request_bodies_pass_byte_for_byte_however_large() {
 
 #[tokio::test(start_paused = true)]
 async fn the_server_decides_about_a_client_that_resumes_with_another_authorization() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let authorized = |mut request: Request<Body>, token: &str| {
         request
             .headers_mut()
@@ -817,7 +817,7 @@ async fn without_room_a_call_has_no_ids_and_a_disconnect_cancels_it_at_once() {
         bytes: 3_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
+    let mut setup = Setup::started_with(WITH_PRIMING, limits).await;
     let (client, server) = setup.call(1).await;
     drop(client);
     let before = tokio::time::Instant::now();
@@ -836,7 +836,7 @@ async fn fully_read_streams_are_evicted_for_others() {
         bytes: 60_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
+    let mut setup = Setup::started_with(WITH_PRIMING, limits).await;
     for id in 0..100 {
         let (mut client, server) = setup.call(id).await;
         server.message(&answer(id)).await;
@@ -853,7 +853,7 @@ async fn fully_read_streams_are_evicted_for_others() {
 
 #[tokio::test(start_paused = true)]
 async fn streams_are_removed_a_minute_after_their_end_and_release_everything() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let empty = setup.store.stats().buffer_bytes;
     let mut last = None;
     for id in 0..10 {
@@ -880,7 +880,7 @@ async fn when_everything_is_dropped_no_task_and_no_byte_is_left() {
             .num_alive_tasks()
     };
     let before = tasks();
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let mut streams = Vec::new();
     for id in 0..5 {
         let (mut client, server) = setup.call(id).await;

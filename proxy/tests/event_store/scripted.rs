@@ -170,7 +170,7 @@ impl Events {
         self.message(&progress_of(progress)).await;
     }
 
-    /// Answers call 1, and ends the stream.
+    /// Answers call 1 and ends the stream.
     pub async fn answer(self) {
         self.message(&answer(1)).await;
     }
@@ -247,12 +247,12 @@ impl Setup {
         }
     }
 
-    /// Creates a setup whose session has begun, by a client that requested this revision.
-    pub async fn begun(revision: &str) -> Self {
-        Self::begun_with(revision, Limits::default()).await
+    /// Creates a setup whose session has started, by a client that requested this revision.
+    pub async fn started(revision: &str) -> Self {
+        Self::started_with(revision, Limits::default()).await
     }
 
-    pub async fn begun_with(revision: &str, limits: Limits) -> Self {
+    pub async fn started_with(revision: &str, limits: Limits) -> Self {
         let mut setup = Self::with(limits);
         let body = format!(
             r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{revision}"}}}}"#
@@ -272,7 +272,7 @@ impl Setup {
 
     /// Creates a setup whose server answers call 1 with a stream of events.
     pub async fn called(revision: &str) -> (Self, Stream, Events) {
-        let mut setup = Self::begun(revision).await;
+        let mut setup = Self::started(revision).await;
         let (client, server) = setup.call(1).await;
         (setup, client, server)
     }
@@ -283,7 +283,7 @@ impl Setup {
     }
 
     async fn primed_with(limits: Limits) -> (Self, Stream, Seen, Events) {
-        let mut setup = Self::begun_with(WITH_PRIMING, limits).await;
+        let mut setup = Self::started_with(WITH_PRIMING, limits).await;
         let (mut client, server) = setup.call(1).await;
         let primed = client.event().await.unwrap();
         (setup, client, primed, server)
@@ -336,7 +336,7 @@ impl Setup {
         in_time(self.resume(last)).await.unwrap()
     }
 
-    /// Begins a call that the server answers with a stream of events.
+    /// Starts a call that the server answers with a stream of events.
     pub async fn call(&mut self, id: u32) -> (Stream, Events) {
         let waiting = self.post(call(id));
         let events = self.next().await.events();

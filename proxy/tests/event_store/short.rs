@@ -45,7 +45,7 @@ async fn a_request_of_the_server_is_not_lost_with_the_connection() {
 #[tokio::test(start_paused = true)]
 async fn log_events_are_dropped_before_an_answer_of_any_length() {
     for size in [1_000, 20_000] {
-        let mut setup = Setup::begun(WITH_PRIMING).await;
+        let mut setup = Setup::started(WITH_PRIMING).await;
         let mut calls = Vec::new();
         for id in 1..11 {
             let (mut client, server) = setup.call(id).await;
@@ -121,7 +121,7 @@ async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
-/// A request of the server that is too large to keep.
+/// A request from the server that is too large to keep.
 fn large_request() -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,
@@ -223,7 +223,7 @@ async fn an_event_store_has_room_for_its_maximum_of_sessions() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_has_room_for_a_thousand_calls_that_can_be_resumed() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let mut calls = Vec::new();
     for id in 0..1_024 {
         let (mut client, server) = setup.call(id).await;
@@ -246,9 +246,9 @@ async fn the_streams_of_cancelled_calls_are_evicted_for_others() {
         bytes: 1_000_000,
         ..Limits::default()
     };
-    let mut setup = Setup::begun_with(WITH_PRIMING, limits).await;
+    let mut setup = Setup::started_with(WITH_PRIMING, limits).await;
     for round in 0..5 {
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let mut servers = Vec::new();
         for id in 0..100 {
             let (mut client, server) = setup.call(round * 100 + id).await;
@@ -265,13 +265,13 @@ async fn the_streams_of_cancelled_calls_are_evicted_for_others() {
         for server in &servers {
             in_time(server.closed()).await;
         }
-        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(started.elapsed() < Duration::from_secs(30));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_deletes_its_session_gets_errors_and_the_answers_that_exist() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (mut open, _server) = setup.call(1).await;
     let (mut answered, server) = setup.call(2).await;
     server.message(&answer(2)).await;
@@ -313,7 +313,7 @@ async fn a_malformed_answer_is_not_followed_by_a_second_one() {
 /// The client has an event stream of the proxy by then, which cannot have a compressed part.
 #[tokio::test(start_paused = true)]
 async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reason() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
     tokio::time::sleep(Duration::from_secs(5)).await;

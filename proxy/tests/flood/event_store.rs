@@ -139,11 +139,11 @@ fn long_ids_of_events_are_counted() {
 /// Every stream stays open in the middle of an event, after ids of the maximum length.
 async fn check_ids() {
     let id = "x".repeat(512);
-    let begun =
+    let started =
         format!("id: {id}\ndata: {{\"method\":\"notifications/progress\"}}\n\nid: {id}\nid: {id}");
-    let begun = Bytes::from(begun);
+    let started = Bytes::from(started);
     let server = service_fn(move |_: Request<Body>| {
-        let first = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(begun.clone()))]);
+        let first = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(started.clone()))]);
         let body = futures_util::StreamExt::chain(first, futures_util::stream::pending());
         answer(body)
     });

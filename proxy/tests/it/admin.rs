@@ -328,7 +328,7 @@ async fn idle_connections_block_other_operators_only_for_a_limited_time() {
     assert_eq!(get(admin, "/healthz").await.status, 200);
     idle.clear();
     let mut kept = Connection::open(admin).await;
-    let begun_at = tokio::time::Instant::now();
+    let started_at = tokio::time::Instant::now();
     for _ in 0..20 {
         kept.send(&Request::new("GET", "/healthz")).await;
         if kept.try_head().await.is_none() {
@@ -337,7 +337,7 @@ async fn idle_connections_block_other_operators_only_for_a_limited_time() {
         kept.body_to_end().await;
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
     }
-    let open = begun_at.elapsed().as_secs();
+    let open = started_at.elapsed().as_secs();
     assert!((59..=66).contains(&open), "{open} s");
 }
 

@@ -322,7 +322,7 @@ fn an_invalid_log_filter_is_an_error() {
             Some(_) => {
                 let (code, text) = Program::run(command);
                 assert_eq!(code, expected, "{text}");
-                assert!(text.contains("RUST_LOG in the environment: "), "{text}");
+                assert!(text.contains("environment variable RUST_LOG: "), "{text}");
             }
             None => drop(Program::start(command).addr()),
         }
@@ -331,7 +331,7 @@ fn an_invalid_log_filter_is_an_error() {
 
 #[test]
 fn a_log_filter_for_another_target_keeps_the_lines_of_the_program() {
-    // The second is a typo, and counts as the name of a target.
+    // The second is a typo and counts as the name of a target.
     for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("RUST_LOG", filter);
@@ -542,7 +542,7 @@ fn the_first_line_has_the_address_the_server_and_what_a_disconnect_does() {
     let command = Program::command(&["--listen=127.0.0.1:0", "--", "sh", "-c", "exit"]);
     let line = Program::start(command).line();
     assert!(
-        line.contains("/mcp (--listen) in front of `sh -c exit`, a process for each session; "),
+        line.contains("/mcp (--listen) in front of `sh -c exit`, one process per session; "),
         "{line}"
     );
 }

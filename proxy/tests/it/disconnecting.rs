@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// Accepts the next request of the server, which must be a cancel. Returns the id that it cancels.
+/// Accepts the next request from the server, which must be a cancel. Returns the id that it cancels.
 async fn cancel_of(upstream: &Upstream) -> Value {
     let cancel = upstream.next_request().await;
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
@@ -175,12 +175,12 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     let options = ["--exempt=work", "--call-timeout=1s"];
     let (upstream, proxy) = Running::start(&options).await;
     let mut client = Connection::open(proxy.addr).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     client.send(&stateless_call("1")).await;
     let mut received = upstream.next_request().await;
     client.fin();
     received.closed().await;
-    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert!(started.elapsed() >= Duration::from_secs(1));
     proxy.calls_reach(0).await;
 }
 

@@ -16,7 +16,7 @@ const AFTER_CLOSING: Duration = Duration::from_millis(800);
 /// So the client cannot receive them at once.
 const SMALL_WINDOW: u32 = 64;
 
-/// Sends requests of the server, and then the answer.
+/// Sends requests from the server, and then the answer.
 async fn send_questions_and_the_answer(received: &mut ReceivedRequest) {
     for id in 0..8 {
         let question = format!(r#"{{"jsonrpc":"2.0","id":"q{id}","method":"roots/list"}}"#);

@@ -52,7 +52,7 @@ impl Started {
         text.expect("text").to_owned()
     }
 
-    /// Returns the process of the session, and one that it has started.
+    /// Returns the session's process, and one that it has started.
     async fn processes(&self) -> [Pid; 2] {
         [self.text("pid").await, self.text("fork").await].map(|pid| {
             let pid = pid.parse().expect("a number");
@@ -60,7 +60,7 @@ impl Started {
         })
     }
 
-    /// Calls the tool `work`, and waits until it has started. Returns the call, and the id of its first event.
+    /// Calls the tool `work` and waits until it has started. Returns the call, and the id of its first event.
     async fn work(&self, seconds: u32) -> (Connection, String) {
         let arguments = json!({ "seconds": seconds, "label": "it" });
         let mut call = self.client.call(7, "work", arguments).await;
@@ -181,7 +181,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
             .call(8, "work", json!({ "seconds": 60, "ignores_cancel": true }))
             .await,
     );
-    let begun = Instant::now();
+    let signalled = Instant::now();
     started.program.signal(Signal::TERM);
     let error = call.answer().await.expect("an error");
     assert_eq!(
@@ -190,7 +190,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
     );
     started.tool_log.reach("cancelled it").await;
     let (status, logged) = started.program.ended().await;
-    assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
+    assert!(signalled.elapsed() < Duration::from_secs(10), "{logged}");
     assert!(status.success(), "{logged}");
     until_exited(&processes).await;
 }
@@ -241,7 +241,7 @@ async fn start_in_front_of(upstream: &Upstream, options: &[&str]) -> (Program, M
     (program, client)
 }
 
-/// Begins a call. Returns it with the id of the first event of its stream, and the upstream's request.
+/// Starts a call. Returns it with the id of the first event of its stream, and the upstream's request.
 async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, ReceivedRequest) {
     let mut call = client.call(id, "work", json!({})).await;
     let mut received = upstream.next_request().await;
@@ -301,11 +301,11 @@ async fn a_signal_ends_the_program_in_front_of_an_upstream_with_streams_open() {
     let (mut open, _, _received) = call(&upstream, &client, 7).await;
     let (abandoned, _, _received) = call(&upstream, &client, 8).await;
     abandoned.rst();
-    let begun = Instant::now();
+    let started = Instant::now();
     program.signal(Signal::TERM);
     let error = open.answer().await.expect("an error");
     assert_eq!(error["error"]["code"], -32800);
     let (status, logged) = program.ended().await;
     assert!(status.success(), "{logged}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{logged}");
 }

@@ -55,7 +55,7 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let mut greeting = vec![0; 512];
     let length = stream.read(&mut greeting).await.expect("a greeting");
     let greeting = &greeting[..length];
-    // A handshake of TLS 1, which names the host.
+    // A handshake of TLS 1, which contains the host.
     assert_eq!(greeting[..2], [0x16, 0x03]);
     assert!(greeting.windows(9).any(|name| name == b"localhost"));
     stream

@@ -25,7 +25,7 @@ async fn accept_cancel(cancel: ReceivedRequest) -> Value {
     message["params"]["requestId"].clone()
 }
 
-/// Begins a call, and the server's answer to it.
+/// Starts a call, and the server's answer to it.
 async fn begin_call(
     upstream: &Upstream,
     connection: &mut H2,

@@ -47,7 +47,7 @@ fn calls_of_the_layer() -> Vec<&'static str> {
     with_level.chain(code.split("warn!(").skip(1)).collect()
 }
 
-/// Returns the message of a macro whose arguments begin with `arguments`, if it is a literal.
+/// Returns the message of a macro whose arguments start with `arguments`, if it is a literal.
 fn message(arguments: &str) -> Option<String> {
     let end = arguments.find(";\n").unwrap_or(arguments.len());
     let mut parts = arguments[..end].split('"');

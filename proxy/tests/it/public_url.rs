@@ -380,7 +380,7 @@ async fn the_first_of_several_proxies_names_the_public_url() {
     }
 }
 
-/// A reverse proxy names the new address of the client.
+/// A reverse proxy reports the new address of the client.
 #[tokio::test]
 async fn a_client_behind_a_trusted_proxy_that_changes_its_address_resumes_without_the_server() {
     let (upstream, proxy) = Running::start(&["--trust-forwarded=127.0.0.1"]).await;

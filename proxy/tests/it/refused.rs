@@ -160,9 +160,9 @@ async fn a_stalled_body_is_answered_with_408_after_30_s() {
     for proxy in [command, upstream] {
         let mut client = Connection::open(proxy.addr).await;
         client.send_cut(&session_call("1"), 1_000).await;
-        let begun_at = tokio::time::Instant::now();
+        let started_at = tokio::time::Instant::now();
         assert_eq!(client.head().await.status, 408);
-        let waited = begun_at.elapsed().as_secs();
+        let waited = started_at.elapsed().as_secs();
         assert!((30..=35).contains(&waited), "{waited} s");
         client.body_to_end().await;
         client.closed().await;
@@ -222,13 +222,13 @@ async fn a_head_that_is_too_large_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_whose_head_does_not_arrive_is_closed() {
     let proxy = Running::in_front_of_url("http://127.0.0.1:1/mcp", &[]).await;
-    for begun in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
+    for started in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
         let mut client = Connection::open(proxy.addr).await;
-        client.write(begun.as_bytes()).await;
-        let begun_at = tokio::time::Instant::now();
+        client.write(started.as_bytes()).await;
+        let started_at = tokio::time::Instant::now();
         client.closed().await;
-        let waited = begun_at.elapsed().as_secs();
-        assert!((9..=21).contains(&waited), "{begun:?}: {waited} s");
+        let waited = started_at.elapsed().as_secs();
+        assert!((9..=21).contains(&waited), "{started:?}: {waited} s");
     }
 }
 

@@ -70,7 +70,7 @@ async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_rea
     let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let call = |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
     let mut unread = client.request(call(1)).await;
-    // All requests of the server are queued in the stream and in the pipe.
+    // All requests from the server are queued in the stream and in the pipe.
     sleep(Duration::from_millis(500)).await;
     let _cancelled = client.request(call(2)).await;
     assert_eq!(client.cancel("2").await, StatusCode::ACCEPTED);
@@ -130,7 +130,7 @@ async fn nothing_is_started_for_an_initialize_without_a_valid_id() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = mcp_cancel_proxy::stdio::Program::new(&path, []);
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(program));
-    // From here on a start fails, and would be answered with 502.
+    // From here on a start fails and would be answered with 502.
     std::fs::remove_file(&path).unwrap();
     let long = format!("\"{}\"", "x".repeat(2_000));
     for id in ["null", "{}", &long] {

@@ -62,7 +62,7 @@ pub fn initialize(revision: &str) -> String {
     )
 }
 
-/// Requests a session, and returns the response.
+/// Requests a session and returns the response.
 pub async fn begin(stdio: &Stdio) -> Response<Body> {
     send(
         stdio,
@@ -85,7 +85,7 @@ impl Client {
         (client, pid)
     }
 
-    /// Opens a session, and waits until the server has answered.
+    /// Opens a session and waits until the server has answered.
     pub async fn begin(stdio: &Stdio, revision: &str) -> Self {
         let (client, mut events) = Self::initialize(stdio, revision).await;
         let answer = events.answer().await;
@@ -99,7 +99,7 @@ impl Client {
         client
     }
 
-    /// Opens a session, and does not wait for the answer.
+    /// Opens a session and does not wait for the answer.
     pub async fn initialize(stdio: &Stdio, revision: &str) -> (Self, Events) {
         let response = send(stdio, post().body(initialize(revision).into()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -168,7 +168,7 @@ impl Client {
         self.request(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
     }
 
-    /// Calls a tool, and waits for its answer.
+    /// Calls a tool and waits for its answer.
     pub async fn text(&self, tool: &str, arguments: &str) -> String {
         let answer = self.call("\"text\"", tool, arguments).await.answer().await;
         answer["result"]["content"][0]["text"]
@@ -190,7 +190,7 @@ impl Client {
         self.notify(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
     }
 
-    /// Opens the standalone stream, or resumes after an event.
+    /// Opens the standalone stream or resumes after an event.
     pub async fn get(&self, last: Option<&str>) -> Response<Body> {
         let mut request = Request::get("/mcp")
             .header("accept", "text/event-stream")

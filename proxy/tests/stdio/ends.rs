@@ -118,14 +118,17 @@ async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     let stdio = serve(scripted(&["--stubborn"]));
     let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let pid = client.pid().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
     assert!(
-        begun.elapsed() < Duration::from_secs(2),
+        started.elapsed() < Duration::from_secs(2),
         "a DELETE waits for nothing"
     );
     until_exited(pid).await;
-    assert!(begun.elapsed() >= Duration::from_secs(4), "it had its time");
+    assert!(
+        started.elapsed() >= Duration::from_secs(4),
+        "it had its time"
+    );
     until(|| stdio.stats().kills == 1).await;
 }
 
@@ -234,7 +237,7 @@ async fn a_server_is_not_killed_because_the_program_stalled() {
     let _progress = working.message().await;
     kill_process(server, Signal::STOP).unwrap();
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
-    // Lets the session begin to wait for the server.
+    // Lets the session start waiting for the server.
     sleep(Duration::from_millis(50)).await;
     stall(kill_after + kill_after / 2);
     kill_process(server, Signal::CONT).unwrap();
@@ -276,9 +279,9 @@ async fn a_shutdown_ends_everything_in_time() {
     for _ in 0..5 {
         pids.push(Client::begin(&stdio, WITHOUT_PRIMING).await.pid().await);
     }
-    let (begun, within) = (Instant::now(), Duration::from_secs(3));
+    let (started, within) = (Instant::now(), Duration::from_secs(3));
     stdio.shutdown(within).await;
-    assert!(begun.elapsed() < within);
+    assert!(started.elapsed() < within);
     assert!(!pids.into_iter().any(process_exists));
     let refused = begin(&stdio).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -339,7 +342,7 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
         ),
     );
     assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
-    // The file exists, and cannot be run.
+    // The file exists and cannot be run.
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));
@@ -386,7 +389,7 @@ async fn end_sessions(runs: u32) {
         let pids: Vec<i32> = pids
             .map(|pid| pid.as_i64().unwrap().try_into().unwrap())
             .collect();
-        let begun = Instant::now();
+        let started = Instant::now();
         match run % 4 {
             0 => {
                 let notification = r#"{"jsonrpc":"2.0","method":"x"}"#;
@@ -397,7 +400,7 @@ async fn end_sessions(runs: u32) {
                 let error = call.answer().await;
                 let text = error["error"]["message"].as_str().unwrap();
                 assert!(text.contains("exit code 3"), "{error}");
-                assert!(begun.elapsed() < END_TIMEOUT);
+                assert!(started.elapsed() < END_TIMEOUT);
             }
             1 => assert_eq!(client.delete().await, StatusCode::NO_CONTENT),
             2 => {}
@@ -409,7 +412,7 @@ async fn end_sessions(runs: u32) {
         for pid in pids {
             until_exited(pid).await;
         }
-        slowest = slowest.max(begun.elapsed());
+        slowest = slowest.max(started.elapsed());
     }
     println!("{runs} runs; the slowest group had ended after {slowest:?}");
     assert!(slowest < LIMIT);

@@ -66,7 +66,7 @@ async fn a_client_that_resumes_gets_the_answer_and_a_new_one_is_primed() {
     }
 }
 
-/// The client has disconnected from the only open call, and reads the standalone stream.
+/// The client has disconnected from the only open call and reads the standalone stream.
 #[tokio::test]
 async fn messages_for_the_session_are_not_sent_on_a_detached_call() {
     let script = r#"

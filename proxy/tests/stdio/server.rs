@@ -64,9 +64,9 @@ pub fn process_exists(pid: i32) -> bool {
 
 /// Polls a condition, because there is no event for it.
 pub async fn until(mut is_met: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is_met() {
-        assert!(begun.elapsed() < LIMIT, "the condition is never met");
+        assert!(started.elapsed() < LIMIT, "the condition is never met");
         sleep(Duration::from_millis(5)).await;
     }
 }

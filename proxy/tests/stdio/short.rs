@@ -23,20 +23,20 @@ async fn a_call_is_refused_before_it_reaches_the_server_or_gets_its_answer() {
             ..Limits::default()
         };
         let stdio = Stdio::new(scripted(&[]), EventStore::new(limits)).unwrap();
-        let begun = send(
+        let started = send(
             &stdio,
             post().body(initialize(WITH_PRIMING).into()).unwrap(),
         )
         .await;
-        if begun.status() == StatusCode::SERVICE_UNAVAILABLE {
+        if started.status() == StatusCode::SERVICE_UNAVAILABLE {
             refused += 1;
             continue;
         }
-        let session = begun.headers()["mcp-session-id"]
+        let session = started.headers()["mcp-session-id"]
             .to_str()
             .unwrap()
             .to_owned();
-        let mut events = Events::of(begun);
+        let mut events = Events::of(started);
         assert!(events.answer().await["result"].is_object());
         let client = Client { stdio, session };
         // A stream may be evicted once it was read to its end.

@@ -21,7 +21,7 @@ fn requesting_server(then: &str) -> Options {
     ))
 }
 
-/// Returns what a client reads of a call if it begins to read after this time.
+/// Returns what a client reads of a call if it starts to read after this time.
 async fn read_late(options: Options, after: Duration) -> String {
     let client = Client::begin(&serve(options), WITHOUT_PRIMING).await;
     let response = client.post(CALL).await;

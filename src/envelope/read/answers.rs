@@ -1,4 +1,4 @@
-//! Reads which request a message of the server answers.
+//! Reads which request a message from the server answers.
 
 use super::{Cursor, Params, ParseFailure, id, parse_members};
 use crate::call::RequestId;

@@ -141,7 +141,7 @@ fn count_cancels_while_bound(spins: usize) -> usize {
     manager.cancels.load(Ordering::Relaxed)
 }
 
-/// Binds a call that was parsed from its body, while another thread looks it up. Returns `true` if every look-up
+/// Binds a call that was parsed from its body, while another thread looks it up. Returns `true` if every lookup
 /// succeeds.
 fn is_always_found_while_bound(finds_call: impl Fn(&Calls, CallId) -> bool + Sync) -> bool {
     let registry = Arc::new(Registry::new());

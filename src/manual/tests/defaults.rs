@@ -47,7 +47,7 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "MAX_EMPTY_RESUMES",
     ),
     (
-        "minimum time that the outcome of an ended call is retained",
+        "minimum time the outcome of an ended call is retained",
         "src/exchange/end.rs",
         "MIN_RETENTION",
     ),

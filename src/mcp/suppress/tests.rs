@@ -102,7 +102,7 @@ fn an_untracked_call_is_not_suppressed_whenever_one_with_its_ids_is_cancelled() 
         for message in [progress(70), answer(7)] {
             assert_eq!(suppressed.decide(&message), SendDecision::Send);
         }
-        // A tracked call reuses the ids, and is cancelled.
+        // A tracked call reuses the ids and is cancelled.
         suppressed.resume_delivery(&call(7, Some(70)));
         suppressed.suppress(&call(7, Some(70)));
         for message in [answer(7), progress(70)] {

@@ -10,7 +10,7 @@ use crate::{
     timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
 };
 
-/// Maximum time that a pending resume keeps a call past the end of its grace: 5 s.
+/// Maximum time a pending resume keeps a call past the end of its grace: 5 s.
 ///
 /// Chosen because an inner service answers a GET much sooner, and an orphan may run for another 5 s without harm.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ pub(crate) enum DetachedState {
     GraceUntil { deadline: Instant, retry: Duration },
     /// The call keeps running, and its end will be observed. The answer is retained for the resume window.
     UntilComplete { resume_window: Duration },
-    /// The call keeps running unobserved, and is removed at `until`.
+    /// The call keeps running unobserved and is removed at `until`.
     ForgetAt {
         until: Instant,
         resume_window: Duration,
@@ -43,7 +43,7 @@ pub(crate) enum DetachedState {
 pub(super) struct CallTimers {
     /// When it is cancelled at the latest, attached or not.
     pub(super) deadline: Option<Instant>,
-    /// The key of this call in `SessionState::due`.
+    /// This call's key in `SessionState::due`.
     pub(super) due: Option<Instant>,
     /// `None` while it is attached.
     pub(super) detached: Option<Detached>,
@@ -57,7 +57,7 @@ pub(super) struct CallTimers {
     empty_resumes: u32,
     /// Its client may have resumed unobserved. So the loss of its stream does not cancel it, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
-    /// Number of times that its grace has expired.
+    /// Number of times its grace has expired.
     expiry_count: u32,
     /// The end of its last grace. Empty resumes beyond [`MAX_EMPTY_RESUMES`] do not move it.
     last_grace_deadline: Option<Instant>,
@@ -72,9 +72,9 @@ pub(super) struct Detached {
     pub(super) resume_window: Duration,
     /// The grace was extended because of a stall.
     was_postponed: bool,
-    /// Set after a late expiry, or a confirmation. The grace is not acted on before this time.
+    /// Set after a late expiry or a confirmation. The grace is not acted on before this time.
     recheck_at: Option<Instant>,
-    /// Number of times that an expiry was checked again.
+    /// Number of times an expiry was checked again.
     rechecks: u8,
     /// The grace has expired, and the call is to be cancelled.
     pub(super) is_expired: bool,
@@ -168,7 +168,7 @@ impl CallTimers {
         }
     }
 
-    /// Returns the token of the current expiry. `None` if the grace has not expired, or was invalidated since.
+    /// Returns the token of the current expiry. Returns `None` if the grace has not expired or was invalidated since.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
         let is_expired = self.detached.is_some_and(|detached| detached.is_expired);
         is_expired.then_some(ExpiryToken(self.expiry_count))
@@ -213,7 +213,7 @@ impl CallTimers {
         grace.into_iter().chain(self.deadline).min()
     }
 
-    /// Returns when the grace timer is checked. Returns `None` if the call is attached, or waits without a deadline.
+    /// Returns when the grace timer is checked, or `None` if the call is attached or waits without a deadline.
     pub(super) fn detached_deadline(&self) -> Option<Instant> {
         let detached = self.detached.as_ref()?;
         match detached.state {
@@ -226,7 +226,7 @@ impl CallTimers {
                 };
                 Some(detached.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before the deadline of the call, because an unobserved call can still be cancelled then.
+            // Not before the call's deadline, because an unobserved call can still be cancelled then.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => detached
                 .unobserved_until

@@ -23,7 +23,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.expire_some(&LatenessTracker::new(now, Timeliness::OnTime), usize::MAX)
     }
 
-    /// Checks at most `max` expired deadlines of calls, and removes at most `max` retained calls.
+    /// Checks at most `max` expired deadlines of calls and removes at most `max` retained calls.
     ///
     /// `tracker` determines how late each deadline runs (invariant 7).
     pub(crate) fn expire_some(
@@ -76,7 +76,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the token of a call's expired grace. `None` if the grace has not expired, or the expiry no longer holds.
+    /// Returns the token of a call's expired grace. Returns `None` if the grace has not expired or the expiry no longer holds.
     pub(crate) fn expiry(&self, id: CallId) -> Option<ExpiryToken> {
         self.calls.get(id)?.timers.as_ref()?.expiry()
     }
@@ -115,7 +115,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Updates the deadline of a call in `due`.
+    /// Updates a call's deadline in `due`.
     pub(super) fn schedule(&mut self, id: CallId) {
         let Some(timers) = self.timers_of(id) else {
             return;

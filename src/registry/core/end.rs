@@ -70,7 +70,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Ends a call, as [`finish`](Self::finish) does, if its expiry still holds.
     ///
-    /// The lock is free between the check of the timer and this end. Meanwhile the client may have resumed, or begun to
+    /// The lock is free between the check of the timer and this end. Meanwhile the client may have resumed, or started to
     /// (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.detached()?.is_expired;
@@ -85,7 +85,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Begins to close a session: returns its accepted calls, and removes its retained calls.
+    /// Starts closing a session: returns its accepted calls and removes its retained calls.
     ///
     /// Also removes the event ids of the accepted calls, because a session that is opened again numbers its streams anew.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {

@@ -1,8 +1,8 @@
 //! The event ids of a call: what its client may resume with.
 //!
-//! rmcp writes `<index>/<stream>`, and any event of a stream names that stream. Ids of other servers may look the same and mean
-//! something else: `<stream>/<index>`, or a constant after the slash. So they name only the stream on which they were seen
-//! ([`EventIdFormat`]).
+//! rmcp writes `<index>/<stream>`, and any event id of a stream identifies that stream. Ids of other servers may look the same
+//! and mean something else: `<stream>/<index>`, or a constant after the slash. So they identify only the stream on which they
+//! were seen ([`EventIdFormat`]).
 
 use std::collections::VecDeque;
 
@@ -16,9 +16,9 @@ pub(crate) const MAX_EVENT_IDS: usize = 256;
 /// The format of a server's event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventIdFormat {
-    /// The format of rmcp: the number after the slash names the stream.
+    /// The format of rmcp: the number after the slash identifies the stream.
     Rmcp,
-    /// Any other format: each event id names the stream on which it was seen.
+    /// Any other format: each event id identifies the stream on which it was seen.
     Any,
 }
 

@@ -72,7 +72,7 @@ impl KeyHash {
     /// Returns the hash of a key in this session.
     ///
     /// A client chooses the key, but knows neither the session's hash nor the multiplier. Keys that differ in few bits differ in some
-    /// bits of the first product, and may differ in any bit of the second.
+    /// bits of the first product and may differ in any bit of the second.
     fn mix(self, key: u64, multiplier: u64) -> Self {
         let once = fold(self.0 ^ key, multiplier);
         Self(fold(once ^ self.0.rotate_left(32), multiplier))

@@ -111,7 +111,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the hash of this id's session in a scope. Returns `None` for calls without a session.
+    /// Returns the hash of this id's session in a scope, or `None` for calls without a session.
     pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
         let (_, id) = self.session_id.as_ref()?;
         Some(self.shared.hasher.session(*id, scope))
@@ -144,7 +144,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the call with this JSON-RPC id in any scope. Returns `None` if no scope has one, or several have.
+    /// Returns the call with this JSON-RPC id in any scope, or `None` if no scope has one or several have.
     pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
         if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)
@@ -248,7 +248,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.detachment(id).is_some()
     }
 
-    /// Returns the detachment of a call. `None` if it is attached or has ended.
+    /// Returns the detachment of a call, or `None` if it is attached or has ended.
     pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
         self.calls.get(id)?.detachment()
     }
@@ -269,7 +269,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns `true` if a client may resume in a session.
     ///
-    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
+    /// That is so if the session has a detached call or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_detached =

@@ -192,7 +192,7 @@ impl Witness {
         self.ended.push(id);
     }
 
-    /// Panics if a call has ended, or was untracked or forgotten.
+    /// Panics if a call has ended or was untracked or forgotten.
     fn assert_not_ended(&self, id: CallId) {
         assert!(!self.ended.contains(&id), "{id:?} has ended before");
         assert!(

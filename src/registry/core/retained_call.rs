@@ -33,7 +33,7 @@ pub(super) struct EndedCall<A> {
     pub(super) completion: Completion<A>,
 }
 
-/// Whether the outcome of a call was delivered to its client.
+/// Whether a call's outcome was delivered to its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeliveryState {
     /// The answer was sent to a client that was connected. It is retained in case the connection broke at that moment.

@@ -1,7 +1,7 @@
 //! Retention of ended calls, for clients that resume them.
 //!
-//! A client that was disconnected may resume a stream whose call has ended meanwhile. The retained call has what the client then
-//! gets: the answer, or the error of a cancelled call. The client may resume any number of times.
+//! A client that was disconnected may resume a stream whose call has ended in the meantime. The retained call has what the client
+//! then gets: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
 //! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
 //! call may therefore outlive its own deadline, if an older one has a later deadline. Retained calls are in no map, because a late
@@ -182,7 +182,7 @@ impl<A> RetainedQueue<A> {
         let (delivery_state, weight) = (call.delivery_state, call.weight);
         while !totals.try_add_bytes(delivery_state, *self.bytes.of(delivery_state), weight) {
             if !self.evict_oldest(id, delivery_state, totals) {
-                // Another session took the space meanwhile.
+                // Another session took the space in the meantime.
                 return self.record_eviction(id, &call);
             }
         }

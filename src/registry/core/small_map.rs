@@ -52,7 +52,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         }
     }
 
-    /// Inserts a value, and returns the previous one of the key.
+    /// Inserts a value and returns the previous one of the key.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let list = match self {
             Self::Tree(tree) => return tree.insert(key, value),

@@ -89,7 +89,7 @@ fn with_call(call: &'static str) -> (TestSession, CallId, Instant) {
     (session, id, Instant::now())
 }
 
-/// Does the same, and detaches the call.
+/// Does the same and detaches the call.
 fn with_detached_call(call: &'static str) -> (TestSession, CallId, Instant) {
     let (mut session, id, now) = with_call(call);
     detach(&mut session, id, now);
@@ -275,7 +275,7 @@ fn invariant_7_a_stall_during_a_confirmation_postpones_the_call() {
     );
 }
 
-/// A confirmation from before a stall may be outdated: for example, a lease may have expired meanwhile.
+/// A confirmation from before a stall may be outdated: for example, a lease may have expired in the meantime.
 #[test]
 fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     let (mut session, id, now) = with_detached_call("call");

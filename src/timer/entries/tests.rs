@@ -301,7 +301,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// During a slow callback, a second timer task handles a deadline that was set meanwhile.
+/// During a slow callback, a second timer task handles a deadline that was set in the meantime.
 #[test]
 fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
@@ -339,7 +339,7 @@ fn the_callback_gets_the_timeliness() {
     }
 }
 
-/// A timer task stops between its turns, and records that expired entries remain.
+/// A timer task stops between its turns and records that expired entries remain.
 #[test]
 fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());

@@ -51,7 +51,7 @@ def at_once(*reasons):
 def orphan(cell):
     grace = cell.server.grace
     # The clocks of three processes are compared.
-    return Expectation("cancelled", grace - 0.05, grace + TOLERANCE, ("did not resume within its grace",))
+    return Expectation("cancelled", grace - 0.05, grace + TOLERANCE, ("did not resume within the grace",))
 
 
 def expected(cell):

@@ -29,7 +29,7 @@ async fn a_body_that_never_ends_is_no_call(server: Server) {
         request.body.truncate(request.body.len() * nth / 20);
         let mut connection = Connection::open(setup.served.addr).await;
         connection.send_cut(&request, ANNOUNCED).await;
-        setup.exchanges.begun_for(&name).await;
+        setup.exchanges.started_for(&name).await;
         open.push((name, connection));
     }
     assert_eq!(setup.calls.len(), 1, "the victim's");

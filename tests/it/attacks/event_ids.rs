@@ -40,7 +40,7 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
     lost(&setup, &victim).await;
 
     let numbers = (0..6).flat_map(|index| (0..6).map(move |stream| format!("{index}/{stream}")));
-    // A plain number names the attacker's own standalone stream.
+    // A plain number refers to the attacker's own standalone stream.
     let odd = [
         "0/00",
         "00/0",

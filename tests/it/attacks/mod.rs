@@ -1,6 +1,6 @@
 //! Attacks: everything that one client may try against the calls of another, without effect.
 //!
-//! `SECURITY.md` names these tests, and other tests that cover the same property.
+//! `SECURITY.md` lists these tests, and other tests that cover the same property.
 
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Events in a store, which returns them for any request that names one.
+//! Events in a store, which returns them for any request that refers to one.
 
 use std::sync::Arc;
 

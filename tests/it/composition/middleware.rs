@@ -61,7 +61,7 @@ async fn check_bench(bench: &Bench) {
     assert_eq!(witness.starts("gone") + witness.starts("stays"), 2);
 }
 
-/// Returns the answer of a call, and reads the response to its end, so that the layer has seen the end too.
+/// Returns a call's answer and reads the response to its end, so that the layer has seen the end too.
 async fn whole_answer(call: &mut Connection) -> Value {
     let answer = call.answer().await.expect("an answer");
     call.body_to_end().await;

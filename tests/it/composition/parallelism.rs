@@ -272,13 +272,13 @@ impl Core {
 
     /// Returns once the thread does nothing else.
     fn compute(&self) -> Computing {
-        let (begin, begun) = mpsc::channel();
+        let (start, started) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         self.runtime.spawn(async move {
-            begin.send(()).expect("the test listens");
+            start.send(()).expect("the test listens");
             let (Ok(()) | Err(_)) = ended.recv();
         });
-        begun.recv().expect("it begins");
+        started.recv().expect("it starts");
         Computing(end)
     }
 }

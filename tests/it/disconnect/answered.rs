@@ -1,4 +1,4 @@
-//! A gateway between the layer and rmcp reports that it has the answer of a call.
+//! A gateway between the layer and rmcp reports that it has a call's answer.
 
 use axum::{
     Router,

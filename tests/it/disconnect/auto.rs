@@ -164,7 +164,7 @@ async fn stored(plan: Plan) -> Setup {
     plan.stored().start().await
 }
 
-/// Disconnects the client of call 1 after its first event. Returns the grace of the call.
+/// Disconnects the client of call 1 after its first event. Returns the call's grace.
 async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
     setup.cut(mcp, 1, "a").await;
     setup.events.detached(mcp, 1).await.0

@@ -1,4 +1,4 @@
-//! Many concurrent calls, and disconnects at random times.
+//! Many concurrent calls and disconnects at random times.
 
 use mcp_cancel_on_disconnect::Outcome;
 

@@ -76,7 +76,7 @@ async fn the_server_receives_that_the_client_did_not_resume(server: Server) {
 
     let cancelled = within("notifications/cancelled", received.recv()).await;
     let reason = cancelled.expect("the server exists").reason;
-    let words = "client disconnected and did not resume within its grace";
+    let words = "client did not resume within the grace";
     assert_eq!(reason.as_deref(), Some(words));
 }
 

@@ -102,7 +102,7 @@ async fn a_disconnect_within_the_request_body_starts_no_call(server: Server) {
     let half = whole.body.slice(..length / 2);
     let mut connection = Connection::open(setup.served.addr).await;
     connection.send_cut(&whole.body(half), length).await;
-    setup.exchanges.begun_for("cut").await;
+    setup.exchanges.started_for("cut").await;
 
     connection.fin();
 

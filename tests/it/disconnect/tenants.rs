@@ -1,4 +1,4 @@
-//! Policies by who calls: an outer middleware names the tenant, and each tenant has a grace of its own.
+//! Policies by who calls: an outer middleware adds the tenant, and each tenant has a grace of its own.
 
 use std::{
     sync::{Arc, Mutex},

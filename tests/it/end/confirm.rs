@@ -298,7 +298,7 @@ async fn a_call_without_a_grace_needs_no_confirmation_when_its_pending_resume_is
     assert!(confirmations.is_empty());
 }
 
-/// Starts call 1, and disconnects its client.
+/// Starts call 1 and disconnects its client.
 async fn detached(server: Server, grace: Duration) -> (StoppedClock, Setup, Mcp, Confirmations) {
     let clock = StoppedClock::stop();
     let (setup, confirmations) =

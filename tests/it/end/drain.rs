@@ -211,10 +211,10 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     let server = Ending::serve(app).await;
     let (open, calls) = five_hundred(&server, &witness).await;
 
-    let begun = Instant::now();
+    let started = Instant::now();
     let report = end(server, &witness, layer.calls()).await;
 
-    assert!(begun.elapsed() <= LIMIT + Duration::from_secs(1) + MARGIN);
+    assert!(started.elapsed() <= LIMIT + Duration::from_secs(1) + MARGIN);
     assert_eq!((report.ended, report.cancelled), (250, 250));
     witness.running_reaches(0).await;
     assert_eq!((witness.completed(), witness.cancelled()), (250, 250));

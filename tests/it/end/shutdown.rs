@@ -73,9 +73,9 @@ impl Example {
 
     /// Returns its exit code, and what it printed after its address.
     async fn ended(&mut self) -> (Option<i32>, String) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let status = timeout(BOUND + MARGIN, self.process.wait()).await;
-        let status = status.unwrap_or_else(|_| panic!("it runs on after {:?}", begun.elapsed()));
+        let status = status.unwrap_or_else(|_| panic!("it runs on after {:?}", started.elapsed()));
         let mut stdout = String::new();
         while let Some(line) = self.stdout.next_line().await.expect("readable") {
             stdout += &line;

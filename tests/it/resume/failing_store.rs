@@ -32,7 +32,7 @@ async fn a_resume_that_the_store_refuses_does_not_cancel_the_call_of_a_connected
 async fn refused_resume(server: Server, grace: Grace) {
     let (plan, store) = failing(server);
     let (setup, mcp) = plan.grace(grace).client().await;
-    let (mut call, id) = begun(&setup, &mcp).await;
+    let (mut call, id) = started(&setup, &mcp).await;
     store.replays_nothing.store(true, Ordering::Relaxed);
 
     let mut resumed = mcp.resume(&id).await;
@@ -55,7 +55,7 @@ async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
     });
     let plan = plan.wrap(|local| CancellableSessionManager::new(local).idle_timeout(HOUR));
     let (clock, setup, mcp) = plan.grace(Grace::Auto).stopped().await;
-    let (mut call, _) = begun(&setup, &mcp).await;
+    let (mut call, _) = started(&setup, &mcp).await;
 
     lose_answer(&setup, &store, &mut call).await;
     setup.assert_usable(&mcp).await;
@@ -72,7 +72,7 @@ async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
 async fn an_answer_that_the_store_refused_is_retained_for_its_client() {
     let (plan, store) = failing(Server::Wrapped);
     let (setup, mcp) = plan.grace(Grace::Auto).client().await;
-    let (mut call, id) = begun(&setup, &mcp).await;
+    let (mut call, id) = started(&setup, &mcp).await;
 
     lose_answer(&setup, &store, &mut call).await;
 
@@ -83,7 +83,7 @@ async fn an_answer_that_the_store_refused_is_retained_for_its_client() {
 async fn an_answer_that_the_store_refused_is_retained_for_a_disconnected_client() {
     let (plan, store) = failing(Server::Wrapped);
     let (setup, mcp) = plan.grace(Grace::Auto).client().await;
-    let (call, id) = begun(&setup, &mcp).await;
+    let (call, id) = started(&setup, &mcp).await;
     call.fin();
     setup.events.detached(&mcp, 1).await;
     store.takes_no_answers.store(true, Ordering::Relaxed);
@@ -104,7 +104,7 @@ fn failing(server: Server) -> (Plan, Arc<Failing>) {
 }
 
 /// Starts call 1 and reads its first event. Returns the id of that event.
-async fn begun(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
+async fn started(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;
     let first = call.event().await.expect("the priming event");

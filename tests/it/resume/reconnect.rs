@@ -1,4 +1,4 @@
-//! A client that resumes its call, and everything that may happen meanwhile.
+//! A client that resumes its call, and everything that may happen in the meantime.
 
 use std::{
     sync::{

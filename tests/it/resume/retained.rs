@@ -108,7 +108,7 @@ async fn without_the_wrapper_a_late_answer_is_lost() {
     }
 }
 
-/// The answer repeats the event id that the client named, whichever event of its stream that was.
+/// The answer repeats the event id that the client sent, whichever event of its stream that was.
 #[tokio::test]
 async fn a_late_answer_repeats_the_id_that_the_client_named() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
@@ -370,7 +370,7 @@ async fn end_stream(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, 1).await;
 }
 
-/// Has the handler return, and waits until the call has completed.
+/// Has the handler return and waits until the call has completed.
 async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     setup.witness.release(label);
     assert_eq!(setup.events.ended(mcp, id).await, Outcome::Completed);

@@ -75,7 +75,7 @@ async fn an_answer_that_the_store_has_lost_follows_the_stored_events() {
     drop(setup);
 }
 
-/// The client must have an id with which it can resume before the answer begins.
+/// The client must have an id with which it can resume before the answer starts.
 #[tokio::test]
 async fn an_answer_that_is_not_stored_at_all_follows_the_named_id() {
     for loses in [Loses::Messages, Loses::Everything] {

@@ -179,7 +179,7 @@ async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
         let connected = streams.pop();
         drop(streams);
 
-        // The client resumes the first call, and disconnects again.
+        // The client resumes the first call and disconnects again.
         let resumed = foreign.resume(ids[0]).await;
         drop(resumed);
 

@@ -223,7 +223,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
                     && let Some(delete) = &mut *at_the_end.lock().unwrap()
                 {
                     let mut context = Context::from_waker(Waker::noop());
-                    let _begun = delete.as_mut().poll(&mut context);
+                    let _started = delete.as_mut().poll(&mut context);
                 }
             });
         let calls = layer.calls();
@@ -302,7 +302,7 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
         .grace(Grace::Immediate)
         .observe(move |event: &Event<'_>| match event {
             Event::Started { .. } if starts.fetch_add(1, Ordering::Relaxed) == 1 => {
-                // The blocked cancel may run now, and has time for its check.
+                // The blocked cancel may run now and has time for its check.
                 unblock.send(()).unwrap();
                 let _in_time = never.lock().unwrap().recv_timeout(50 * TICK);
             }
@@ -420,7 +420,7 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
 
-/// The inner manager shares its sessions with another server, or restores them by itself.
+/// The inner manager shares its sessions with another server or restores them by itself.
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();
@@ -594,7 +594,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
     assert_eq!(response.status(), 404);
 }
 
-/// The close has begun on the first runtime.
+/// The close has started on the first runtime.
 #[test]
 fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
     let gated = Arc::new(GatedManager::new(At::Close));
@@ -754,7 +754,7 @@ async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it()
             && let Some(served) = &mut *at_the_end.lock().unwrap()
         {
             let mut context = Context::from_waker(Waker::noop());
-            let _begun = served.as_mut().poll(&mut context);
+            let _started = served.as_mut().poll(&mut context);
         }
     });
     let calls = layer.calls();

@@ -235,7 +235,7 @@ async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
     assert!(is_open(&setup, &mcp).await);
 }
 
-/// The stream of the call has ended, so only the registry knows that the call runs.
+/// The call's stream has ended, so only the registry knows that the call runs.
 #[tokio::test]
 async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     let (clock, setup, mcp) = by_default().grace(Grace::After(4 * IDLE)).stopped().await;

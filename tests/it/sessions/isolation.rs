@@ -435,7 +435,7 @@ fn refusing_unread(router: Router) -> Router {
     ))
 }
 
-/// Starts the victim's call, and a request with its id that waits at the gate. That request has been read, and will be
+/// Starts the victim's call, and a request with its id that waits at the gate. That request has been read and will be
 /// refused.
 async fn refusing_after_reading(server: Server) -> (Gate, Setup, Mcp, Connection, Connection) {
     let is_refused = |request: &Request| !request.headers().contains_key(AUTHORIZATION);

@@ -74,7 +74,7 @@ async fn is_lost_with_its_resumed_stream(
     closed(setup, mcp).await;
 }
 
-/// Disconnects the client from its standalone stream, and asserts that its session is closed on time.
+/// Disconnects the client from its standalone stream and asserts that its session is closed on time.
 async fn assert_closed_after_its_standalone_stream(setup: &Setup, clock: &StoppedClock, mcp: &Mcp) {
     let standalone = listen(mcp).await;
     pass(setup, clock, 2 * LOST_TIMEOUT).await;
@@ -165,7 +165,7 @@ async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() 
     is_lost_with_its_resumed_stream(&setup, &clock, &mcp, &event.id.expect("an event id")).await;
 }
 
-/// A cancel of the client ends the stream of its call, not the client.
+/// A cancel from the client ends the stream of its call, not the client.
 #[tokio::test]
 async fn a_client_that_cancels_its_call_is_not_lost() {
     let (clock, setup, mcp) = plan().stopped().await;
@@ -213,7 +213,7 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     assert!(is_open(&setup, &quiet).await);
 }
 
-/// The client has lost its standalone stream only, and reads that of its call.
+/// The client has lost its standalone stream only and reads that of its call.
 #[tokio::test]
 async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
     let (clock, setup, mcp) = untracked().stopped().await;

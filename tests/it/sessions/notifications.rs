@@ -135,7 +135,7 @@ async fn a_session_is_reported_as_closed_when_the_inner_manager_has_closed_it() 
     let plan = Plan::of(Server::Wrapped).wrap(move |local| {
         CancellableSessionManager::new(local).on_session(move |event| {
             if let SessionEvent::Closed { session, .. } = event {
-                let sessions = checks.get().expect("it has begun").local();
+                let sessions = checks.get().expect("it has started").local();
                 let sessions = sessions.sessions.try_read().expect("it is free");
                 let is_there = sessions.keys().any(|id| **id == **session);
                 seen.lock().unwrap().push(is_there);

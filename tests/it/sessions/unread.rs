@@ -87,7 +87,7 @@ async fn flooded(setup: &Setup, mcp: &Mcp) -> Connection {
     unread
 }
 
-/// Disconnects the client of another call, which is cancelled soon after the stall timeout of the unread one.
+/// Disconnects another call's client, which is cancelled soon after the stall timeout of the unread one.
 async fn assert_cancels_in_time(setup: &Setup, mcp: &Mcp, other: Connection) {
     let hung_up = Instant::now();
     other.fin();

@@ -32,7 +32,7 @@ enum Handler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Disconnects,
-    /// The client disconnects, and resumes its stream if it can.
+    /// The client disconnects and resumes its stream if it can.
     Resumes,
     /// The client resumes its stream before the server notices the disconnect.
     ResumesBeforeDisconnect,
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// Advances the clock, and asserts everything that must be true at the end.
+    /// Advances the clock and asserts everything that must be true at the end.
     async fn assert_over(&mut self, case: &str) {
         // A jump of the clock makes a deadline late, and a late deadline is deferred once.
         for _ in 0..6 {
@@ -242,7 +242,7 @@ impl World {
         });
         let cancelled: Vec<_> = cancelled.collect();
         let mut reasons = self.reasons();
-        // If a call ended before its handler began, no handler holds its token.
+        // If a call ended before its handler started, no handler holds its token.
         assert!(
             reasons.len() <= cancelled.len(),
             "{case}: {reasons:?} for {cancelled:?}"

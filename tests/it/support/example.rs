@@ -21,7 +21,7 @@ pub(crate) struct Example {
 // === impl Example ===
 
 impl Example {
-    /// Starts the example, and waits until it listens.
+    /// Starts the example and waits until it listens.
     ///
     /// The example takes its address as an argument, and first prints `listening on http://…/mcp`.
     pub(crate) async fn start(name: &str) -> Self {

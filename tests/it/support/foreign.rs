@@ -136,7 +136,7 @@ impl Foreign {
         self.send_call(id, Some("s"), None).await
     }
 
-    /// Sends a call without a session. `version` names its revision, if it names one.
+    /// Sends a call without a session. `version` is its revision, if it has one.
     pub(crate) async fn call_without_session(&self, id: i64, version: Option<&str>) -> Body {
         self.send_call(id, None, version).await
     }

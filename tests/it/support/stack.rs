@@ -136,7 +136,7 @@ impl Bench {
         Self::start(mode, start).await
     }
 
-    /// Has `start` run the server, and keeps its result until the bench is dropped.
+    /// Has `start` run the server and keeps its result until the bench is dropped.
     pub async fn start<S: 'static>(
         mode: SessionMode,
         start: impl AsyncFnOnce(&Witness, CancelOnDisconnectLayer) -> (SocketAddr, S),

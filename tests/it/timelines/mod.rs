@@ -108,7 +108,7 @@ fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_
     for grace in [Grace::Auto, Grace::Immediate, Grace::After(MINUTE)] {
         let story = Story::of(Server::Wrapped, grace);
         is_right(&story.call(3 * HOUR, &[first]).stops_resuming());
-        // After an hour the layer no longer tracks the call, and does not cancel it then.
+        // After an hour the layer no longer tracks the call and does not cancel it then.
         let story = Story::of(Server::LayerOnly, grace);
         is_right(&story.call(30 * MINUTE, &[first]).stops_resuming());
     }

@@ -17,7 +17,7 @@ pub(super) struct Story {
     pub(super) confirm: Option<Confirm>,
     /// How long a session may be idle, if its manager is wrapped.
     pub(super) idle: Duration,
-    /// The `retry` with which every stream begins. Without it, no event before the first message has an id.
+    /// The `retry` with which every stream starts. Without it, no event before the first message has an id.
     pub(super) retry: Option<Duration>,
     /// If set, the events of all calls are stored. The store also ends each resumed stream.
     pub(super) is_stored: bool,
@@ -54,7 +54,7 @@ pub(super) struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     HangsUp,
-    /// The server ends the stream, and may send a `retry` (SEP-1699).
+    /// The server ends the stream and may send a `retry` (SEP-1699).
     EndedByServer {
         retry: Option<Duration>,
     },

@@ -103,7 +103,7 @@ impl Held {
         }
     }
 
-    /// Sends a body on a connection of its own. Of a large body, sends only the beginning.
+    /// Sends a body on a connection of its own. Of a large body, sends only the start.
     async fn send(&self, row: &Row, mcp: &Mcp) -> Connection {
         let request = row.request(mcp);
         let mut connection = Connection::open(self.bench.addr).await;
@@ -111,9 +111,9 @@ impl Held {
             Sent::Whole => connection.send(&request).await,
             Sent::Chunked(sizes) => connection.send_chunked(&request, sizes).await,
             Sent::OverHttp2 => {
-                let mut begun = request.clone();
-                begun.body.truncate(100_000);
-                connection.send_cut(&begun, request.body.len()).await;
+                let mut cut = request.clone();
+                cut.body.truncate(100_000);
+                connection.send_cut(&cut, request.body.len()).await;
             }
         }
         connection

@@ -54,7 +54,7 @@ enum Serves {
     ReadyLate,
     /// Answers with a status before it reads the body.
     RefusesUnread,
-    /// Begins a stream before it reads the body, and then reads the body.
+    /// Starts a stream before it reads the body, and then reads the body.
     StreamsUnread,
     /// Writes an event, and never ends its stream.
     NeverEnds,
@@ -83,7 +83,7 @@ fn expected(sends: Sends, serves: Serves) -> Expected {
         // hyper takes a half-close for a disconnect. A call that has not ended by then is cancelled.
         (Sends::ThenHalfCloses, Serves::NeverEnds | Serves::NeverAnswers) => Ends(DISCONNECTED),
         (_, Serves::NeverEnds | Serves::NeverAnswers) => Running,
-        // The call becomes known only after its stream has begun, and that stream is passed on unread.
+        // The call becomes known only after its stream has started, and that stream is passed on unread.
         (_, Serves::StreamsUnread) => Ends(Outcome::Unknown),
         (_, Serves::Answers | Serves::ReadyLate) => Ends(Outcome::Completed),
     }

@@ -214,7 +214,7 @@ impl Row {
                     Reads::Stops(at) if read < at => (at - read, TICK),
                     Reads::Stops(_) => return std::future::pending().await,
                 };
-                let begun = Instant::now();
+                let started = Instant::now();
                 let mut left = bytes;
                 while left > 0 {
                     match client.read(left).await {
@@ -223,8 +223,8 @@ impl Row {
                     }
                 }
                 read += bytes;
-                sleep(pause.saturating_sub(begun.elapsed())).await;
-                late.set(late.get().max(begun.elapsed().saturating_sub(pause)));
+                sleep(pause.saturating_sub(started.elapsed())).await;
+                late.set(late.get().max(started.elapsed().saturating_sub(pause)));
             }
         };
         let until = Instant::now() + self.watch_for;

@@ -39,7 +39,7 @@ const COMMIT_AFTER: Duration = Duration::from_secs(1);
 /// end.
 type Script = (Vec<(u32, Bytes)>, u32);
 
-/// What sends the head of the response.
+/// What sends the response's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Head {
     /// The inner service, at once.

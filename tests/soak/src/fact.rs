@@ -197,7 +197,7 @@ pub enum CloseKind {
     Proxy,
 }
 
-/// The state of the server.
+/// The server's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gauge {
     /// `Calls::len` of all layers.

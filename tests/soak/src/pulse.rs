@@ -16,17 +16,17 @@ pub fn watch(log: &Log) {
     let of_thread = log.clone();
     thread::spawn(move || {
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             thread::sleep(WAKE_INTERVAL);
-            record(&of_thread, begun.elapsed());
+            record(&of_thread, started.elapsed());
         }
     });
     let of_task = log.clone();
     tokio::spawn(async move {
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             tokio::time::sleep(WAKE_INTERVAL).await;
-            record(&of_task, begun.elapsed());
+            record(&of_task, started.elapsed());
         }
     });
 }

@@ -45,7 +45,7 @@ pub const GRACE: Micros = 2 * SECOND;
 pub const RETRY: Duration = Duration::from_millis(300);
 /// Idle timeout of a session. No call is silent for as long.
 pub const IDLE: Duration = Duration::from_secs(10);
-/// Time for which an answer is retained for a client that was disconnected. The session stays open meanwhile.
+/// Time for which an answer is retained for a client that was disconnected. The session stays open in the meantime.
 pub const RETENTION: Duration = Duration::from_secs(60);
 /// Maximum time for calls of a drained server to complete.
 pub const DRAIN: Duration = Duration::from_millis(1_500);

@@ -49,7 +49,7 @@ enum Content {
     Json(Vec<u8>),
 }
 
-/// A request of a client.
+/// A request from a client.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,

@@ -59,7 +59,7 @@ impl BodyDecoder {
 
     /// For a message that has a body only if its head announces one.
     ///
-    /// That is any request, and a response of a server that keeps connections open.
+    /// That is any request, and a response from a server that keeps connections open.
     pub fn announced(headers: &HeaderMap) -> Self {
         Self {
             state: announced(headers).unwrap_or(State::Ended),

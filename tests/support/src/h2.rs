@@ -91,7 +91,7 @@ impl H2 {
     /// Closes the socket, and thereby all streams.
     pub fn hang_up(self) {}
 
-    /// Returns `true` if the server has closed the connection, or is about to.
+    /// Returns `true` if the server has closed the connection or is about to.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
@@ -111,7 +111,7 @@ impl H2Stream {
         self.answered().await.0.clone()
     }
 
-    /// Returns the next piece of the body. Returns `None` at the end, even if the body is incomplete.
+    /// Returns the next piece of the body, or `None` at the end, even if the body is incomplete.
     pub async fn data(&mut self) -> Option<Bytes> {
         let (_, body) = self.answered().await;
         loop {
@@ -208,7 +208,7 @@ where
     fn execute(&self, task: F) {
         self.with(|tasks| {
             tasks.spawn(async move {
-                // An error of the connection is visible in its streams.
+                // A connection error is visible in its streams.
                 task.await;
             })
         });

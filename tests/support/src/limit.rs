@@ -16,12 +16,12 @@ pub const LIMIT: Duration = Duration::from_secs(10);
     reason = "the limit must not follow the paused clock of a test"
 )]
 pub async fn within<F: Future>(what: impl fmt::Display, future: F) -> F::Output {
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let mut future = pin!(future);
     loop {
         match tokio::time::timeout(LIMIT, future.as_mut()).await {
             Ok(output) => return output,
-            Err(_) if begun.elapsed() < LIMIT => {}
+            Err(_) if started.elapsed() < LIMIT => {}
             Err(_) => panic!("waited {LIMIT:?} in vain for {what}"),
         }
     }

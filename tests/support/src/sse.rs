@@ -10,7 +10,7 @@ use serde_json::Value;
 /// One event. Fields that were not sent are `None`; `data` is empty when it was sent empty or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
-    /// The event id, which a client names in `Last-Event-ID`.
+    /// The event id, which a client sends in `Last-Event-ID`.
     pub id: Option<String>,
     /// The data lines, joined by line feeds.
     pub data: String,

@@ -140,7 +140,7 @@ impl Witness {
             .await;
     }
 
-    /// Returns the record of `label`. Returns `None` if no handler with that label started.
+    /// Returns the record of `label`, or `None` if no handler with that label started.
     pub fn find(&self, label: &str) -> Option<HandlerRecord> {
         self.log.borrow().records.get(label).cloned()
     }

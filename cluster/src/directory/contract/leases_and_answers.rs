@@ -48,11 +48,11 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             ..Status::default()
         },
     ];
-    // The report of any instance counts, and outlives the lease of that instance.
+    // The report of any instance counts, and outlives that instance's lease.
     let mut latest = None;
     for status in statuses {
         directory.acquire_lease(me, &status).await.unwrap();
-        let Look { record, leases } = directory.look(unknown).await.unwrap();
+        let SessionSnapshot { record, leases } = directory.look_up(unknown).await.unwrap();
         assert_eq!((record, &leases.run), (None, &run));
         let lease = leases.of(me.incarnation).unwrap();
         assert_eq!(lease.written_in, status.written_in);

@@ -24,7 +24,7 @@ impl MemoryDirectory {
         Snapshot(self.state().clone())
     }
 
-    /// Restarts with the data of a snapshot, like a killed backend, or a replica after a failover.
+    /// Restarts with the data of a snapshot, like a killed backend or a replica after a failover.
     pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
         let mut state = self.state();
         *state = State {
@@ -64,7 +64,7 @@ impl MemoryDirectory {
         known.is_some_and(|known| matches!(known.record, Record::Owned(_)))
     }
 
-    /// Returns the owner of a session, whether or not the record has expired.
+    /// Returns a session's owner, whether or not the record has expired.
     pub(crate) fn owner(&self, session: SessionHash) -> Option<Incarnation> {
         let state = self.state();
         let record = state.sessions.get(&session)?.record;

@@ -189,7 +189,7 @@ fn choose_provider() {
     use rustls::crypto::{CryptoProvider, ring};
 
     if CryptoProvider::get_default().is_none() {
-        // Another thread may have chosen one meanwhile.
+        // Another thread may have chosen one in the meantime.
         let _other = ring::default_provider().install_default();
     }
 }

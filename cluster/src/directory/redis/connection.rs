@@ -50,7 +50,7 @@ struct SharedConnections {
 /// The current connections.
 struct Current {
     connecting: Connecting,
-    /// Whether a heartbeat began on these connections, and none was answered since.
+    /// Whether a heartbeat started on these connections, and none was answered since.
     is_unanswered: bool,
 }
 
@@ -97,11 +97,11 @@ impl Connections {
         self.shared.renew();
     }
 
-    /// Called when a heartbeat begins. Renews connections that cannot be used.
+    /// Called when a heartbeat starts. Renews connections that cannot be used.
     ///
     /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed. The Sentinels are
     /// asked for it when a heartbeat on existing connections was not answered, for any reason.
-    pub(super) fn on_heartbeat_begun(&self) {
+    pub(super) fn on_heartbeat_started(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {
             (None, _) | (Some(Ok(_)), Source::Fixed(_)) => false,
@@ -158,7 +158,7 @@ impl SharedConnections {
             if primary.get_connection_info().addr() != pair.client.get_connection_info().addr() {
                 self.renew();
                 // Established now, because the next heartbeat is to use them. If this fails, the heartbeat reports it.
-                let _begun = self.pair().await;
+                let _started = self.pair().await;
             }
         }
     }

@@ -1,28 +1,28 @@
-//! The keys, and the parts of their values that several modules use.
+//! The Redis keys, and the parts of their values that several modules share.
 
 use std::time::Duration;
 
 use crate::ids::{CallNumber, Incarnation, SessionHash};
 
-/// The key of the leases.
+/// The key of the hash that holds the leases.
 pub(super) const LEASES: &str = "mcp:i";
 
-/// A field of the leases that is not a lease: when an instance last turned a client away.
+/// The field of that hash that is not a lease: when an instance last turned a client away or a lease lapsed.
 pub(super) const TURNED_AWAY: &str = "turned-away";
 
-/// The placeholder for no time, no run or no marks.
+/// The placeholder for a missing time, run, or list of marks.
 pub(super) const NONE: &str = "-";
 
-/// The mark in the lease of a settled instance.
+/// Marks the lease of a settled instance.
 pub(super) const SETTLED: &str = "settled";
 
-/// The mark in the lease of an instance that has late answers.
+/// Marks a lease as [`Lease::has_late_answers`](crate::directory::Lease::has_late_answers).
 pub(super) const LATE_ANSWERS: &str = "late-answers";
 
-/// Maximum time that a lease may be ahead of the backend's clock: 1 s.
+/// Maximum time a lease may be ahead of the backend's clock: 1 s.
 ///
-/// A lease that is further ahead is from a backend with another clock.
-pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);
+/// A lease that is further ahead was written by a backend with another clock, or before the clock was set back.
+pub(super) const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 pub(super) fn session_key(session: SessionHash) -> String {
     format!("mcp:s:{session}")
@@ -36,7 +36,7 @@ pub(super) fn answer_key(
     format!("mcp:a:{session}:{incarnation}:{call}")
 }
 
-/// Returns a duration in the backend's unit of time.
+/// Returns `duration` in milliseconds, the backend's unit of time. Saturates at `u64::MAX`.
 pub(super) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }

@@ -86,7 +86,7 @@ impl Inspection {
             log(|| {
                 warn!(
                     target: "mcp_cancel_cluster",
-                    "the directory accepts writes without its replicas: after a failover, clients may get 404 for sessions that have just begun. Set min-replicas-to-write 1, and min-replicas-max-lag to less than 6 s"
+                    "the directory accepts writes without its replicas: after a failover, clients may get 404 for sessions that have just started. Set min-replicas-to-write 1, and min-replicas-max-lag to less than 6 s"
                 )
             });
         }

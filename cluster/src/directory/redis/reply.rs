@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
+use super::format::{LATE_ANSWERS, MAX_CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
     directory::{BackendRunId, DirectoryError, LEASE_TTL, Lease, Leases},
     ids::{Record, SessionHash},
@@ -37,16 +37,16 @@ fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
 }
 
 fn is_valid(renewed: Duration, now: Duration) -> bool {
-    now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW
+    now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= MAX_CLOCK_SKEW
 }
 
-/// Returns the time with which a lease, or the field [`TURNED_AWAY`], begins.
+/// Returns the time at the start of a lease, or of the field [`TURNED_AWAY`].
 fn leading_time(text: &str) -> Option<Duration> {
     let millis = text.split(' ').next()?.parse().ok()?;
     Some(Duration::from_millis(millis))
 }
 
-/// Reads a lease. Returns `None` if it has lapsed, or cannot be read.
+/// Reads a lease. Returns `None` if it has lapsed or cannot be read.
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let renewed = leading_time(text)?;
     let mut parts = text.split(' ').skip(1);

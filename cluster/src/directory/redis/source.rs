@@ -1,4 +1,4 @@
-//! The source of connections: a fixed address, or the primary that Sentinels report.
+//! The source of connections: a fixed address or the primary that Sentinels report.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -1,9 +1,9 @@
-//! Decides from heartbeats whether the directory is consistent. Reads no clock, and does no I/O.
+//! Decides from heartbeats whether the directory is consistent. Reads no clock and does no I/O.
 //!
 //! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written since is written. It
 //!    stops being consistent when a heartbeat is not answered, or finds another run of the backend or no lease.
 //! 2. After each of these events everything is written again before the directory is consistent again. A heartbeat that is not answered
-//!    meanwhile does not restart the writes. They therefore complete even with a backend that answers only every second request.
+//!    in the meantime does not restart the writes. They therefore complete even with a backend that answers only every second request.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
 //!    claims a session only after that, then loses the claim. New epochs wait while a later claim of another instance may be lost.
 //!    Meanwhile no instance proves anything, and none claims.
@@ -34,7 +34,7 @@ const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
 /// Maximum age of a heartbeat at its execution, by the directory's clock: 500 ms.
 ///
-/// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat began, even if the directory's clock has stepped.
+/// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat started, even if the directory's clock has stepped.
 pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 
 /// Maximum time by which the directory's clock can be set back unnoticed: 1 s.
@@ -42,7 +42,7 @@ pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 /// Equal to the time by which a lease may be ahead of that clock.
 pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 
-/// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
+/// Minimum lifetime of a lease after its heartbeat started: 5.5 s.
 ///
 /// The directory may count the heartbeat as composed up to [`DIRECTORY_TIMEOUT`] earlier
 /// ([`composed_at`](crate::directory::Status::composed_at)).
@@ -71,8 +71,8 @@ pub(super) struct DirectoryHealth {
     ///
     /// They are due if other instances may have seen this one without a lease.
     renewal_due: Option<BackendRunId>,
-    /// When the last heartbeat began, answered or not.
-    last_begun: Option<Instant>,
+    /// When the last heartbeat started, answered or not.
+    last_started: Option<Instant>,
     /// The lapse for which sessions must be verified, as of the last heartbeat. `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
     /// Nothing new is served while the lease may have lapsed, even if heartbeats are sent.
@@ -114,41 +114,41 @@ impl DirectoryHealth {
             clock: None,
             has_no_lease: false,
             renewal_due: None,
-            last_begun: None,
+            last_started: None,
             lapse: None,
             requires_lease,
         }
     }
 
-    /// Called when a heartbeat begins.
-    pub(super) fn on_heartbeat_begun(&mut self, now: Instant) {
+    /// Called when a heartbeat starts.
+    pub(super) fn on_heartbeat_started(&mut self, now: Instant) {
         if self.has_stalled(now) {
             self.lapse = Some(Lapse::by_stall(now));
             // Nothing is written before it is known whether there is a lease.
             self.on_heartbeat_failed();
         }
-        self.last_begun = Some(now);
+        self.last_started = Some(now);
     }
 
-    /// Called when the heartbeat that began at `begun` was answered. The directory executed it at `time`.
+    /// Called when the heartbeat that started at `started` was answered. The directory executed it at `time`.
     ///
     /// Returns `true` if the directory's clock has stepped forward, or this machine was suspended.
     pub(super) fn on_time_read(
         &mut self,
-        begun: Instant,
+        started: Instant,
         now: Instant,
         time: DirectoryTime,
     ) -> bool {
-        let expected = self.clock_at(begun);
+        let expected = self.clock_at(started);
         let has_stepped = expected.is_some_and(|expected| time.since(expected) > MAX_HEARTBEAT_AGE);
         // An answer that was read later would set the clock back by more than the lease allows for.
-        if now - begun <= DIRECTORY_TIMEOUT {
+        if now - started <= DIRECTORY_TIMEOUT {
             self.clock = Some((now, time));
         }
         has_stepped
     }
 
-    /// Returns the time of the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
+    /// Returns the time by the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
     ///
     /// If the clock has not been read for a while, the result is a further [`MAX_BACKWARD_CLOCK_STEP`] earlier, because the clock
     /// may have been set back.
@@ -169,7 +169,7 @@ impl DirectoryHealth {
         Some(time.after(now.saturating_duration_since(at)))
     }
 
-    /// Returns the lapse for which sessions must be verified. Returns `None` if there is none.
+    /// Returns the lapse for which sessions must be verified, or `None` if there is none.
     pub(super) fn lapse(&self, now: Instant) -> Option<Lapse> {
         if self.has_stalled(now) {
             return Some(Lapse::by_stall(now));
@@ -180,13 +180,13 @@ impl DirectoryHealth {
         self.lapse
     }
 
-    /// Returns `true` if this process has stalled, and the lease may have lapsed meanwhile. The next heartbeat is late then.
+    /// Returns `true` if this process has stalled, and the lease may have lapsed in the meantime. The next heartbeat is late then.
     fn has_stalled(&self, now: Instant) -> bool {
-        let Some(begun) = self.last_begun else {
+        let Some(started) = self.last_started else {
             return false;
         };
-        let may_lapse_at = self.last_heartbeat.unwrap_or(begun) + STALL_THRESHOLD;
-        now > may_lapse_at.max(begun + OVERDUE_THRESHOLD)
+        let may_lapse_at = self.last_heartbeat.unwrap_or(started) + STALL_THRESHOLD;
+        now > may_lapse_at.max(started + OVERDUE_THRESHOLD)
     }
 
     /// Called when a heartbeat found no lease, before the lease is acquired again.
@@ -213,14 +213,14 @@ impl DirectoryHealth {
         self.renewal_due = None;
     }
 
-    /// Called when the heartbeat that began at `begun` was answered, and there is a lease.
+    /// Called when the heartbeat that started at `started` was answered, and there is a lease.
     pub(super) fn on_heartbeat_answered(
         &mut self,
-        begun: Instant,
+        started: Instant,
         run: BackendRunId,
     ) -> RequiredWork {
         let is_same_run = self.run.as_ref() == Some(&run);
-        let is_in_time = self.is_fresh(begun);
+        let is_in_time = self.is_fresh(started);
         let was_alive = !std::mem::take(&mut self.has_no_lease);
         let may_have_lost_data = !is_same_run || !is_in_time || !was_alive;
         if is_same_run && was_alive {
@@ -233,7 +233,7 @@ impl DirectoryHealth {
         } else if let Some(Lapse { by_stall: true, .. }) = self.lapse {
             self.require_epoch_renewal();
         } else if !is_in_time && self.last_heartbeat.is_some() {
-            self.lapse = self.lapse.or(Some(Lapse::by_failures(begun)));
+            self.lapse = self.lapse.or(Some(Lapse::by_failures(started)));
         }
         let write_all = may_have_lost_data
             || self.phase
@@ -244,7 +244,7 @@ impl DirectoryHealth {
             self.phase = Phase::Writing;
         }
         self.run = Some(run);
-        self.last_heartbeat = Some(begun);
+        self.last_heartbeat = Some(started);
         RequiredWork {
             write_all,
             may_have_lost_data,

@@ -12,7 +12,7 @@ use tokio::{
 pub(super) struct Lane<F> {
     max: usize,
     in_flight: FuturesUnordered<F>,
-    /// When the next write may begin after a failure.
+    /// When the next write may start after a failure.
     resumes_at: Option<Instant>,
     /// Length of the pause after a failure.
     pause: Duration,

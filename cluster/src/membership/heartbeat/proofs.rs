@@ -33,7 +33,7 @@ impl Heartbeat {
         self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
 
-    /// Returns `true` if answers of calls of this instance are late, or will be written by calls of sessions that it must close.
+    /// Returns `true` if answers of calls of this instance are late or will be written by calls of sessions that it must close.
     pub(super) fn has_late_answers(&self) -> bool {
         self.sessions.has_unclosed() || self.answers.are_late()
     }

@@ -7,7 +7,7 @@ use tokio::{
 use super::*;
 use crate::{
     directory::{
-        Claim, DIRECTORY_TIMEOUT, LEASE_TTL, Look, MemoryDirectory,
+        Claim, DIRECTORY_TIMEOUT, LEASE_TTL, MemoryDirectory, SessionSnapshot,
         contract::{claim_from, instance, is_alive, session},
         faulty::{Fault, Faulty},
     },
@@ -76,14 +76,14 @@ impl Instance {
         }
     }
 
-    async fn look(&self, session: SessionHash) -> Look {
-        self.link.look(session).await.unwrap()
+    async fn look_up(&self, session: SessionHash) -> SessionSnapshot {
+        self.link.look_up(session).await.unwrap()
     }
 
     /// Returns `true` if the instance would answer 404.
     async fn would_deny(&self, session: SessionHash) -> bool {
-        let look = self.look(session).await;
-        look.record.is_none() && self.heartbeat.proves_absence(&look.leases)
+        let snapshot = self.look_up(session).await;
+        snapshot.record.is_none() && self.heartbeat.proves_absence(&snapshot.leases)
     }
 }
 
@@ -115,7 +115,7 @@ async fn a_client_that_was_turned_away_is_reported_without_delay() {
     }
 }
 
-/// The machine was suspended, so its clock has not advanced. Clients may have waited for it meanwhile.
+/// The machine was suspended, so its clock has not advanced. Clients may have waited for it in the meantime.
 #[tokio::test(start_paused = true)]
 async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat() {
     for suspended in [600, 2_000, 5_000, 20_000].map(Duration::from_millis) {
@@ -140,7 +140,7 @@ async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat(
     }
 }
 
-/// The instance does not know whether the directory's clock was set back meanwhile.
+/// The instance does not know whether the directory's clock was set back in the meantime.
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_directory_is_no_suspension() {
     let memory = MemoryDirectory::default();
@@ -225,7 +225,7 @@ async fn assert_all_is_written_before_consistency(
     let first = Instance::with(1, &memory, &ids).await;
     let before = first.heartbeat.consistent_since().unwrap();
     event(&memory, &first.link).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     while first
         .heartbeat
         .consistent_since()
@@ -233,7 +233,7 @@ async fn assert_all_is_written_before_consistency(
     {
         sleep(Duration::from_millis(1)).await;
         assert!(
-            begun.elapsed() < 4 * SECOND,
+            started.elapsed() < 4 * SECOND,
             "the directory is never consistent again"
         );
     }
@@ -328,8 +328,8 @@ async fn a_session_that_is_missing_in_an_empty_directory_is_not_reported_missing
     assert!(second.would_deny(session("unknown").session).await);
     for lose_all in [MemoryDirectory::restart, MemoryDirectory::flush] {
         lose_all(&memory);
-        let begun = Instant::now();
-        while begun.elapsed() < 10 * SECOND {
+        let started = Instant::now();
+        while started.elapsed() < 10 * SECOND {
             assert!(!second.would_deny(session("living").session).await);
             sleep(STEP).await;
         }
@@ -345,8 +345,8 @@ async fn a_session_that_is_missing_in_an_empty_directory_is_not_reported_missing
 async fn an_instance_that_has_just_started_reports_no_session_missing() {
     let memory = MemoryDirectory::default();
     let first = Instance::new(1, &memory);
-    let begun = Instant::now();
-    while begun.elapsed() < SETTLE_PERIOD {
+    let started = Instant::now();
+    while started.elapsed() < SETTLE_PERIOD {
         assert!(!first.would_deny(session("unknown").session).await);
         sleep(STEP).await;
     }
@@ -375,11 +375,11 @@ async fn a_look_before_a_restart_proves_nothing_after_it() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &[]).await;
     sleep(SETTLE_PERIOD).await;
-    let look = first.look(session("unknown").session).await;
-    assert!(look.record.is_none() && first.heartbeat.proves_absence(&look.leases));
+    let snapshot = first.look_up(session("unknown").session).await;
+    assert!(snapshot.record.is_none() && first.heartbeat.proves_absence(&snapshot.leases));
     memory.restart();
     sleep(10 * SECOND).await;
-    assert!(!first.heartbeat.proves_absence(&look.leases));
+    assert!(!first.heartbeat.proves_absence(&snapshot.leases));
 }
 
 /// An instance found that the owner had no lease. It claims the session only after the owner has renewed its lease.
@@ -576,15 +576,15 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
         first.sessions.begin(&id.to_string(), session("any").params);
     }
     first.link.memory.restart();
-    let begun = Instant::now();
+    let started = Instant::now();
     first.until_not_consistent().await;
     while !first.is_consistent() {
         assert!(
-            begun.elapsed() < 120 * SECOND,
+            started.elapsed() < 120 * SECOND,
             "the sessions are never all written"
         );
         sleep(100 * Duration::from_millis(1)).await;
-        assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, first.me).await);
+        assert!(started.elapsed() < 3 * SECOND || is_alive(&memory, first.me).await);
     }
     assert_eq!(memory.sessions(), 10_000);
 }

@@ -58,10 +58,10 @@ async fn an_owner_is_looked_up_once_a_minute() {
         assert_eq!(owner_of(&owners, "a").await, Some(other));
         sleep(SECOND).await;
     }
-    assert_eq!(directory.request_count("look"), 1);
+    assert_eq!(directory.request_count("look_up"), 1);
     sleep(SECOND).await;
     assert_eq!(owner_of(&owners, "a").await, Some(other));
-    assert_eq!(directory.request_count("look"), 2);
+    assert_eq!(directory.request_count("look_up"), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,7 +70,7 @@ async fn an_unowned_session_is_looked_up_once_a_second() {
     for _ in 0..10 {
         assert_eq!(owner_of(&owners, "b").await, None);
     }
-    assert_eq!(directory.request_count("look"), 1);
+    assert_eq!(directory.request_count("look_up"), 1);
     sleep(SECOND).await;
     directory
         .memory
@@ -86,12 +86,12 @@ async fn concurrent_requests_for_a_session_share_one_look_up() {
     directory.set(Fault::Stopped);
     let lookups: Vec<_> = (0..100).map(|_| spawn_lookup(&owners, "a")).collect();
     settle().await;
-    assert_eq!(directory.request_count("look"), 1);
+    assert_eq!(directory.request_count("look_up"), 1);
     directory.set(Fault::None);
     for answer in lookups {
         assert_eq!(answer.await.unwrap().unwrap(), Found::Owner(other));
     }
-    assert_eq!(directory.request_count("look"), 1);
+    assert_eq!(directory.request_count("look_up"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,7 +106,7 @@ async fn a_look_up_continues_when_its_first_request_is_dropped() {
     settle().await;
     directory.set(Fault::None);
     assert_eq!(second.await.unwrap().unwrap(), Found::Owner(other));
-    assert_eq!(directory.request_count("look"), 1);
+    assert_eq!(directory.request_count("look_up"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,23 +129,23 @@ async fn a_look_up_without_waiting_requests_leaves_no_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_timeout() {
+async fn a_thousand_lookups_run_at_once_and_none_waits_longer_than_the_timeout() {
     let (owners, directory, _) = owners().await;
     directory.set(Fault::Stopped);
-    let begun = Instant::now();
+    let started = Instant::now();
     let lookups: Vec<_> = (0..2 * MAX_LOOKUPS)
         .map(|id| spawn_lookup(&owners, &id.to_string()))
         .collect();
     settle().await;
-    assert_eq!(directory.request_count("look"), MAX_LOOKUPS);
+    assert_eq!(directory.request_count("look_up"), MAX_LOOKUPS);
     for answer in lookups {
         let error = answer.await.unwrap().unwrap_err();
         assert_eq!(error.to_string(), "the directory did not answer in time");
     }
     assert!(
-        begun.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
+        started.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     assert_eq!(owners.0.state().lookups.len(), 0);
 }
@@ -188,7 +188,7 @@ async fn a_session_of_this_instance_is_looked_up_each_time() {
     let mine = register(&directory, me, "c").await;
     for lookups in 2..4 {
         assert_eq!(owner_of(&owners, "c").await, Some(mine));
-        assert_eq!(directory.request_count("look"), lookups);
+        assert_eq!(directory.request_count("look_up"), lookups);
     }
 }
 
@@ -205,7 +205,7 @@ async fn only_the_given_owner_is_invalidated() {
         Some(other),
         "the session is looked up again"
     );
-    assert_eq!(directory.request_count("look"), 1);
+    assert_eq!(directory.request_count("look_up"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -215,9 +215,9 @@ async fn invented_ids_evict_no_owner() {
     for id in 0..MAX_OWNERS + 1 {
         assert_eq!(owner_of(&owners, &id.to_string()).await, None);
     }
-    let lookups = directory.request_count("look");
+    let lookups = directory.request_count("look_up");
     assert_eq!(owner_of(&owners, "a").await, Some(other));
-    assert_eq!(directory.request_count("look"), lookups);
+    assert_eq!(directory.request_count("look_up"), lookups);
     let state = owners.0.state();
     assert!(state.unowned.len() <= MAX_UNOWNED && state.owners.len() == 1);
 }

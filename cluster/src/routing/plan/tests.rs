@@ -82,7 +82,7 @@ fn an_unknown_session_does_not_exist_only_if_the_directory_is_consistent() {
 }
 
 #[test]
-fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
+fn a_call_that_may_have_started_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
     let broken = Action::Refuse(Refusal::ConnectionLost);
     let broken_plan = || {
         let mut plan = plan(true);
@@ -277,7 +277,7 @@ fn any_replies() -> impl Strategy<Value = Replies> {
     )
 }
 
-/// Runs a plan to its end, and returns all of its actions. The last is `None` if a relay was answered.
+/// Runs a plan to its end and returns all of its actions. The last is `None` if a relay was answered.
 fn run(replies: &Replies) -> Vec<Option<Action>> {
     let mut plan = RoutingPlan::new(incarnation(1), replies.is_call);
     let mut failures = replies.failures.iter();
@@ -376,7 +376,7 @@ proptest! {
             }
         }
 
-        // A call that a peer may have begun is neither sent again nor served here.
+        // A call that a peer may have started is neither sent again nor served here.
         let is_broken = replies.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
         if replies.is_call && is_broken {
             prop_assert_eq!(last, Some(Action::Refuse(Refusal::ConnectionLost)));

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Router;
 use crate::{
-    directory::{Directory as _, Look},
+    directory::{Directory as _, SessionSnapshot},
     ids::{Incarnation, Record, SessionHash},
     lock::lock,
     refusals::Refusal,
@@ -57,11 +57,11 @@ impl Router {
         let read_answer = || directory.answer(session, lost.incarnation, lost.number);
         let mut kept = read_answer().await;
         if matches!(kept, Ok(None)) {
-            let look = directory.look(session).await;
-            if !look.is_ok_and(|look| self.have_former_calls_ended(session, &look)) {
+            let snapshot = directory.look_up(session).await;
+            if !snapshot.is_ok_and(|snapshot| self.have_former_calls_ended(session, &snapshot)) {
                 return self.reject(Refusal::Inconsistent);
             }
-            // Read again, because the former instance may have written the answer between the first read and the look.
+            // Read again, because the former instance may have written the answer between the first read and the lookup.
             kept = read_answer().await;
         }
         match kept {
@@ -76,11 +76,11 @@ impl Router {
     ///
     /// Such a call may still be running if another instance owns the session by now. It may also be running if this instance claimed the
     /// session less than [`FORMER_OWNER_TTL`] ago, from an instance that still has its lease.
-    fn have_former_calls_ended(&self, session: SessionHash, look: &Look) -> bool {
+    fn have_former_calls_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
         let has_other_owner =
-            matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
-        let has_lease = |former| look.leases.of(former).is_some();
+            matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
+        let has_lease = |former| snapshot.leases.of(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
-        !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&look.leases)
+        !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&snapshot.leases)
     }
 }

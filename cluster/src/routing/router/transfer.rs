@@ -1,7 +1,7 @@
 //! A peer's requests while this instance is transferring its sessions.
 //!
-//! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call begins on the peer. If its
-//! client cancels the call while it is waiting, the call does not begin. No session has the call yet, so this instance answers the call itself.
+//! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call starts on the peer. If its
+//! client cancels the call while it is waiting, the call does not start. No session has the call yet, so this instance answers the call itself.
 //! The session manager reports the cancel. The application has therefore accepted the cancel, whether a client or a peer sent it.
 
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use tokio::{select, sync::Notify};
 
 use super::Router;
 use crate::{
-    directory::{Directory as _, Look},
+    directory::{Directory as _, SessionSnapshot},
     ids::{Record, SessionHash},
     lock::lock,
     refusals::{self, Refusal},
@@ -105,15 +105,15 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// The session must not be open here, or its record must name this instance. Otherwise the session is written again.
+    /// The session must not be open here, or its record must have this instance as the owner. Otherwise the session is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
             return true;
         }
-        let look = self.directory.look(session).await;
-        let is_mine = |look: Look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
-        let is_recorded = look.is_ok_and(is_mine);
+        let snapshot = self.directory.look_up(session).await;
+        let is_mine = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
+        let is_recorded = snapshot.is_ok_and(is_mine);
         if !is_recorded {
             self.sessions.write_again(session);
         }

@@ -27,7 +27,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Begins a session in the steps of rmcp.
+    /// Starts a session in the steps of rmcp.
     async fn begin(&self, id: &str, state: &SessionState) {
         self.sessions.on_opened(id, false);
         self.store.store(id, state).await.unwrap();
@@ -102,12 +102,12 @@ async fn no_session_waits_long_for_a_directory_that_does_not_answer() {
         let first = Instance::new(1, &directory);
         sleep(Duration::from_secs(1)).await;
         directory.set(fault);
-        let begun = Instant::now();
+        let started = Instant::now();
         first.begin("a", &state("client")).await;
         assert!(
-            begun.elapsed() <= OPEN_TIMEOUT + Duration::from_millis(10),
+            started.elapsed() <= OPEN_TIMEOUT + Duration::from_millis(10),
             "{:?}",
-            begun.elapsed()
+            started.elapsed()
         );
         assert!(first.sessions.is_local(SessionHash::of("a")));
         directory.set(Fault::None);
@@ -205,12 +205,12 @@ async fn a_session_ends_without_a_directory_that_does_not_answer() {
     let first = Instance::new(1, &directory);
     first.begin("a", &state("client")).await;
     directory.set(Fault::Stopped);
-    let begun = Instant::now();
+    let started = Instant::now();
     first.store.delete("a").await.unwrap();
     assert!(
-        begun.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
+        started.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     directory.set(Fault::None);
     first.sessions.until_removed(SessionHash::of("a")).await;

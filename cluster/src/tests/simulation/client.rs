@@ -27,9 +27,9 @@ use super::{
     time::{HostId, Ms, Post, WORLD},
     watcher::{self, Answer, Check, Watcher},
 };
-use crate::manager::messages::NOT_BEGUN;
+use crate::manager::messages::NOT_STARTED;
 
-/// Maximum time that a request waits for its head, unless its call has begun: 25 s. Chosen as the head timeout, a lease and the time to
+/// Maximum time a request waits for its head, unless its call has started: 25 s. Chosen as the head timeout, a lease and the time to
 /// claim.
 const HEAD_LIMIT: Ms = 25_000;
 
@@ -211,7 +211,7 @@ impl Client {
         }
     }
 
-    /// Returns the current session, or opens one.
+    /// Returns the current session or opens one.
     async fn session(&self) -> Option<Arc<str>> {
         let session = self.0.session.lock().unwrap().clone();
         match session {
@@ -365,7 +365,7 @@ impl Client {
                     if let Some(status) = status {
                         self.expect_code(status, label, &[502]);
                     }
-                    // It is unknown whether the call has begun, and it cannot be resumed.
+                    // It is unknown whether the call has started, and it cannot be resumed.
                     self.set_client(label, watcher::Client::NeverResumes { since: 0 });
                     return None;
                 }
@@ -620,7 +620,7 @@ impl Client {
         ingress.send(request)
     }
 
-    /// Returns the head of a response. Returns `None` if the connection broke.
+    /// Returns the head of a response, or `None` if the connection broke.
     async fn head(
         &self,
         exchange: &Exchange,
@@ -645,7 +645,7 @@ impl Client {
         }
     }
 
-    /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away meanwhile.
+    /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away in the meantime.
     fn record_wait(&self, since: Ms) {
         if self.now() - since > WAITED {
             self.0.watcher.has_waited();
@@ -711,8 +711,8 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     if error.contains("left no answer") {
         return Some(Answer::Lost);
     }
-    if error == NOT_BEGUN {
-        return Some(Answer::NotBegun);
+    if error == NOT_STARTED {
+        return Some(Answer::NotStarted);
     }
     Some(Answer::Other(message.to_string()))
 }

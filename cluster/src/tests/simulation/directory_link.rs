@@ -1,6 +1,6 @@
 //! How each instance reaches the directory.
 //!
-//! A request arrives at the directory after a delay, and is executed there in one step. Its reply arrives after another delay. The step is
+//! A request arrives at the directory after a delay and is executed there in one step. Its reply arrives after another delay. The step is
 //! executed whether or not the instance still waits. The link receives only the name of each request, and therefore does not depend on
 //! the operations of a directory.
 
@@ -130,7 +130,7 @@ impl DirectoryLink {
         self.state.lock().unwrap()
     }
 
-    /// Executes a request at the directory, and sends its reply.
+    /// Executes a request at the directory and sends its reply.
     fn execute(
         self,
         command: &'static str,

@@ -157,7 +157,7 @@ pub(super) enum Event {
         machine: Machine,
         count: usize,
     },
-    /// A client makes `calls` calls at once, and is disconnected for `absence`. The owner of its session is killed after `kill`.
+    /// A client makes `calls` calls at once and is disconnected for `absence`. The owner of its session is killed after `kill`.
     Burst {
         client: usize,
         calls: usize,
@@ -184,7 +184,7 @@ pub(super) struct Plan {
 // === impl Plan ===
 
 impl Plan {
-    /// Draws between 1 and 4 faults that begin between `from` and `to`.
+    /// Draws between 1 and 4 faults that start between `from` and `to`.
     pub(super) fn draw(
         dice: &mut Dice,
         weights: &BTreeMap<Fault, u64>,

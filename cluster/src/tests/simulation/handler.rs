@@ -68,7 +68,7 @@ impl ServerHandler for Server {
             .into();
         let time: Ms = arguments.get("ms").and_then(Value::as_u64).unwrap_or(0);
         self.watcher
-            .begun(self.host, session(&context).as_deref(), &label);
+            .call_started(self.host, session(&context).as_deref(), &label);
         let mut running = Running {
             watcher: self.watcher.clone(),
             host: self.host,
@@ -89,7 +89,7 @@ impl ServerHandler for Server {
     }
 }
 
-/// Returns the session that a request names.
+/// Returns the session id in a request's headers.
 fn session(context: &RequestContext<RoleServer>) -> Option<String> {
     let parts: &http::request::Parts = context.extensions.get()?;
     let id = parts.headers.get("mcp-session-id")?;

@@ -2,7 +2,7 @@
 //! between. A disconnect of a client is passed on.
 //!
 //! 1. A request that waits while its instance is stopped is passed to the application when the instance resumes. This also holds if the
-//!    client has disconnected meanwhile, because a server reads its socket before it detects the end.
+//!    client has disconnected in the meantime, because a server reads its socket before it detects the end.
 //! 2. When a client disconnects, the future or the body of the response is dropped.
 
 use std::{
@@ -214,7 +214,7 @@ impl Drop for Responder {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns the head of the response, or an error if the connection broke before it.
+    /// Returns the response's head, or an error if the connection broke before it.
     pub(super) async fn head(&self) -> Result<(StatusCode, HeaderMap), End> {
         self.poll(|state| match (&state.head, state.end) {
             (Some(head), _) => Some(Ok(head.clone())),

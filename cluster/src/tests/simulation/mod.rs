@@ -74,7 +74,7 @@ thread_local! {
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// Faults and checks that are excluded unless they are named: limits that the README states.
+/// Faults and checks that are excluded unless they are requested: limits that the README states.
 const LIMITS: &str = "-EvictSession,SentAnswer";
 
 /// Maximum number of runs unless `SIMULATION_SECONDS` is set: 60. Chosen because a fast machine then has the same result.
@@ -113,11 +113,11 @@ fn simulation() {
     let seconds = parsed_variable("SIMULATION_SECONDS").unwrap_or(SECONDS);
     let from = parsed_variable("SIMULATION_FROM").unwrap_or(0);
     let continues = env::var("SIMULATION_ALL").is_ok();
-    let begun = now();
+    let started = now();
     let (mut runs, mut requests) = (0, 0);
     let mut found: BTreeMap<watcher::Check, usize> = BTreeMap::new();
     let max_runs = parsed_variable("SIMULATION_SECONDS").map_or(RUNS, |_: u64| u64::MAX);
-    while begun.elapsed().as_secs() < seconds && runs < max_runs {
+    while started.elapsed().as_secs() < seconds && runs < max_runs {
         let seed = from + runs;
         let outcome = on_own_thread(seed, &setup);
         runs += 1;
@@ -130,13 +130,13 @@ fn simulation() {
         *found.entry(first.check).or_default() += 1;
         println!(
             "{:>4} s seed {seed} {:?} {:?}: {}",
-            begun.elapsed().as_secs(),
+            started.elapsed().as_secs(),
             first.check,
             outcome.faults,
             first.message
         );
     }
-    let minute = runs as f64 * 60.0 / begun.elapsed().as_secs_f64();
+    let minute = runs as f64 * 60.0 / started.elapsed().as_secs_f64();
     println!("{runs} runs, {minute:.0} a minute, {requests} requests; failed: {found:?}");
 }
 
@@ -174,7 +174,7 @@ fn parsed_variable<T: FromStr>(variable: &str) -> Option<T> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Returns the items that a variable names. If it begins with `-`, returns all others. An unset variable counts as [`LIMITS`].
+/// Returns the items that a variable lists. If it starts with `-`, returns all others. An unset variable counts as [`LIMITS`].
 fn chosen_items<T: fmt::Debug + Copy>(variable: &str, items: &[T]) -> Vec<T> {
     let selection = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
     let selection = selection.as_str();

@@ -30,10 +30,10 @@ use crate::{
     ids::SessionHash,
 };
 
-/// When the first fault may begin: 9 s. Chosen because all instances are settled by then.
+/// When the first fault may start: 9 s. Chosen because all instances are settled by then.
 const FAULTS_FROM: Ms = 9_000;
 
-/// When the last fault may begin: 30 s.
+/// When the last fault may start: 30 s.
 const FAULTS_TO: Ms = 30_000;
 
 /// How long after the faults the sessions are probed: 6 s, the time of a lease.

@@ -191,7 +191,7 @@ impl Host {
         }
     }
 
-    /// Sets the error of the wall clock.
+    /// Sets the wall clock's error.
     pub(super) fn set_skew(&mut self, skew: i64) {
         self.skew = skew;
     }

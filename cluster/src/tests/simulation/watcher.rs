@@ -1,8 +1,8 @@
-//! The watcher records every event of a run, and checks the event against the cluster's promises.
+//! The watcher records every event of a run and checks the event against the cluster's promises.
 //!
 //! | check | violated by |
 //! |---|---|
-//! | [`Check::Owner`] (a) | a call that begins on an instance after another living one has begun to serve its session |
+//! | [`Check::Owner`] (a) | a call that starts on an instance after another living one has started to serve its session |
 //! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or disconnected for less than a grace |
 //! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a living instance has turned away within the grace |
 //! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
@@ -12,8 +12,8 @@
 //! | [`Check::Recovery`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
-//! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not begun |
-//! | [`Check::StartedTwice`] | a call that begins twice, or after its client got the error that it does not begin |
+//! | [`Check::HeadTimeout`] | a request without a head for longer than any limit, whose call has not started |
+//! | [`Check::StartedTwice`] | a call that starts twice, or after its client got the error that it was not started |
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
@@ -111,8 +111,8 @@ pub(super) enum Answer {
     Done,
     /// The error of a call whose server has ended without a stored answer.
     Lost,
-    /// The call does not begin.
-    NotBegun,
+    /// The call was not started.
+    NotStarted,
     Other(String),
 }
 
@@ -123,7 +123,7 @@ pub(super) enum Client {
     Requesting,
     /// Reads a stream through instance `by`.
     Attached { by: HostId, since: Ms },
-    /// Has no stream, and will resume.
+    /// Has no stream and will resume.
     Disconnected { since: Ms },
     /// Requests its stream again, `disconnected` since that time.
     Resuming { since: Ms, disconnected: Ms },
@@ -161,7 +161,7 @@ struct TurnedAway {
 struct Call {
     session: String,
     client: Client,
-    begun: Option<(HostId, Ms)>,
+    started: Option<(HostId, Ms)>,
     ended: Option<(End, Ms)>,
     turned_away: Option<TurnedAway>,
     answer: Option<Answer>,
@@ -173,7 +173,7 @@ struct Call {
 
 #[derive(Debug, Default)]
 struct Session {
-    /// The instances that began to serve the session, and when.
+    /// The instances that started to serve the session, and when.
     served: Vec<(HostId, Ms)>,
     opened: Ms,
     is_deleted: bool,
@@ -188,7 +188,7 @@ struct Process {
     state: State,
     /// When the process was suspended, and until when.
     stops: Vec<(Ms, Option<Ms>)>,
-    /// When the process began to leave.
+    /// When the process started to leave.
     leaving_since: Option<Ms>,
     /// `leave` returned before its limit.
     has_left_early: bool,
@@ -315,7 +315,7 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance begins to shut down.
+    /// Records that an instance starts to shut down.
     pub(super) fn leaving(&self, host: HostId) {
         let now = self.post.now();
         self.note(format!("instance {host} shuts down"));
@@ -387,26 +387,26 @@ impl Watcher {
         known.served.push((host, now));
     }
 
-    pub(super) fn begun(&self, host: HostId, session: Option<&str>, label: &str) {
+    pub(super) fn call_started(&self, host: HostId, session: Option<&str>, label: &str) {
         let now = self.post.now();
-        self.note(format!("{label} begins on {host}"));
+        self.note(format!("{label} starts on {host}"));
         let mut log = self.log();
         if let Some(session) = session
             && let Some(why) = log.why_not_owner(host, session, now)
         {
-            let message = format!("{label} begins on {host}, {why}");
+            let message = format!("{label} starts on {host}, {why}");
             log.fail(Check::Owner, now, message);
         }
         let Some(call) = log.calls.get_mut(label) else {
             return;
         };
-        if call.answer == Some(Answer::NotBegun) {
+        if call.answer == Some(Answer::NotStarted) {
             let message = format!(
-                "{label} begins on {host}, although its client received the error that it does not"
+                "{label} starts on {host}, although its client received the error that it does not"
             );
             log.fail(Check::StartedTwice, now, message);
-        } else if let Some((before, _)) = call.begun.replace((host, now)) {
-            let message = format!("{label} begins on {host}, and has begun on {before}");
+        } else if let Some((before, _)) = call.started.replace((host, now)) {
+            let message = format!("{label} starts on {host}, and has started on {before}");
             log.fail(Check::StartedTwice, now, message);
         }
     }
@@ -484,7 +484,7 @@ impl Watcher {
         let call = Call {
             session: session.to_owned(),
             client: Client::Requesting,
-            begun: None,
+            started: None,
             ended: None,
             turned_away: None,
             answer: None,
@@ -507,7 +507,7 @@ impl Watcher {
         }
     }
 
-    /// Records that an instance turned away the client of a call.
+    /// Records that an instance turned away a call's client.
     pub(super) fn turned_away(&self, label: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("the client of {label} is turned away by {by}"));
@@ -561,13 +561,13 @@ impl Watcher {
         }
     }
 
-    /// Returns the instance that last began to serve a session.
+    /// Returns the instance that last started to serve a session.
     pub(super) fn owner(&self, session: &str) -> Option<HostId> {
         self.log().last_served(session).map(|served| served.0)
     }
 
-    /// Returns `true` if a call may still wait for its head. That holds if the call has begun, or if the last instance that served its
-    /// session is suspended. It also holds if that instance began to serve the session less than `limit` ago.
+    /// Returns `true` if a call may still wait for its head. That holds if the call has started, or if the last instance that served its
+    /// session is suspended. It also holds if that instance started to serve the session less than `limit` ago.
     pub(super) fn may_wait(&self, label: &str, limit: Ms) -> bool {
         let (log, now) = (self.log(), self.post.now());
         let Some(call) = log.calls.get(label) else {
@@ -583,7 +583,7 @@ impl Watcher {
                     Some(State::Alive) | None => false,
                 }
         };
-        call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
+        call.started.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
 
     /// Returns `true` if an instance is alive and was not suspended after `since`.
@@ -608,7 +608,7 @@ impl Watcher {
             let session = log.sessions.get(&call.session);
             let has_ended = session.is_none_or(|session| session.is_deleted || session.is_lost);
             if let (Client::NeverResumes { since }, Some((host, _)), None) =
-                (call.client, call.begun, call.ended)
+                (call.client, call.started, call.ended)
                 && log.is_alive(host)
                 && now.saturating_sub(since.max(faults_end)) > limit
                 && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
@@ -718,7 +718,7 @@ impl Log {
         owners.into_iter().flatten().any(|owner| owner != host)
     }
 
-    /// Returns the owner of a session in the directory.
+    /// Returns a session's owner in the directory.
     fn recorded_owner(&self, session: &str) -> Option<HostId> {
         let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
         let mut processes = self.processes.iter();
@@ -772,7 +772,7 @@ impl Log {
         self.sessions.get(session)?.served.last().copied()
     }
 
-    /// Returns why an instance does not own a session. Returns `None` if it may own the session.
+    /// Returns why an instance does not own a session, or `None` if it may own the session.
     fn why_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
         if owner == host || !self.is_alive(owner) {
@@ -800,7 +800,7 @@ impl Log {
         (!is_cut).then(|| format!("{owner} serves its session since {since}"))
     }
 
-    /// Returns why a call must not be cancelled. Returns `None` if it may be.
+    /// Returns why a call must not be cancelled, or `None` if it may be.
     fn why_not_orphan(&self, host: HostId, label: &str, now: Ms) -> Option<(Check, String)> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
@@ -809,8 +809,8 @@ impl Log {
         if is_expected || !matches!(process.state, State::Alive) {
             return None;
         }
-        let begun = call.begun.map_or(now, |(_, at)| at);
-        if self.has_other_owner(&call.session, host) && self.may_have_lost(host, begun, now) {
+        let started = call.started.map_or(now, |(_, at)| at);
+        if self.has_other_owner(&call.session, host) && self.may_have_lost(host, started, now) {
             return None;
         }
         match call.client {
@@ -847,7 +847,7 @@ impl Log {
         None
     }
 
-    /// Returns `true` if the path between two instances is disturbed, or was disturbed within `PROOF_AFTER_OUTAGE`.
+    /// Returns `true` if the path between two instances is disturbed or was disturbed within `PROOF_AFTER_OUTAGE`.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
         self.paths.iter().any(|(from, to, _, until)| {
@@ -857,7 +857,7 @@ impl Log {
         })
     }
 
-    /// Returns why an answer is wrong. Returns `None` if it is not.
+    /// Returns why an answer is wrong, or `None` if it is not.
     fn why_wrong(&self, label: &str, answer: &Answer) -> Option<String> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
@@ -866,14 +866,14 @@ impl Log {
         }
         match (answer, call.ended) {
             (Answer::Done, _) => None,
-            (Answer::NotBegun, _) => call
-                .begun
-                .map(|(host, _)| format!("it has begun on {host}")),
+            (Answer::NotStarted, _) => call
+                .started
+                .map(|(host, _)| format!("it has started on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
             (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
             (Answer::Lost, Some((End::Done, at))) => {
-                let (host, _) = call.begun?;
+                let (host, _) = call.started?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let served = self.last_served(&call.session);
                 let is_here = served.is_none_or(|served| served.0 == host);
@@ -894,10 +894,10 @@ impl Log {
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Lost, None) => {
-                let (host, begun) = call.begun?;
+                let (host, started) = call.started?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let is_lost = self.has_other_owner(&call.session, host)
-                    && self.may_have_lost(host, begun, now);
+                    && self.may_have_lost(host, started, now);
                 (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
             (Answer::Lost, Some(_)) => None,
@@ -906,7 +906,7 @@ impl Log {
 
     /// Returns `true` if the limit of a `leave` may have cancelled a call at the time of its end.
     fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
-        let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
+        let process = call.started.and_then(|(host, _)| self.processes.get(&host));
         let leaving_since = process.and_then(|process| process.leaving_since);
         leaving_since.is_some_and(|at| ended >= at + LEAVE_LIMIT)
     }
@@ -934,7 +934,7 @@ impl Log {
         until.saturating_sub(from.max(consistent_from))
     }
 
-    /// Returns why a session must be known. Returns `None` if a 404 is permitted.
+    /// Returns why a session must be known, or `None` if a 404 is permitted.
     fn why_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
         let known = self.sessions.get(session)?;
         if known.is_deleted {

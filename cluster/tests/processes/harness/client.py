@@ -148,7 +148,7 @@ class Call:
             try:
                 response = await self.session.post(endpoint, self._message(), until=until)
             except Broken as error:
-                # The call may have begun, so it is not sent again.
+                # The call may have started, so it is not sent again.
                 self._note("refused", status=0, what=repr(error), endpoint=endpoint.name)
                 return self
             if response.status == 200:

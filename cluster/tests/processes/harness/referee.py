@@ -288,7 +288,7 @@ def _of_sessions(facts):
 
 
 def _of_owners(facts):
-    """A call begins on the instance that last opened or restored its session. A living instance keeps its sessions."""
+    """A call starts on the instance that last opened or restored its session. A living instance keeps its sessions."""
     opened, owns = {}, {}
     for fact in facts:
         event, session, instance = fact["event"], fact.get("session"), fact.get("instance")

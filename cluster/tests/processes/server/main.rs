@@ -91,14 +91,14 @@ async fn serve() -> Result<(), Failure> {
         "ready",
         json!({ "public": public.local_addr()?.to_string() }),
     );
-    let (begin_shutdown, shutdown_begun) = oneshot::channel::<()>();
+    let (start_shutdown, shutdown_started) = oneshot::channel::<()>();
     let served = axum::serve(public, app.clone()).with_graceful_shutdown(async {
-        shutdown_begun.await.ok();
+        shutdown_started.await.ok();
     });
     let ending = async {
         terminated.recv().await;
         record("ending", json!({}));
-        begin_shutdown.send(()).ok();
+        start_shutdown.send(()).ok();
         let cancelled = cluster.leave(options.drain).await;
         record("left", json!({ "cancelled": cancelled }));
     };

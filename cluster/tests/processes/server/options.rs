@@ -1,4 +1,4 @@
-//! The options of the command line.
+//! The command-line options.
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 

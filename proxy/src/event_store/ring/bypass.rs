@@ -8,7 +8,7 @@ use crate::event_store::event::{Event, Weight};
 // === impl Ring ===
 
 impl Ring {
-    /// Begins an event that bypasses the ring.
+    /// Starts an event that bypasses the ring.
     ///
     /// Returns `false` if the reader still has to take earlier events. `lost` is the error for a reader that misses the
     /// event.

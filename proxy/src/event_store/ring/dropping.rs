@@ -14,10 +14,10 @@ impl Ring {
     /// Drops the oldest droppable event. Returns `false` if there is none.
     pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
         // An event that the reader has taken in part is not dropped.
-        let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
-        let begun = begun.map(|reader| reader.at);
+        let started = self.reader.as_ref().filter(|reader| reader.taken > 0);
+        let started = started.map(|reader| reader.at);
         let may_drop =
-            |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != begun;
+            |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != started;
         let oldest = self.events.iter().position(may_drop);
         oldest.is_some_and(|at| self.remove(at))
     }

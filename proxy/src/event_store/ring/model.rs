@@ -12,7 +12,7 @@ const LIMITS: BufferLimits = BufferLimits {
 };
 const BUDGET: usize = 2_500;
 
-/// What other streams of the session have reserved.
+/// Numbers of bytes that other streams of the session may try to reserve.
 const OTHERS: [usize; 3] = [0, 1_000, 2_300];
 
 #[derive(Debug, Clone, Copy)]
@@ -23,10 +23,10 @@ enum Op {
     },
     Attach(Start),
     Take(usize),
-    /// A reader that has been detached takes an event.
+    /// A detached reader tries to take an event.
     TakeDetached,
     Detach,
-    /// An event bypasses the ring in this number of pieces.
+    /// An event bypasses the ring, split into `pieces`.
     Bypass {
         pieces: usize,
         weight: Weight,
@@ -36,9 +36,10 @@ enum Op {
     Others(usize),
 }
 
-/// All events since the start.
+/// A reference implementation that never discards an event, only marks it as dropped.
 #[derive(Debug, Default)]
 struct Model {
+    /// All events since the start.
     events: Vec<Item>,
     reader: Option<ReaderModel>,
     /// The first event that no reader has taken.
@@ -150,7 +151,7 @@ impl Model {
     }
 }
 
-/// What a reader gets: the data of an event, or the number of missing ones.
+/// Converts a frame to the model's form: the data of an event, or the number of missing ones.
 fn seen(frame: &[u8]) -> String {
     let text = std::str::from_utf8(frame).unwrap();
     if let Some(comment) = text.strip_prefix(": ") {
@@ -233,12 +234,12 @@ fn run(ops: Vec<Op>) {
                     Start::After(seq) => seq as usize + 1,
                     Start::Unread => model.unread,
                 };
-                let known = at <= model.events.len();
-                assert_eq!(attached.is_some(), known);
+                let is_known = at <= model.events.len();
+                assert_eq!(attached.is_some(), is_known);
                 if let Some(reader) = attached {
                     id = attached;
                     model.reader = Some(ReaderModel { from: at, at });
-                    // A reader that names an event has the earlier ones as well.
+                    // A reader that resumes after an event has already received the earlier ones.
                     model.unread = model.unread.max(at);
                     let position_event = ring
                         .position_event(reader)

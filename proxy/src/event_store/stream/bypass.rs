@@ -11,7 +11,7 @@ use crate::event_store::{
 // === impl Stream ===
 
 impl Stream {
-    /// Begins an event that bypasses the ring, once the reader has taken all earlier events.
+    /// Starts an event that bypasses the ring, once the reader has taken all earlier events.
     pub(in crate::event_store) async fn begin_bypass(&self) {
         let lost = || {
             let id = self.0.call.as_ref().map_or("null", |(id, _)| id);

@@ -163,7 +163,7 @@ impl Stream {
         }
     }
 
-    /// Ends the stream at once, and releases everything it has. The caller must have removed it from its index.
+    /// Ends the stream at once and releases everything it has. The caller must have removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let (reader, token, writer, until, gaps) = {
             let mut state = self.state();

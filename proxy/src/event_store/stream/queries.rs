@@ -17,7 +17,7 @@ impl Stream {
         self.state().ring.has_reader()
     }
 
-    /// Returns when the last client stopped reading it. Returns `None` if a client is reading it.
+    /// Returns when the last client stopped reading it, or `None` if a client is reading it.
     ///
     /// The inner value is `None` if it has had no client.
     pub(in crate::event_store) fn unread_since(&self) -> Option<Option<Instant>> {
@@ -52,7 +52,7 @@ impl Stream {
 
     /// Returns `true` if a shutdown should wait for this stream.
     ///
-    /// The answer to its call is pending, or is being read, or its client may still resume within the reconnect delay.
+    /// The answer to its call is pending or is being read, or its client may still resume within the reconnect delay.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {
             return false;

@@ -13,7 +13,7 @@
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
-//! 6. **The end** returns every stream that is still open, once. No call can begin afterwards.
+//! 6. **The end** returns every stream that is still open, once. No call can start afterwards.
 
 #[cfg(test)]
 mod tests;
@@ -128,7 +128,7 @@ impl<S: Clone> Routes<S> {
 
     /// Registers a request that is about to be sent to the server.
     ///
-    /// `stream` creates the stream of the call, and is called only if the request may be sent. If it fails, the request is
+    /// `stream` creates the call's stream and is called only if the request may be sent. If it fails, the request is
     /// not registered.
     pub fn begin<E: From<Refused>>(
         &mut self,
@@ -205,7 +205,7 @@ impl<S: Clone> Routes<S> {
         call.map_or(Route::Dropped, |call| Route::Call(call.stream.clone()))
     }
 
-    /// Ends the call with this id, and returns where its answer is sent.
+    /// Ends the call with this id and returns where its answer is sent.
     pub fn on_answered(&mut self, id: &IdKey) -> Route<S> {
         let has_sent_type = if id.is_text() {
             self.has_sent_text
@@ -315,7 +315,7 @@ impl<S: Clone> Routes<S> {
         due
     }
 
-    /// Ends all calls, and returns their streams. No call can begin afterwards.
+    /// Ends all calls and returns their streams. No call can start afterwards.
     pub fn end(&mut self) -> Vec<S> {
         self.has_ended = true;
         self.tokens.clear();

@@ -8,9 +8,9 @@ use super::*;
 type Stream = usize;
 
 #[derive(Debug, PartialEq)]
-struct NotBegun(Refused);
+struct NotStarted(Refused);
 
-impl From<Refused> for NotBegun {
+impl From<Refused> for NotStarted {
     fn from(why: Refused) -> Self {
         Self(why)
     }
@@ -25,7 +25,7 @@ fn begin(
     call: &str,
     token: Option<&str>,
     stream: Stream,
-) -> Result<Stream, NotBegun> {
+) -> Result<Stream, NotStarted> {
     routes.begin(id(call), token.map(id), || Ok(stream))
 }
 
@@ -53,7 +53,7 @@ fn ids_are_compared_by_value() {
     begin(&mut routes, "\"1\"", None, 1).unwrap();
     assert_eq!(
         begin(&mut routes, "1.0", None, 2),
-        Err(NotBegun(Refused::IdInUse))
+        Err(NotStarted(Refused::IdInUse))
     );
     assert_eq!(answer(&mut routes, "2"), Route::Dropped);
     assert_eq!(answer(&mut routes, "null"), Route::Dropped);
@@ -69,12 +69,12 @@ fn an_id_is_free_once_it_was_answered_and_not_before() {
     begin(&mut routes, "1", None, 0).unwrap();
     assert_eq!(
         begin(&mut routes, "1", None, 1),
-        Err(NotBegun(Refused::IdInUse))
+        Err(NotStarted(Refused::IdInUse))
     );
     routes.on_cancelled(&id("1"), now);
     assert_eq!(
         begin(&mut routes, "1", None, 1),
-        Err(NotBegun(Refused::IdInUse))
+        Err(NotStarted(Refused::IdInUse))
     );
     assert_eq!(routes.due(now + UPSTREAM_LINGER, false).closed, [0]);
     assert_eq!(answer(&mut routes, "1"), Route::Dropped);
@@ -234,7 +234,7 @@ fn the_number_of_open_calls_is_bounded() {
     }
     assert_eq!(
         begin(&mut routes, "\"x\"", None, 0),
-        Err(NotBegun(Refused::TooMany))
+        Err(NotStarted(Refused::TooMany))
     );
 }
 
@@ -246,15 +246,15 @@ fn no_call_begins_after_the_end() {
     assert!(routes.end().is_empty());
     assert_eq!(
         begin(&mut routes, "2", None, 1),
-        Err(NotBegun(Refused::Ended))
+        Err(NotStarted(Refused::Ended))
     );
     assert_eq!(answer(&mut routes, "1"), Route::Dropped);
 }
 
 #[test]
-fn a_call_without_a_stream_is_not_begun() {
+fn a_call_without_a_stream_is_not_started() {
     let mut routes = Routes::<Stream>::new(None);
-    let refused = routes.begin(id("1"), Some(id("1")), || Err(NotBegun(Refused::TooMany)));
+    let refused = routes.begin(id("1"), Some(id("1")), || Err(NotStarted(Refused::TooMany)));
     assert!(refused.is_err() && routes.is_idle());
     begin(&mut routes, "1", None, 0).unwrap();
     assert_eq!(progress(&mut routes, "1"), Route::Standalone);
@@ -433,8 +433,8 @@ proptest! {
             match step {
                 Step::Begin(call, token) => {
                     let stream = model.calls.len();
-                    let begun = begin(&mut routes, call, token, stream).is_ok();
-                    prop_assert_eq!(begun, model.begin(call, token));
+                    let started = begin(&mut routes, call, token, stream).is_ok();
+                    prop_assert_eq!(started, model.begin(call, token));
                 }
                 Step::Answer(call) => prop_assert_eq!(answer(&mut routes, call), model.answer(call)),
                 Step::Progress(token) => prop_assert_eq!(progress(&mut routes, token), model.progress(token)),
@@ -457,12 +457,12 @@ proptest! {
     fn no_stream_is_lost(steps in steps()) {
         let mut routes = Routes::new(None);
         let mut now = Instant::now();
-        let (mut begun, mut ended) = (0, Vec::new());
+        let (mut started, mut ended) = (0, Vec::new());
         for step in steps {
             match step {
                 Step::Begin(call, token) => {
-                    let made = routes.begin(id(call), token.map(id), || Ok::<_, NotBegun>(begun));
-                    begun += usize::from(made.is_ok());
+                    let made = routes.begin(id(call), token.map(id), || Ok::<_, NotStarted>(started));
+                    started += usize::from(made.is_ok());
                 }
                 Step::Answer(call) => {
                     if let Route::Answer(stream) = answer(&mut routes, call) {
@@ -479,6 +479,6 @@ proptest! {
         }
         ended.extend(routes.end());
         ended.sort_unstable();
-        prop_assert_eq!(ended, (0..begun).collect::<Vec<_>>());
+        prop_assert_eq!(ended, (0..started).collect::<Vec<_>>());
     }
 }

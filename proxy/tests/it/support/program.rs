@@ -66,7 +66,7 @@ impl Program {
         kill_process(pid.expect("a process"), signal).expect("it runs");
     }
 
-    /// Waits for the end of the program. Returns its status and the rest of its log.
+    /// Waits for the program to end. Returns its status and the rest of its log.
     pub(crate) async fn ended(mut self) -> (ExitStatus, String) {
         let ended = tokio::task::spawn_blocking(move || {
             let mut rest = String::new();

@@ -61,7 +61,7 @@ impl Running {
         }
     }
 
-    /// Begins its shutdown. A second call has no effect.
+    /// Starts its shutdown. A second call has no effect.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _stopped = stop.send(());
@@ -80,7 +80,7 @@ impl Running {
             .expect("no panic");
     }
 
-    /// Sends a request, and has the server answer it with a stream. Returns both ends after the head.
+    /// Sends a request and has the server answer it with a stream. Returns both ends after the head.
     pub(crate) async fn streaming(
         &self,
         upstream: &Upstream,

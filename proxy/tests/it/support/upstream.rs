@@ -149,7 +149,7 @@ impl ReceivedRequest {
         self.write(head + body).await;
     }
 
-    /// Begins a stream of events, which ends with the connection.
+    /// Starts a stream of events, which ends with the connection.
     pub(crate) async fn stream(&mut self) {
         self.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             .await;
@@ -183,7 +183,7 @@ impl ReceivedRequest {
         self.end().await;
     }
 
-    /// Closes the connection, and waits until the proxy has noticed that.
+    /// Closes the connection and waits until the proxy has noticed that.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn close(mut self) {
         self.stream.shutdown().await.expect("a connection");

@@ -79,7 +79,7 @@ class Actor:
                 self._facts.note("broke", tag=self._tag, error=repr(error))
 
     async def _visit(self):
-        """A session from begin to end."""
+        """A session from start to end."""
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "actor", "version": "0"}}
         self._session, self._next = None, 0
         response = await self._post("initialize", hello, id=0)

@@ -94,13 +94,13 @@ pub(super) struct Call {
     unobserved_until: Option<Instant>,
     /// The grace has expired, and the call is about to be cancelled.
     is_expired: bool,
-    /// Number of times that the grace has expired.
+    /// Number of times the grace has expired.
     expiry_count: usize,
     /// The cancel was confirmed.
     is_confirmed: bool,
     empty_resumes: u32,
     last_deadline: Option<Instant>,
-    /// The deadline of the call, attached or not.
+    /// The call's deadline, attached or not.
     pub(super) deadline: Option<Instant>,
     event_ids: Vec<Stream>,
 }
@@ -366,7 +366,7 @@ impl Model {
         self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// Returns the expiry for which the cancel was decided. Returns `None` if the decision no longer holds.
+    /// Returns the expiry for which the cancel was decided, or `None` if the decision no longer holds.
     pub(super) fn due(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)

@@ -27,7 +27,7 @@ pub enum Tier {
     Probed,
 }
 
-/// The requests of the clients.
+/// The requests from the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Calls in a session.
@@ -45,7 +45,7 @@ pub enum Mode {
 pub struct Setup {
     /// The layers around it.
     pub tier: Tier,
-    /// The requests of its clients.
+    /// The requests from its clients.
     pub mode: Mode,
     /// The witness of its tool.
     pub witness: Witness,
@@ -128,7 +128,7 @@ pub async fn work(
     held == Held::Released
 }
 
-/// Returns the label in the arguments of a call.
+/// Returns the label in a call's arguments.
 pub fn label(arguments: &Value) -> &str {
     arguments["label"].as_str().expect("every call has a label")
 }

@@ -1,4 +1,4 @@
-//! The tools that need no response of the client. The others are in [`ask`](crate::ask).
+//! The tools that need no response from the client. The others are in [`ask`](crate::ask).
 
 #![expect(
     deprecated,

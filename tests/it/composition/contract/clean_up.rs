@@ -91,9 +91,9 @@ async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
         let (response, token) = in_flight(&layer, kind);
         let (sender, mut clean_up) = mpsc::unbounded_channel();
         let early = Arc::new(AtomicBool::new(false));
-        let begun = early.clone();
+        let started = early.clone();
         token.on_cancel(move |reason| {
-            begun.store(true, Ordering::Relaxed);
+            started.store(true, Ordering::Relaxed);
             async move { sender.send(reason).expect("the test listens") }
         });
         drop(response);

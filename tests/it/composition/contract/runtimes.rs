@@ -306,11 +306,11 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
         token
     });
     paused_runtime().block_on(async {
-        let begun = Instant::now();
+        let started = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
         // The client may wait on the runtime that stalls, so the deadline is deferred, but only once.
-        let ended = begun.elapsed().as_secs();
+        let ended = started.elapsed().as_secs();
         assert!((3600 + 5..3600 + 6).contains(&ended), "{ended} s");
     });
     drop(first);
@@ -323,10 +323,10 @@ fn a_grace_ends_in_time_on_its_runtime_whichever_runtime_registered_first() {
     register(&first, &layer);
     paused_runtime().block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
-        let begun = Instant::now();
+        let started = Instant::now();
         drop(response);
         orphaned(&token).await;
-        assert_eq!(begun.elapsed().as_secs(), 3600);
+        assert_eq!(started.elapsed().as_secs(), 3600);
     });
     drop(first);
 }
@@ -341,10 +341,10 @@ fn a_call_times_out_though_its_runtime_is_no_longer_driven() {
         in_flight
     });
     paused_runtime().block_on(async {
-        let begun = Instant::now();
+        let started = Instant::now();
         drop(exchange(&layer, Kind::Plain.request(), &Script::stalled()));
         cancelled(&token, TimedOut).await;
-        assert_eq!(begun.elapsed().as_secs(), 3600);
+        assert_eq!(started.elapsed().as_secs(), 3600);
     });
     drop((response, first));
 }
@@ -361,11 +361,11 @@ fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
         (body, token)
     });
     paused_runtime().block_on(async {
-        let begun = Instant::now();
+        let started = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         cancelled(&token, ClientDisconnected).await;
         // The reader may be on the runtime that stalls, so its time is granted once more.
-        let hours = begun.elapsed().as_secs() / 3600;
+        let hours = started.elapsed().as_secs() / 3600;
         assert!(hours <= 2, "{hours} h");
     });
     drop((body, first));
@@ -389,11 +389,11 @@ fn deadlines_are_met_while_the_thread_of_the_first_runtime_is_busy() {
     });
     computing.recv().expect("it computes");
     paused_runtime().block_on(async {
-        let begun = Instant::now();
+        let started = Instant::now();
         let (response, token) = in_flight(&layer, Kind::Session);
         drop(response);
         orphaned(&token).await;
-        assert_eq!(begun.elapsed().as_secs(), 3600);
+        assert_eq!(started.elapsed().as_secs(), 3600);
     });
     end.send(()).expect("it computed all the time");
     thread.join().expect("it ends");

@@ -25,7 +25,7 @@ use crate::{
     support::*,
 };
 
-/// Less than rmcp's keep-alive of 15 s. The keep-alive does not follow the jump, and would fire all the time.
+/// Less than rmcp's keep-alive of 15 s. The keep-alive does not follow the jump and would fire all the time.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn timeout() -> TimeoutLayer {
@@ -68,7 +68,7 @@ async fn timed_out(
     (bench, call)
 }
 
-/// The same after the body has begun and was silent for too long.
+/// The same after the body has started and was silent for too long.
 async fn silent(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,

@@ -43,7 +43,7 @@ async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     }
 }
 
-/// On another transport the line cannot name the call, but it names the tool.
+/// On another transport the line cannot contain the call, but it contains the tool.
 #[tokio::test]
 async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
     let (lines, _guard) = Lines::watch();

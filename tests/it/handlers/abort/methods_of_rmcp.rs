@@ -14,7 +14,7 @@ pub(super) fn names() -> BTreeSet<String> {
     names_of("src/handler/server.rs", "pub trait ServerHandler")
 }
 
-/// Returns the names of all methods of the trait that begins like this in a file, required or not.
+/// Returns the names of all methods of the trait whose declaration starts with this text in a file, required or not.
 pub(super) fn names_of(file: &str, declaration: &str) -> BTreeSet<String> {
     let source = source(file);
     let handler = block_after(&source, declaration).expect("the trait");

@@ -155,7 +155,7 @@ impl MethodLog {
         self.log(|log| log.called.iter().map(|name| (*name).to_owned()).collect())
     }
 
-    pub(super) fn has_begun(&self, method: &'static str) -> bool {
+    pub(super) fn has_started(&self, method: &'static str) -> bool {
         self.log(|log| log.called.contains(method))
     }
 

@@ -119,12 +119,12 @@ async fn only_requests_without_side_effects_are_stopped() {
         let log = recorder.log().clone();
         let mut wire = Wire::to(AbortOnCancel::new(recorder).after(Duration::ZERO));
         wire.request(1, method, params);
-        let begun = async {
-            while !log.has_begun(name) {
+        let started = async {
+            while !log.has_started(name) {
                 tokio::task::yield_now().await;
             }
         };
-        within(name, begun).await;
+        within(name, started).await;
         wire.cancel(1);
         // A handler that is to be dropped is dropped by then, because its task is woken before the task that answers.
         wire.assert_usable().await;

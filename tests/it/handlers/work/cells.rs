@@ -121,8 +121,8 @@ mod child {
         }));
         let bench = bench.await;
         let call = bench.start_call(1, "a").await;
-        let begun = within("the process to begin", reader.read_u8()).await;
-        assert_eq!(begun.expect("it writes a byte"), b'.');
+        let started = within("the process to start", reader.read_u8()).await;
+        assert_eq!(started.expect("it writes a byte"), b'.');
 
         let disconnected_at = Instant::now();
         call.fin();

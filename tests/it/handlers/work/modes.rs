@@ -86,7 +86,7 @@ impl TransportMode {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts a call and waits until its handler has started, and until its stream has begun if it has one.
+    /// Starts a call and waits until its handler has started, and until its stream has started if it has one.
     pub(super) async fn start_call(&self, id: i64, label: &str) -> Connection {
         let mut call = self.setup.start_call(&self.mcp, id, "any", label).await;
         if self.mode == TransportMode::NewestStored {

@@ -120,7 +120,7 @@ fn clean_up_after(
     });
 }
 
-/// Reads a response to its end, and returns the number of answers in it.
+/// Reads a response to its end and returns the number of answers in it.
 async fn answers(call: &mut Connection) -> usize {
     let first = call.answer().await.expect("an answer");
     assert_eq!(first["result"]["content"][0]["text"], "done");

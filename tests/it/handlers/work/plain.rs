@@ -9,7 +9,7 @@ use crate::support::*;
 /// What the work and its clean-up report.
 #[derive(Debug, PartialEq, Eq)]
 enum Report {
-    Begun,
+    Started,
     Stopped,
     CleanedUp(CancelReason),
 }
@@ -19,7 +19,7 @@ async fn work_that_a_handler_spawned_stops_and_is_cleaned_up_after() {
     let (served, mut reports) = start().await;
     let mut reader = Connection::open(served.addr).await;
     reader.send(&Request::new("GET", "/waits")).await;
-    assert_eq!(next(&mut reports).await, Report::Begun);
+    assert_eq!(next(&mut reports).await, Report::Started);
 
     reader.fin();
 
@@ -36,7 +36,7 @@ async fn a_response_that_was_read_needs_no_clean_up() {
     let reply = Connection::fetch(served.addr, &Request::new("GET", "/answers")).await;
 
     assert_eq!(reply.text(), "done");
-    assert_eq!(next(&mut reports).await, Report::Begun);
+    assert_eq!(next(&mut reports).await, Report::Started);
     drop(served);
     assert_eq!(
         within("the routes to be dropped", reports.recv()).await,
@@ -82,7 +82,7 @@ fn begin(call: &CallToken, sender: &mpsc::UnboundedSender<Report>) {
             .send(Report::CleanedUp(reason))
             .expect("the test listens");
     });
-    sender.send(Report::Begun).expect("the test listens");
+    sender.send(Report::Started).expect("the test listens");
 }
 
 #[allow(

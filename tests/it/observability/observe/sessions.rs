@@ -137,7 +137,7 @@ fn a_session_id_is_logged_verbatim_to_its_end() {
     assert_eq!(endless, Some(4_096 + "…".len()));
 }
 
-/// The error of the inner manager contains the session id.
+/// The inner manager's error contains the session id.
 #[tokio::test]
 async fn no_session_id_is_logged_when_the_manager_inside_has_closed_it() {
     let lines = Lines::all();

@@ -24,7 +24,7 @@ const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a stor
 const WAITS: &str =
     "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
 
-/// Asserts that each of the lines begins with the expected text, in order.
+/// Asserts that each of the lines starts with the expected text, in order.
 fn assert_lines(lines: &Lines, expected: &[&str]) {
     let logged = lines.of_layer();
     assert_eq!(logged.len(), expected.len(), "{logged:#?}");
@@ -182,7 +182,7 @@ async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_n
     assert_lines(&lines, &[]);
 }
 
-/// The client polls, and was connected all the time.
+/// The client polls and was connected all the time.
 #[tokio::test]
 async fn a_stream_that_the_server_ends_emits_no_hint_about_a_disconnect() {
     let lines = Lines::up_to(Level::INFO);

@@ -1,4 +1,4 @@
-//! Events belong to the span of the request, wherever they are emitted.
+//! Events belong to the request's span, wherever they are emitted.
 
 use std::sync::{
     Arc,

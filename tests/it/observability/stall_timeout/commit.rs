@@ -26,9 +26,9 @@ async fn committed(
     request: Request<Body>,
 ) -> (ResponseBody<Body>, ReceivedRequest) {
     let (client, mut server) = between(layer);
-    let begun = Instant::now();
+    let started = Instant::now();
     let (response, next_request) = tokio::join!(client.send(request), server.next_request());
-    assert_eq!(begun.elapsed().as_secs(), 10);
+    assert_eq!(started.elapsed().as_secs(), 10);
     assert_eq!(response.status(), 200);
     assert_eq!(
         response.headers()[header::CONTENT_TYPE],
@@ -67,18 +67,18 @@ fn status(status: u16, content_type: &str, body: &str) -> Response<Body> {
 async fn a_silent_call_is_answered_with_a_stream_and_probed() {
     let (layer, _log) = committing();
     let (mut body, _request) = committed(&layer, call()).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(frame(&mut body).await.as_deref(), Some(PROBE));
-    assert_eq!(begun.elapsed().as_secs(), 15);
+    assert_eq!(started.elapsed().as_secs(), 15);
 }
 
 #[tokio::test(start_paused = true)]
 async fn its_probes_have_the_usual_interval() {
     let layer = committing().0.keep_alive(3 * SECOND);
     let (mut body, _request) = committed(&layer, call()).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(frame(&mut body).await.as_deref(), Some(PROBE));
-    assert_eq!(begun.elapsed().as_secs(), 3);
+    assert_eq!(started.elapsed().as_secs(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,14 +297,14 @@ async fn only_a_single_call_of_a_client_that_accepts_events_is_answered_early() 
         ("no JSON-RPC", post(&json!({ "hello": 1 }))),
     ] {
         let (client, mut server) = between(&committing().0);
-        let begun = Instant::now();
+        let started = Instant::now();
         let (response, ()) = tokio::join!(client.send(request), async {
             let next_request = server.next_request().await;
             sleep(60 * SECOND).await;
             next_request.answer(status(418, "text/plain", ""));
         });
         assert_eq!(response.status(), 418, "{what}");
-        assert_eq!(begun.elapsed().as_secs(), 60, "{what}");
+        assert_eq!(started.elapsed().as_secs(), 60, "{what}");
     }
 }
 
@@ -362,7 +362,7 @@ async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream(
     let (client, mut server) = between(&layer);
     let (upload, body) = Feed::new();
     let request = call().map(|_| body);
-    let begun = Instant::now();
+    let started = Instant::now();
     let uploaded = async {
         tokio::time::sleep(30 * SECOND).await;
         upload.write(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#);
@@ -374,7 +374,7 @@ async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream(
         response.headers()[header::CONTENT_TYPE],
         "text/event-stream"
     );
-    assert_eq!(begun.elapsed().as_secs(), 40, "10 s after the upload");
+    assert_eq!(started.elapsed().as_secs(), 40, "10 s after the upload");
 }
 
 #[tokio::test(start_paused = true)]

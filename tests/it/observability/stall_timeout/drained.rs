@@ -276,7 +276,7 @@ async fn two_drains_end_when_the_first_has_ended_the_calls() {
     let (mut answered, feed, _) = open(&client, &mut server, in_session(call())).await;
     let (mut body, _feed, _) = open(&client, &mut server, call()).await;
     let calls = layer.calls();
-    let begun = Instant::now();
+    let started = Instant::now();
     let answer = async {
         sleep(SECOND).await;
         feed.write(ANSWER);
@@ -287,7 +287,7 @@ async fn two_drains_end_when_the_first_has_ended_the_calls() {
     let (first, second, _) = tokio::join!(calls.drain(3 * SECOND), with_grace, answer);
 
     let second = second.expect("it does not wait for what has ended");
-    assert_eq!(begun.elapsed().as_secs(), 3);
+    assert_eq!(started.elapsed().as_secs(), 3);
     assert_eq!((first.ended, first.cancelled), (1, 1));
     assert_eq!((second.ended, second.cancelled), (1, 0));
     assert!(rest(&mut body).await.contains("-32800"));
@@ -301,13 +301,13 @@ async fn a_drain_after_a_drain_waits_for_the_tasks_that_went_on() {
     let (_body, _feed, _) = open(&client, &mut server, task()).await;
     let calls = layer.calls();
     calls.drain(SECOND).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let cancel = async {
         sleep(3 * SECOND).await;
         taken(&client, &mut server, cancelled()).await;
     };
     let (report, ()) = tokio::join!(calls.drain(100 * SECOND), cancel);
-    assert_eq!(begun.elapsed().as_secs(), 3, "it waits");
+    assert_eq!(started.elapsed().as_secs(), 3, "it waits");
     assert_eq!(
         (report.ended, report.cancelled),
         (0, 0),
@@ -339,11 +339,11 @@ async fn a_drain_that_is_dropped_while_it_waits_has_ended_nothing() {
 async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second() {
     let (layer, log, client, mut server) = started();
     let (mut body, _feed, _) = open(&client, &mut server, in_session(call())).await;
-    let begun = Instant::now();
+    let started = Instant::now();
 
     let report = layer.calls().drain(SECOND).await;
 
-    assert_eq!(begun.elapsed().as_secs(), 2);
+    assert_eq!(started.elapsed().as_secs(), 2);
     assert_eq!(report.cancelled, 1);
     assert!(rest(&mut body).await.contains("-32800"));
     let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));

@@ -197,7 +197,7 @@ impl Feed {
     }
 }
 
-/// Returns the token of a request, as a handler takes it that is to be notified of a cancel.
+/// Returns a request's token, as a handler takes it that is to be notified of a cancel.
 fn observed_token(extensions: &Extensions) -> Option<CallToken> {
     let token: Option<CallToken> = extensions.get().cloned();
     assert!(token.as_ref().is_none_or(|token| !token.is_cancelled()));

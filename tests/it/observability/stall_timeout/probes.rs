@@ -24,11 +24,11 @@ async fn stream(layer: &CancelOnDisconnectLayer) -> (Response<ResponseBody<Body>
 #[tokio::test(start_paused = true)]
 async fn a_quiet_stream_is_probed_at_every_interval() {
     let (mut response, _feed) = stream(&probing()).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     for nth in 1..=3 {
         let probe = frame(response.body_mut()).await;
         assert_eq!(probe.as_deref(), Some(PROBE));
-        assert_eq!(begun.elapsed().as_secs(), 5 * nth);
+        assert_eq!(started.elapsed().as_secs(), 5 * nth);
     }
 }
 
@@ -152,11 +152,11 @@ async fn headers_against_buffering_are_added_where_they_are_missing() {
 #[tokio::test(start_paused = true)]
 async fn an_interval_of_zero_does_not_flood_the_client() {
     let (mut response, _feed) = stream(&immediate().0.keep_alive(Duration::ZERO)).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     for _ in 0..100 {
         frame(response.body_mut()).await;
     }
-    assert!(begun.elapsed() >= Duration::from_millis(100));
+    assert!(started.elapsed() >= Duration::from_millis(100));
 }
 
 #[tokio::test(start_paused = true)]

@@ -57,7 +57,7 @@ pub(super) enum Behaviour {
     RestoreUnsupported,
 }
 
-/// The error of the method with this name.
+/// The error from the method with this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failed(pub(super) &'static str);
 

@@ -88,8 +88,8 @@ pub(crate) async fn advance_past(duration: Duration) {
     reason = "the limit must not follow the stopped clock"
 )]
 async fn stay_busy() {
-    let begun = std::time::Instant::now();
-    while begun.elapsed() < LIMIT {
+    let started = std::time::Instant::now();
+    while started.elapsed() < LIMIT {
         tokio::task::yield_now().await;
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::support::within;
 
-/// The header in which a test names an exchange. An exchange without it is not watched.
+/// The header with a test's name for an exchange. An exchange without it is not watched.
 pub(crate) const EXCHANGE: &str = "x-exchange";
 
 /// The shared log of named exchanges. A client that disconnects very early has none, because hyper drops its request
@@ -31,7 +31,7 @@ pub(crate) struct Exchanges(Arc<watch::Sender<Log>>);
 
 #[derive(Debug, Default)]
 struct Log {
-    begun: BTreeSet<String>,
+    started: BTreeSet<String>,
     /// Exchanges that are complete or abandoned by the client.
     over: BTreeSet<String>,
 }
@@ -73,10 +73,10 @@ impl Exchanges {
         }))
     }
 
-    /// Waits until the exchange has begun.
-    pub(crate) async fn begun_for(&self, name: &str) {
-        let what = format!("exchange {name:?} to begin");
-        self.until(&what, |log| log.begun.contains(name)).await;
+    /// Waits until the exchange has started.
+    pub(crate) async fn started_for(&self, name: &str) {
+        let what = format!("exchange {name:?} to start");
+        self.until(&what, |log| log.started.contains(name)).await;
     }
 
     /// Waits until the exchange is over.
@@ -85,9 +85,9 @@ impl Exchanges {
         self.until(&what, |log| log.over.contains(name)).await;
     }
 
-    /// Waits until every exchange that has begun is over.
+    /// Waits until every exchange that has started is over.
     pub(crate) async fn all_over(&self) {
-        self.until("all exchanges to be over", |log| log.begun == log.over)
+        self.until("all exchanges to be over", |log| log.started == log.over)
             .await;
     }
 
@@ -101,7 +101,7 @@ impl Exchanges {
     fn begin(&self, request: &Request) -> Option<EndRecorder> {
         let name = request.headers().get(EXCHANGE)?.to_str().ok()?.to_owned();
         self.0.send_modify(|log| {
-            log.begun.insert(name.clone());
+            log.started.insert(name.clone());
         });
         Some(EndRecorder {
             exchanges: self.clone(),

@@ -466,7 +466,7 @@ impl Setup {
         }
     }
 
-    /// Starts a call and waits until its handler has started. The label also names the exchange.
+    /// Starts a call and waits until its handler has started. The label is also the name of the exchange.
     pub(crate) async fn start_call(
         &self,
         mcp: &Mcp,
@@ -480,7 +480,7 @@ impl Setup {
         call
     }
 
-    /// Starts a call, and reads its priming event.
+    /// Starts a call and reads its priming event.
     pub(crate) async fn start_primed(
         &self,
         mcp: &Mcp,
@@ -515,7 +515,7 @@ impl Setup {
         resumed
     }
 
-    /// Starts a call on a stream of an HTTP/2 connection, and waits until its handler has started.
+    /// Starts a call on a stream of an HTTP/2 connection and waits until its handler has started.
     pub(crate) async fn start_on_h2(
         &self,
         connection: &mut H2,

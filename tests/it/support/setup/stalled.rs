@@ -24,7 +24,7 @@ pub(crate) fn stalled(router: Router) -> Router {
                     if first {
                         Some((body.next().await?, (body, false)))
                     } else {
-                        // Holds the body meanwhile.
+                        // Holds the body in the meantime.
                         pending::<()>().await;
                         Some((body.next().await?, (body, false)))
                     }

@@ -1,4 +1,4 @@
-//! The bodies. A refused body names id 1, the id of the held call, in some way.
+//! The bodies. A refused body contains id 1, the id of the held call, in some way.
 
 use bytes::Bytes;
 
@@ -69,7 +69,7 @@ impl Row {
     }
 }
 
-/// Returns a call of `hold` that begins with these members.
+/// Returns a call of `hold` that starts with these members.
 fn call(members: &str) -> String {
     let label = r#"{"name":"hold","arguments":{"label":"never"}}"#;
     format!(r#"{{"jsonrpc":"2.0",{members}"method":"tools/call","params":{label}}}"#)
@@ -186,7 +186,7 @@ pub(super) fn table() -> Vec<Row> {
         ("128 levels of nesting", nested("1", 125)),
         ("100,000 levels of nesting", nested("1", 100_000)),
         ("100,000 levels that do not end", "[".repeat(100_000)),
-        // Messages that pass, and are not calls, or do not name the held call.
+        // Messages that pass, and are not calls, or do not refer to the held call.
         ("an answer to a request of the server", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#.to_owned()),
         ("an error for a request of the server", r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}"#.to_owned()),
         ("a notification of another kind", r#"{"jsonrpc":"2.0","method":"notifications/1","params":{"requestId":1}}"#.to_owned()),

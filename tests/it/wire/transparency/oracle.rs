@@ -16,7 +16,7 @@ pub(super) enum Piece {
     Inner(Vec<u8>),
 }
 
-/// Returns the expected pieces for frames that follow a script: a probe for each interval of silence that begins
+/// Returns the expected pieces for frames that follow a script: a probe for each interval of silence that starts
 /// between two events, and no other.
 pub(super) fn expected((frames, last): &Script) -> Vec<Piece> {
     let text: Vec<u8> = frames.iter().flat_map(|(_, frame)| frame.clone()).collect();

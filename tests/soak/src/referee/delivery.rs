@@ -20,7 +20,7 @@ pub enum Misdelivery {
     WrongAnswer,
     /// The client was connected and did not receive the answer.
     LostAnswer,
-    /// The client resumed too late, or was connected when the server ended the call, and received no error.
+    /// The client resumed too late or was connected when the server ended the call, and received no error.
     MissingError,
 }
 

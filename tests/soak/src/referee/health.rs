@@ -18,7 +18,7 @@ pub struct Health {
 // === impl Health ===
 
 impl Health {
-    /// Returns the newest gauges of both quiet periods. Returns `None` if there were fewer than two.
+    /// Returns the newest gauges of both quiet periods, or `None` if there were fewer than two.
     pub(super) fn of(history: &History) -> Option<Self> {
         let gauge = |from: u64, to: u64| {
             let mut within = history

@@ -90,7 +90,7 @@ pub(super) struct SessionHistory {
     pub(super) deleted: Option<Micros>,
 }
 
-/// The times when a process did not run: begin and end.
+/// The times when a process did not run, each with its start and end.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
 
@@ -293,7 +293,7 @@ impl CallHistory {
         self.ended.get_or_insert((at, end));
     }
 
-    /// The grace of the call.
+    /// The call's grace.
     pub(super) fn grace(&self) -> Micros {
         if self.session.is_some() { GRACE } else { 0 }
     }
@@ -309,7 +309,7 @@ impl CallHistory {
         self.start().map(|start| start + work)
     }
 
-    /// The streams of the call: the first, and each resume after an event of an earlier stream.
+    /// The call's streams: the first, and each resume after an event of an earlier stream.
     pub(super) fn generations(&self) -> Vec<&Stream> {
         let mut known: Vec<&str> = Vec::new();
         let mut generations: Vec<&Stream> = Vec::new();
@@ -383,17 +383,17 @@ impl Stalls {
         });
     }
 
-    /// The total length of the stalls within this time.
+    /// The total length of the stalls between `from` and `to`.
     pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
         let overlap =
-            |&(begun, ended): &(Micros, Micros)| ended.min(to).saturating_sub(begun.max(from));
+            |&(started, ended): &(Micros, Micros)| ended.min(to).saturating_sub(started.max(from));
         self.near(from, to).map(overlap).sum()
     }
 
-    /// The longest of these stalls.
+    /// The length of the longest of these stalls.
     pub(super) fn longest(&self, from: Micros, to: Micros) -> Micros {
         self.near(from, to)
-            .map(|(begun, ended)| ended - begun)
+            .map(|(started, ended)| ended - started)
             .max()
             .unwrap_or(0)
     }
@@ -404,14 +404,14 @@ impl Stalls {
     }
 
     pub(super) fn total(&self) -> Micros {
-        self.0.iter().map(|(begun, ended)| ended - begun).sum()
+        self.0.iter().map(|(started, ended)| ended - started).sum()
     }
 
     fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
-        let before = self.0.partition_point(|&(begun, _)| begun < to);
-        // Sorted by their begin. None lasts for a minute.
+        let before = self.0.partition_point(|&(started, _)| started < to);
+        // Sorted by start. None lasts for a minute.
         let far = from.saturating_sub(60_000 * MILLI);
-        let after = self.0.partition_point(|&(begun, _)| begun < far);
+        let after = self.0.partition_point(|&(started, _)| started < far);
         self.0[after..before]
             .iter()
             .filter(move |&&(_, ended)| ended > from)

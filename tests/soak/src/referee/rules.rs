@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | closed its last stream, or read its end without the answer | then + grace | then + grace + 1 s |
 //! | resumed within the grace with an event id of the call | that absence allows and demands nothing | |
-//! | closed a stream, and has another | nothing | nothing |
+//! | closed a stream and has another | nothing | nothing |
 //! | resumed within [`RACE`] of the end of the grace | likewise, for a while | nothing |
 //! | closed a resume before its head arrived | from the disconnect before | as if it had just disconnected |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |
@@ -17,7 +17,7 @@
 //! | what the server did | | |
 //! |---|---|---|
 //! | has a call timeout | request + timeout | start + timeout + 1 s |
-//! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
+//! | started to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
 //!
 //! Without the session manager, a deleted session accepts no cancel. rmcp's 5 s then apply.
 //!

@@ -33,9 +33,9 @@ fn directory(server: &Server) -> Limited {
 }
 
 async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !condition().await {
-        assert!(begun.elapsed() < TIMEOUT, "never: {what}");
+        assert!(started.elapsed() < TIMEOUT, "never: {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -172,8 +172,10 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
     let live = LiveInstance::start(&server, 1, 1_000).await;
     let other = LiveInstance::start(&server, 2, 0).await;
     let (existing, unknown) = (session("7").session, SessionHash::of("unknown"));
-    let is_denied = async |session| match other.directory.look(session).await {
-        Ok(look) => look.record.is_none() && other.heartbeat.proves_absence(&look.leases),
+    let is_denied = async |session| match other.directory.look_up(session).await {
+        Ok(snapshot) => {
+            snapshot.record.is_none() && other.heartbeat.proves_absence(&snapshot.leases)
+        }
         Err(_) => false,
     };
     eventually("an unknown session is denied", async || {
@@ -182,10 +184,10 @@ async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and
     .await;
     server.kill().await;
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut is_consistent_too_early = false;
     let before = live.heartbeat.consistent_since();
-    while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
+    while started.elapsed() < SETTLE_PERIOD + 3 * SECOND {
         assert!(!is_denied(existing).await);
         let is_consistent_again = live
             .heartbeat
@@ -215,9 +217,13 @@ async fn a_redis_that_was_down_is_used_again_soon() {
     // Long enough that a client with growing delays between its attempts would reach a long delay.
     sleep(8 * SECOND).await;
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     live.until_consistent().await;
-    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 3 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -227,7 +233,7 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     let live = LiveInstance::start(&server, 1, 10).await;
     let owners = OwnerCache::new(live.me.incarnation, live.directory.clone());
     server.stop();
-    let begun = Instant::now();
+    let started = Instant::now();
     let (me, any) = (instance(3), session("any"));
     let former = Ownership::begin(me);
     let results = tokio::join!(
@@ -245,14 +251,22 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
             && results.3.is_err()
             && results.4.is_err()
     );
-    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 3 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
     live.until_not_consistent().await;
     // Long enough for the lease to expire.
     sleep(LEASE_TTL).await;
     server.resume();
-    let begun = Instant::now();
+    let started = Instant::now();
     live.until_consistent().await;
-    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 3 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
     assert!(live.sessions.is_local(session("7").session));
     assert!(is_alive(&live.directory, live.me).await);
 }
@@ -304,7 +318,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let _: usize = server
         .query(&format!("LPUSH {} x", session_key(list.session)))
         .await;
-    let error = directory.look(text.session).await.unwrap_err();
+    let error = directory.look_up(text.session).await.unwrap_err();
     let expected = format!(
         "the directory holds a value that no instance wrote: mcp:s:{} is not a record of a session",
         text.session
@@ -314,7 +328,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let former = Ownership::begin(me);
     let claim = directory.claim(text.session, former, former.claimed_by(me));
     claim.await.unwrap_err();
-    directory.look(list.session).await.unwrap_err();
+    directory.look_up(list.session).await.unwrap_err();
     let tombstone = Tombstone {
         by: me.incarnation,
         epoch: Epoch::now(),
@@ -410,14 +424,17 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     let before = live.heartbeat.consistent_since();
     server.kill().await;
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     eventually("all is written", async || {
         live.heartbeat
             .consistent_since()
             .is_some_and(|since| Some(since) != before)
     })
     .await;
-    println!("consistent {:?} after it restarted empty", begun.elapsed());
+    println!(
+        "consistent {:?} after it restarted empty",
+        started.elapsed()
+    );
     let known: usize = server.query("DBSIZE").await;
     assert_eq!(known, 10_001);
 }
@@ -433,7 +450,7 @@ async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     assert_eq!(leases, 0);
 }
 
-/// The clock of the backend was ahead when an instance turned a client away, and was set back.
+/// The backend's clock was ahead when an instance turned a client away. It was set back afterwards.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {

@@ -14,7 +14,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// A `redis-server`, or the program that `REDIS_SERVER` names. Its process ends when this is dropped.
+/// A `redis-server`, or the program in `REDIS_SERVER`. Its process ends when this is dropped.
 pub(super) struct Server {
     port: u16,
     folder: PathBuf,
@@ -63,7 +63,7 @@ impl Server {
         Self::run(port, folder, arguments, "Ready to accept connections").await
     }
 
-    /// Starts a Sentinel that knows this server by a name, and fails over after a second.
+    /// Starts a Sentinel that knows this server by a name and fails over after a second.
     pub(super) async fn start_sentinel(&self, name: &str) -> Self {
         let (port, folder) = free_port_and_folder();
         let config = folder.join("sentinel.conf");

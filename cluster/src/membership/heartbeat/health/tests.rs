@@ -6,18 +6,18 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns a health, and the moment `time` after its last heartbeat. That heartbeat found everything unchanged.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
-    let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
-    health.on_heartbeat_begun(begun);
+    let (mut health, started) = (DirectoryHealth::new(false), Instant::now());
+    health.on_heartbeat_started(started);
     health.on_lease_missing();
-    health.on_heartbeat_answered(begun, BackendRunId::new("run"));
-    health.on_all_written(begun);
-    assert_eq!((health.lapse(begun), health.renewal_due()), (None, None));
-    (health, begun + time)
+    health.on_heartbeat_answered(started, BackendRunId::new("run"));
+    health.on_all_written(started);
+    assert_eq!((health.lapse(started), health.renewal_due()), (None, None));
+    (health, started + time)
 }
 
 /// Makes a heartbeat at `now` that is answered.
 fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
-    health.on_heartbeat_begun(now);
+    health.on_heartbeat_started(now);
     if !was_alive {
         health.on_lease_missing();
     }
@@ -54,13 +54,13 @@ fn after_a_suspension_sessions_are_verified_until_they_have_taken_new_epochs() {
 #[test]
 fn after_a_suspension_sessions_are_verified_until_the_last_one_has_taken_its_epoch() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
-    health.on_heartbeat_begun(stopped);
+    health.on_heartbeat_started(stopped);
     health.on_lease_missing();
     health.on_heartbeat_answered(stopped, BackendRunId::new("run"));
     health.on_epochs_renewed();
     for later in 1..4 {
         let now = stopped + later * SECOND;
-        health.on_heartbeat_begun(now);
+        health.on_heartbeat_started(now);
         if later == 2 {
             health.on_heartbeat_failed();
             continue;
@@ -86,12 +86,12 @@ fn after_a_suspension_a_lease_in_another_run_proves_nothing() {
 fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     let (mut health, mut now) = after(SECOND);
     for _ in 0..10 {
-        health.on_heartbeat_begun(now);
+        health.on_heartbeat_started(now);
         health.on_heartbeat_failed();
         assert_eq!(health.lapse(now), None);
         now += SECOND;
     }
-    health.on_heartbeat_begun(now);
+    health.on_heartbeat_started(now);
     health.on_lease_missing();
     health.on_heartbeat_answered(now, BackendRunId::new("another run"));
     assert_eq!(health.lapse(now), Some(Lapse::by_failures(now)));

@@ -15,7 +15,7 @@ CALLS = 6
 # its client would be cancelled if no instance refused clients. An instance cancels no call during the first lease after
 # its start, and the first member has just started.
 AFTER_LEASE = LEASE + HEARTBEAT_INTERVAL + 0.5
-# A call ends this long after its instance began to leave.
+# A call ends this long after its instance started to leave.
 LATER = 0.5
 
 

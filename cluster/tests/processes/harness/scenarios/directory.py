@@ -68,7 +68,7 @@ class Group:
         self._owner, self._other, self._third = (node.endpoint for node in world.turn(number))
 
     async def begin(self):
-        """Begins all calls while the directory works."""
+        """Starts all calls while the directory works."""
         self._by_owner = await self._call("stay", self._owner)
         self._by_relay = await self._call("stay", self._other)
         self._resuming = await self._call("resumes", self._owner)
@@ -85,7 +85,7 @@ class Group:
         for call in [self._resuming, *self._leaving]:
             call.cut(self._reset)
         resumes = asyncio.create_task(self._resuming.resume(self._third, 90.0))
-        # Begins without the directory.
+        # Starts without the directory.
         opened = await self._call("resumes", self._owner)
         await self._by_owner.until_over()
         await recovered.wait()

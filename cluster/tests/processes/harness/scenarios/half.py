@@ -1,5 +1,5 @@
 """Clients that send half of a request and stay connected: to the owner of the session, to another instance, and to
-one that would restore the session for it. Other requests of the session are served meanwhile, and no call begins
+one that would restore the session for it. Other requests of the session are served in the meantime, and no call starts
 from the half."""
 
 import asyncio

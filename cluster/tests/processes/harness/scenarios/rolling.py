@@ -19,7 +19,7 @@ LONGEST = 1.0
 CALLS = 3
 # Pause between two instances, because HAProxy detects a restarted one within 200 ms.
 PAUSE = 0.5
-# Maximum time until a connection that the balancer has begun arrives.
+# Maximum time until a connection that the balancer has started arrives.
 TRANSIT_TIME = 0.1
 
 assert LONGEST < DRAIN

@@ -1,8 +1,8 @@
 """The owner is stopped and continues: once while the other instances wait for it, and once after they have claimed its
 sessions.
 
-In the second case requests wait in the owner's sockets meanwhile: calls and resumes of clients, relayed calls, and
-the second halves of calls whose first half had arrived before. None of them begins where the session no longer
+In the second case requests wait in the owner's sockets in the meantime: calls and resumes of clients, relayed calls, and
+the second halves of calls whose first half had arrived before. None of them starts where the session no longer
 exists."""
 
 import asyncio
@@ -65,7 +65,7 @@ async def _stop(world, number, seconds, story):
         waiting += [asyncio.create_task(call.ask(other.endpoint, until_started=False)) for call in late[1::CALLS]]
         await asyncio.sleep(RELAYED_BEFORE)
         claimed = [look.done() and look.result() == 200 for look in looks]
-        world.facts.note("check", scenario="stopped", what="claimed meanwhile", right=all(claimed), claimed=claimed)
+        world.facts.note("check", scenario="stopped", what="claimed in the meantime", right=all(claimed), claimed=claimed)
     else:
         await asyncio.sleep(seconds)
     owner.signal(signal.SIGCONT)

@@ -78,9 +78,9 @@ impl Client {
             self.call(number, call).await?;
         }
         ready.wait().await;
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut took = Vec::new();
-        while begun.elapsed() < time {
+        while started.elapsed() < time {
             took.push(self.call(number, WARM_UP + took.len()).await?);
         }
         if let Self::Http(connection) = self {

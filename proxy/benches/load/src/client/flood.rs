@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::{call, http::Session};
 
-/// Maximum time until a response begins: 2 s. Some servers send the head with the answer only.
+/// Maximum time until a response starts: 2 s. Some servers send the head with the answer only.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Maximum time for the other responses if one did not begin in that time: 50 ms.
+/// Maximum time for the other responses if one did not start in that time: 50 ms.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// The size of the flood.
@@ -40,8 +40,8 @@ pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
             let mut connection = session.connect_small().await?;
             let flooded = call(id, "flood", &arguments);
             match connection.open(&flooded, limit).await {
-                Ok(has_begun) => {
-                    if !has_begun {
+                Ok(has_started) => {
+                    if !has_started {
                         limit = SHORT;
                     }
                     // The connection of the other half is dropped.

@@ -11,51 +11,51 @@ use super::{
     text,
 };
 
-/// Maximum time until a response begins: 2 s.
+/// Maximum time until a response starts: 2 s.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Prints the number of begun responses when all calls have been made, and keeps the connections until the end of
-/// stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of begun responses is
-/// printed again.
+/// Prints the number of responses that have started when all calls have been made, and keeps the connections until the
+/// end of stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of responses
+/// that have started is printed again.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
-    let (mut begun, mut limit) = (0, TIMEOUT);
+    let (mut started, mut limit) = (0, TIMEOUT);
     for _ in 0..sessions {
         let (session, first) = Session::begin(url).await?;
         connections.push((None, first));
         for id in 0..calls {
             let mut connection = session.connect().await?;
             match tool {
-                "hold" => begun += hold(&mut connection, id, &mut limit).await?,
+                "hold" => started += hold(&mut connection, id, &mut limit).await?,
                 "echo" => {
                     let text = text(0, id);
                     connection.call(&echo(id, &text), text.as_bytes()).await?;
-                    begun += 1;
+                    started += 1;
                 }
                 _ => bail!("no such tool: {tool}"),
             }
             connections.push((Some(id), connection));
         }
     }
-    println!("{}", json!({ "begun": begun }));
+    println!("{}", json!({ "begun": started }));
     if tool == "echo" && super::read_line().await {
-        begun = 0;
+        started = 0;
         for (id, connection) in &mut connections {
             if let Some(id) = *id {
-                begun += hold(connection, id, &mut limit).await?;
+                started += hold(connection, id, &mut limit).await?;
             }
         }
-        println!("{}", json!({ "begun": begun }));
+        println!("{}", json!({ "begun": started }));
     }
     super::until_stdin_ends().await
 }
 
-/// Returns 1 if the stream has begun.
+/// Returns 1 if the stream has started.
 async fn hold(connection: &mut Connection, id: usize, limit: &mut Duration) -> Result<usize> {
-    let has_begun = connection.open(&call(id, "hold", "{}"), *limit).await?;
-    if !has_begun {
+    let has_started = connection.open(&call(id, "hold", "{}"), *limit).await?;
+    if !has_started {
         // Some servers send the head with the answer only. Then the other responses are not waited for.
         *limit = Duration::ZERO;
     }
-    Ok(has_begun.into())
+    Ok(has_started.into())
 }

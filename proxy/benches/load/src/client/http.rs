@@ -115,18 +115,18 @@ impl Connection {
     /// Sends a message and reads the whole response, which must contain `awaited`.
     pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<CallResponse> {
         let called = async {
-            let begun = Instant::now();
+            let started = Instant::now();
             self.send("POST", message).await?;
             let (status, headers) = self.head().await?;
             let mut decoder = BodyDecoder::new(status, &headers);
             self.body.clear();
-            let mut after = awaited.is_empty().then(|| begun.elapsed());
+            let mut after = awaited.is_empty().then(|| started.elapsed());
             loop {
                 match decoder.decode(&mut self.received) {
                     Decoded::Data(data) => {
                         self.body.extend_from_slice(&data);
                         if after.is_none() && memmem::find(&self.body, awaited).is_some() {
-                            after = Some(begun.elapsed());
+                            after = Some(started.elapsed());
                         }
                     }
                     Decoded::More => self.receive().await?,
@@ -145,9 +145,9 @@ impl Connection {
 
     /// Sends a message and waits for the head of its response, which must be a stream. Returns `false` if it does not
     /// arrive in time.
-    pub(super) async fn open(&mut self, message: &str, within: Duration) -> Result<bool> {
+    pub(super) async fn open(&mut self, message: &str, limit: Duration) -> Result<bool> {
         self.send("POST", message).await?;
-        let Ok(head) = timeout(within, self.head()).await else {
+        let Ok(head) = timeout(limit, self.head()).await else {
             return Ok(false);
         };
         let (status, _) = head?;

@@ -45,13 +45,13 @@ impl Pipe {
     }
 
     pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Duration> {
-        let begun = Instant::now();
+        let started = Instant::now();
         self.send(message).await?;
         self.line.clear();
         self.stdout.read_until(b'\n', &mut self.line).await?;
         let found = memmem::find(&self.line, awaited);
         ensure!(found.is_some(), "{}", self.line.escape_ascii());
-        Ok(begun.elapsed())
+        Ok(started.elapsed())
     }
 
     async fn send(&mut self, message: &str) -> Result<()> {

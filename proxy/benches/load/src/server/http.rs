@@ -49,7 +49,7 @@ async fn connection(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Returns the line of the next request and its body. Returns `None` if the client closed first.
+/// Returns the line of the next request and its body, or `None` if the client closed first.
 async fn request(
     stream: &mut TcpStream,
     received: &mut BytesMut,

@@ -67,7 +67,7 @@ struct Worker {
     tool_router: ToolRouter<Self>,
 }
 
-/// The pending steps of the handlers. A step may be stored before its call begins.
+/// The pending steps of the handlers. A step may be stored before its call starts.
 #[derive(Default)]
 struct StepQueues(Mutex<HashMap<String, Steps>>);
 

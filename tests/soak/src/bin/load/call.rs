@@ -193,7 +193,7 @@ impl ClientCall {
         self.session.exchange(&request).await.map(drop)
     }
 
-    /// Reads up to the answer, and resumes whenever the stream ends without one, for a limited time.
+    /// Reads up to the answer and resumes whenever the stream ends without one, for a limited time.
     pub(crate) async fn stay(&mut self, for_so_long: Duration) {
         let until = Instant::now() + for_so_long;
         let ends_always = self.session.setup.store == Some(Store::Replays);

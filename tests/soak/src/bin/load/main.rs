@@ -103,7 +103,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         timeout(limit, all)
             .await
             .map_err(|_| "some clients do not end")?;
-        // All clients have closed. Sessions that were left open expire within this time.
+        // All clients have closed. Sessions that were left open expire in that time.
         sleep(RETENTION + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);
         sleep(GAUGES).await;

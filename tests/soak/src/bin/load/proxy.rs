@@ -29,7 +29,7 @@ struct Link {
     call: Call,
     client: Arc<str>,
     server: u16,
-    /// Number of times that everything was cut.
+    /// Number of times everything was cut.
     cuts: watch::Sender<u32>,
     refuses: watch::Sender<bool>,
     call_passed: Notify,
@@ -90,7 +90,7 @@ impl Proxy {
         self.cut();
     }
 
-    /// Resets the remaining connections, and waits until this has been recorded.
+    /// Resets the remaining connections and waits until this has been recorded.
     pub(crate) async fn end(self) {
         self.refuse();
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -90,7 +90,7 @@ impl Session {
         Connection::open_small(&self.world, self.port).await
     }
 
-    /// Sends a message. Returns the status of the response.
+    /// Sends a message. Returns the response's status.
     pub(crate) async fn post(&self, message: &Value) -> Option<u16> {
         let request = Request::post(&self.path(), self.id.as_deref(), message);
         self.exchange(&request).await.map(|(status, ..)| status)

@@ -30,7 +30,7 @@ pub(crate) enum Story {
     ResumesWhileConnected,
     /// Resumes on two connections at once, one of which stays.
     ResumesOnTwoConnections,
-    /// Resumes on a second connection, and closes that one again.
+    /// Resumes on a second connection and closes that one again.
     ResumesBriefly,
     TriesWrongIds,
     Polls,

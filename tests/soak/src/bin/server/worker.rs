@@ -60,15 +60,15 @@ impl Worker {
         let job: Job = cell.parse()?;
         let mut witness = Witness::new(&self.log, &cell);
         let work = async {
-            let begun = Instant::now();
+            let started = Instant::now();
             for step in 1..=job.steps {
-                sleep_until(begun + job.work * step / (job.steps + 1)).await;
+                sleep_until(started + job.work * step / (job.steps + 1)).await;
                 report(step, &job, &context).await;
                 self.log.write(Fact::Progressed {
                     call: witness.call.clone(),
                 });
             }
-            sleep_until(begun + job.work).await;
+            sleep_until(started + job.work).await;
         };
         let done = match job.reaction {
             Reaction::IgnoresToken => {

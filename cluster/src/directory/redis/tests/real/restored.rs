@@ -47,12 +47,12 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     server.kill().await;
     fs::write(&snapshot, old).unwrap();
     server.start_again().await;
-    let begun = Instant::now();
+    let started = Instant::now();
     eventually("the living owner has all of its sessions", async || {
         for id in 0..50 {
-            let look = directory.look(session(&id.to_string()).session).await;
-            let is_owned = look.is_ok_and(
-                |look| matches!(look.record, Some(Record::Owned(ownership)) if ownership.owner == live.me),
+            let snapshot = directory.look_up(session(&id.to_string()).session).await;
+            let is_owned = snapshot.is_ok_and(
+                |snapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == live.me),
             );
             if !is_owned {
                 return false;
@@ -61,7 +61,11 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
         true
     })
     .await;
-    assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 5 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
     // Longer than the lease in the snapshot.
     sleep(LEASE_TTL + SECOND).await;
     for id in 0..50 {
@@ -89,16 +93,22 @@ async fn flushed_records_are_written_again_and_no_session_is_lost() {
     for _ in 0..3 {
         let before = live.heartbeat.consistent_since();
         let () = server.query("FLUSHALL").await;
-        let begun = Instant::now();
+        let started = Instant::now();
         eventually("the directory is consistent again", async || {
             let since = live.heartbeat.consistent_since();
-            if let Ok(look) = other.directory.look(session("7").session).await {
-                assert!(look.record.is_some() || !other.heartbeat.proves_absence(&look.leases));
+            if let Ok(snapshot) = other.directory.look_up(session("7").session).await {
+                assert!(
+                    snapshot.record.is_some() || !other.heartbeat.proves_absence(&snapshot.leases)
+                );
             }
             since.is_some() && since != before
         })
         .await;
-        assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
+        assert!(
+            started.elapsed() < 5 * SECOND,
+            "after {:?}",
+            started.elapsed()
+        );
         other.until_consistent().await;
         let known: usize = server.query("DBSIZE").await;
         assert_eq!(known, 1_001);

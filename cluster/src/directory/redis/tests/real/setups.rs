@@ -119,9 +119,9 @@ async fn a_former_primary_that_still_answers_is_abandoned() {
     live.until_consistent().await;
     // Sentinel refuses until it has detected that the replica is synchronized, which it checks every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
-    eventually("the Sentinel begins", async || {
-        let begun: redis::RedisResult<()> = group.sentinel.try_query(&failover).await;
-        begun.is_ok()
+    eventually("the Sentinel starts", async || {
+        let started: redis::RedisResult<()> = group.sentinel.try_query(&failover).await;
+        started.is_ok()
     })
     .await;
     group.assert_used_by(&live, 100).await;
@@ -241,9 +241,13 @@ async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     // Longer than a connection retries.
     sleep(5 * SECOND).await;
     execute("CONFIG SET requirepass secret").await;
-    let begun = Instant::now();
+    let started = Instant::now();
     live.until_consistent().await;
-    assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
+    assert!(
+        started.elapsed() < 5 * SECOND,
+        "after {:?}",
+        started.elapsed()
+    );
 }
 
 #[cfg(feature = "tls")]
@@ -278,9 +282,13 @@ mod tls {
         server.kill().await;
         live.until_not_consistent().await;
         server.start_again().await;
-        let begun = Instant::now();
+        let started = Instant::now();
         live.until_consistent().await;
-        assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+        assert!(
+            started.elapsed() < 3 * SECOND,
+            "after {:?}",
+            started.elapsed()
+        );
     }
 
     #[tokio::test]
