@@ -469,7 +469,7 @@ async fn a_cancel_names_the_call_as_its_client_wrote_it() {
 /// The token of the call expires while the call is running. The client has sent other requests of the session with a fresh one.
 #[tokio::test(start_paused = true)]
 async fn the_cancel_of_a_call_whose_token_has_expired_reaches_the_server() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (client, _server, _last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     let ping = r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#;
     let waiting = setup.send(with_headers(

@@ -368,7 +368,7 @@ async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
 /// while other answers of its session take up the room.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_a_client_is_reading_again_is_not_evicted() {
-    let mut setup = Setup::begun(WITH_PRIMING).await;
+    let mut setup = Setup::started(WITH_PRIMING).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
     let whole = large_answer(1, 900_000);
