@@ -756,7 +756,7 @@ impl Log {
     /// Returns `true` if a call has ended on an instance that sends its answer on the next stream, and is not shutting down.
     fn owner_sends_answer(&self, label: &str) -> bool {
         let Some(Call {
-            begun: Some((host, _)),
+            started: Some((host, _)),
             ended: Some((End::Done, _)),
             ..
         }) = self.calls.get(label)
