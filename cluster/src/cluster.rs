@@ -16,7 +16,7 @@ use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{SessionState, SessionStore, SessionStoreError},
 };
-use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle, time::Instant};
 use tower_service::Service;
 use tracing::info;
 
@@ -32,7 +32,7 @@ use crate::{
         turned_away::{CLIENT_BACKOFF, TurnedAway},
     },
     metrics,
-    orphan_confirmation::{self, OrphanWait},
+    orphan_confirmation::{self, MAX_CONFIRMATIONS, OrphanWait},
     relay::{
         client::Relay,
         filter::PeersFilter,
@@ -440,6 +440,7 @@ pub(crate) fn join_over(
         restores: pending_restores,
         former_owners: FormerOwners::default(),
         waiting_calls: WaitingCalls::default(),
+        confirmation_permits: Semaphore::new(MAX_CONFIRMATIONS),
         generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });

@@ -5,7 +5,7 @@
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
 //! | has lost this instance's lease, and possibly the leases and reports of the others | waits for another grace |
 //! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
-//! | does not answer | waits for another grace |
+//! | does not answer | waits for a second |
 //! | lacks, for another living instance, a heartbeat composed at least 2.15 s after the grace ended | waits for one |
 //! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
 //! | has this instance as the owner of its session | is cancelled |
@@ -44,6 +44,14 @@ const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLO
 /// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
+/// Maximum number of concurrent lookups for orphans: 128.
+///
+/// They share a connection with the heartbeats, which must not wait for them when thousands of graces end at once.
+pub(crate) const MAX_CONFIRMATIONS: usize = 128;
+
+/// Delay before a directory that has not answered is asked again: 1 s.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
 /// How long a call has waited for its client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OrphanWait {
@@ -62,6 +70,15 @@ impl OrphanWait {
             backoff,
             grace: orphan.grace(),
             lasted: orphan.detachment().lasted(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(grace: Duration, lasted: Duration, backoff: Duration) -> Self {
+        Self {
+            grace,
+            lasted,
+            backoff,
         }
     }
 
@@ -124,7 +141,7 @@ pub(crate) async fn confirm(
     confirmation
 }
 
-async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Confirmation {
+async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> Confirmation {
     let (grace, me) = (wait.grace, router.me.incarnation);
     let Some(since) = router.heartbeat.consistent_since() else {
         return Confirmation::Postpone(grace);
@@ -135,8 +152,13 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     if !missing.is_zero() {
         return Confirmation::Postpone(missing);
     }
-    // Not read from the cache, which may be older than a claim.
-    let snapshot = router.directory.look_up(session).await;
+    let snapshot = {
+        let started = Instant::now();
+        let _permit = router.confirmation_permits.acquire().await;
+        wait.lasted += started.elapsed();
+        // Not read from the cache, which may be older than a claim.
+        router.directory.look_up(session).await
+    };
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
@@ -144,9 +166,12 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     let is_current = |snapshot: &SessionSnapshot| {
         snapshot.leases.of(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases)
     };
-    let Some(snapshot) = snapshot.ok().filter(is_current) else {
-        return Confirmation::Postpone(grace);
+    let Ok(snapshot) = snapshot else {
+        return Confirmation::Postpone(RETRY_DELAY);
     };
+    if !is_current(&snapshot) {
+        return Confirmation::Postpone(grace);
+    }
     let own_turned_away = router.turned_away.age(Instant::now());
     let remaining = wait.remaining(&snapshot.leases, me);
     if let Some(remaining) =

@@ -4,7 +4,10 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Method, Request, Response};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -63,6 +66,8 @@ pub(crate) struct Router {
     pub(crate) shutdown: Shutdown,
     pub(crate) former_owners: FormerOwners,
     pub(crate) waiting_calls: WaitingCalls,
+    /// Permits for the lookups that decide about orphans.
+    pub(crate) confirmation_permits: Semaphore,
 }
 
 // === impl Router ===

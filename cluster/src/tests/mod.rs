@@ -16,6 +16,7 @@ mod inner_layers;
 mod last_moment;
 mod lateness;
 pub(crate) mod log_lines;
+mod many_orphans;
 mod node;
 mod orphans;
 mod permits;

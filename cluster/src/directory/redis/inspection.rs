@@ -78,7 +78,7 @@ impl Inspection {
             log(|| {
                 warn!(
                     target: "mcp_cancel_cluster",
-                    "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within 70 s. Set noeviction"
+                    "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within 70 s; an evicted answer is lost. Set noeviction"
                 )
             });
         }
