@@ -123,10 +123,13 @@ async fn a_call_that_has_not_started_is_routed_to_the_new_owner() {
         let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
         let unasked = owner.head().await;
-        pass(OWNER_RECHECK_INTERVAL - 50 * Duration::from_millis(1)).await;
+        let ms = Duration::from_millis(1);
+        // Well before the check, at which this instance would claim the session itself.
+        pass(OWNER_RECHECK_INTERVAL - 500 * ms).await;
         contract::claim_from(&directory.memory, hash(&mcp), owner.me, b.me).await;
+        pass(450 * ms).await;
         // Both timeouts end in this time, a millisecond apart.
-        sleep(100 * Duration::from_millis(1)).await;
+        sleep(100 * ms).await;
         assert_eq!(call.head().await.status, 200, "round {round}");
         drop(unasked);
     }
