@@ -32,10 +32,10 @@ pub(super) enum BodyKind {
     Untracked(Option<Box<dyn Contested>>),
 }
 
-/// A call in flight that has the id of a request that is not tracked.
+/// A call in flight with the same id as a request that is not tracked.
 pub(super) trait Contested: Send {
     /// Untracks the call, because the server accepted the request.
-    fn lose(self: Box<Self>);
+    fn on_accepted(self: Box<Self>);
 }
 
 // === impl BodyKind ===

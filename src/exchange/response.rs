@@ -130,7 +130,7 @@ impl Exchange {
         self.report_unparsed_body(true);
         let contest = self.state().request.take_contest();
         if let Some(contest) = contest {
-            return contest.lose();
+            return contest.on_accepted();
         }
         let (key, target) = match (&self.kind, &self.state().request) {
             (RequestKind::Post(_), RequestBody::Known(BodyKind::Cancel(target))) => {

@@ -153,8 +153,8 @@ impl AnswerWriter {
     }
 
     fn complete(&self, operation: Operation, result: Result<(), DirectoryError>) {
-        let (is_done, now) = (result.is_ok(), Instant::now());
-        self.queue().complete(operation, is_done, now);
+        let (succeeded, now) = (result.is_ok(), Instant::now());
+        self.queue().complete(operation, succeeded, now);
         if let Err(error) = result {
             self.failure_warning.warn(&format_args!(
                 "{error}: answers of ended calls are not in the directory yet, and are written again until they are"
