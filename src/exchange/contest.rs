@@ -1,4 +1,4 @@
-//! Requests that are not tracked, but have the id of a call in flight.
+//! Requests that are not tracked, but have the same id as a call in flight.
 //!
 //! A cancel refers to its call by that id. Once the server may have received such a request, a cancel of the call could hit the
 //! request instead. So no cancel is injected while the request is in progress. Once the server has accepted the request, the

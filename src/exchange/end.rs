@@ -55,7 +55,7 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // No call can start any more, and a disconnect has no effect from now on. An earlier disconnect has ended the open phase,
+            // From now on, no call can start, and a disconnect has no effect. An earlier disconnect has ended the open phase,
             // and fires the token itself.
             None if is_open => self.signal.disarm(),
             None => {}

@@ -70,7 +70,7 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 
 #[test]
 fn data_that_is_no_message_is_ambiguous() {
-    for (data, why) in [
+    for (data, reason) in [
         ("hello", ParseFailure::NotJson),
         ("{", ParseFailure::Truncated),
         (
@@ -83,7 +83,7 @@ fn data_that_is_no_message_is_ambiguous() {
         ),
     ] {
         let text = format!("data: {data}\n\n");
-        assert_events(&text, &[with(Answers::Ambiguous(why))]);
+        assert_events(&text, &[with(Answers::Ambiguous(reason))]);
     }
 }
 

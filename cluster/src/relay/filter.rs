@@ -28,7 +28,9 @@ impl PeersFilter {
     }
 }
 
-/// Private networks (RFC 1918, RFC 4193) and loopback. Link-local addresses are excluded, because cloud providers serve credentials on them.
+/// Private networks (RFC 1918, RFC 4193) and loopback.
+///
+/// Link-local addresses are excluded, because cloud providers serve credentials on them.
 impl Default for PeersFilter {
     fn default() -> Self {
         Self::new(|address| match address {

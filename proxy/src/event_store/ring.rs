@@ -14,8 +14,8 @@
 //!    covers taken bytes until their last holder drops them.
 //! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
 //! 6. **The end.** No event can be pushed after the end. Only the error of guarantee 8 is appended then.
-//! 7. **Bypass.** An event for which there is no room bypasses the ring in pieces, to a reader that has taken everything before it.
-//!    If that reader detaches before the last piece, no reader gets the event.
+//! 7. **Bypass.** An event for which there is no room bypasses the ring in pieces, to a reader that has taken everything
+//!    before it. If that reader detaches before the last piece, no reader gets the event.
 //! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
 //!    The event may have been the answer.
 
@@ -97,8 +97,7 @@ struct Entry {
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The first event that the reader may have missed: the one at which it attached, or the one after the last event that
-    /// bypassed the ring to it.
+    /// The first event that the reader may have missed: where it attached, or after the last event that bypassed the ring to it.
     from: u64,
     /// The event that the reader takes next.
     at: u64,
@@ -124,7 +123,7 @@ pub(crate) struct ReaderId(u64);
 #[derive(Debug, PartialEq, Eq)]
 enum Bypass {
     Idle,
-    /// The piece that the reader takes next, if there is one.
+    /// The piece that the reader takes next, or `None` if there is none to take.
     Piece(Option<Bytes>),
     /// The reader has detached, the ring has ended, or there was no reader.
     Aborted,
@@ -201,7 +200,7 @@ impl Ring {
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
         loop {
             let exhausted = if self.is_below_limits() {
-                // Reuses the reservation under which the event was read, if there is one.
+                // Reuses the reservation under which the event was read, if any.
                 let reservation = event
                     .reservation
                     .get_or_insert_with(|| self.event_reservation.sibling());
@@ -391,9 +390,7 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if the ring has had a later event, even one that was dropped.
-    ///
-    /// Returns `false` once the ring is cleared.
+    /// Returns `true` if the ring has had a later event, even one that was dropped, and is not cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.is_cleared && after < self.next.saturating_sub(1)
     }
@@ -403,7 +400,7 @@ impl Ring {
         self.next > 0
     }
 
-    /// Detaches the reader, if there is one.
+    /// Detaches the reader, if any.
     pub(crate) fn detach_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
             self.unread = self.unread.max(reader.at);

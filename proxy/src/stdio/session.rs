@@ -270,24 +270,24 @@ impl Session {
     }
 
     /// Starts the end of the session. Open calls end with an error, and no call can be started afterwards.
-    pub(super) fn stop(&self, why: EndReason) {
+    pub(super) fn stop(&self, reason: EndReason) {
         let open = {
             let mut state = self.state();
             if state.stopped.is_some() {
                 return;
             }
-            state.stopped = Some(why);
+            state.stopped = Some(reason);
             state.routes.end()
         };
-        self.end_streams(open, why.text());
+        self.end_streams(open, reason.text());
         self.stop.notify_one();
     }
 
     /// Ends all open streams. Calls get an error with this message.
-    pub(super) fn finish(&self, why: EndReason, text: &str) {
+    pub(super) fn finish(&self, reason: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
-            state.stopped.get_or_insert(why);
+            state.stopped.get_or_insert(reason);
             state.routes.end()
         };
         self.end_streams(open, text);

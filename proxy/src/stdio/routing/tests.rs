@@ -11,8 +11,8 @@ type Stream = usize;
 struct NotStarted(Refused);
 
 impl From<Refused> for NotStarted {
-    fn from(why: Refused) -> Self {
-        Self(why)
+    fn from(refused: Refused) -> Self {
+        Self(refused)
     }
 }
 
@@ -105,7 +105,7 @@ fn progress_is_routed_by_its_token_unless_two_calls_share_it() {
     assert_eq!(
         progress(&mut routes, "7"),
         Route::Standalone,
-        "it may be late"
+        "the progress may be late"
     );
     assert_eq!(answer(&mut routes, "3"), Route::Answer(2));
     begin(&mut routes, "4", Some("7"), 3).unwrap();
