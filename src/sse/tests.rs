@@ -290,7 +290,7 @@ fn an_id_may_have_any_other_bytes() {
 }
 
 #[test]
-fn a_retry_that_is_not_only_digits_is_ignored() {
+fn a_retry_field_with_non_digits_is_ignored() {
     for (value, expected) in [
         ("0", Some(0)),
         ("0003000", Some(3000)),

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_body_is_sent_when_it_is_asked_for() {
+    async fn a_body_is_sent_when_it_is_requested() {
         let (signal, body) = ContinueSignal::defer(Body::from("call"));
         assert_eq!(body.size_hint().exact(), Some(4));
         let sent = tokio::spawn(body.collect());

@@ -1,4 +1,4 @@
-//! The queues of sessions and tombstones that are to be written to the directory.
+//! The queues of sessions and tombstones to write to the directory.
 
 use std::collections::VecDeque;
 

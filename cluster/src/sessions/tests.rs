@@ -428,7 +428,7 @@ async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
 }
 
 #[test]
-fn a_session_is_given_to_its_client_if_it_is_written_or_needs_no_record() {
+fn a_session_is_given_to_its_client_once_written_or_if_it_needs_no_record() {
     let (sessions, mut relinquished_sessions) = written_sessions(&["written"]);
     sessions.on_opened("without parameters", false);
     for id in ["written", "without parameters", "unknown"] {

@@ -163,7 +163,7 @@ fn is_always_found_while_bound(finds_call: impl Fn(&Calls, CallId) -> bool + Syn
 }
 
 #[test]
-fn a_call_is_found_by_its_id_also_while_a_session_manager_binds_it() {
+fn a_call_is_found_by_its_id_even_while_a_session_manager_binds_it() {
     let request = RequestId::Number(1);
     for round in 0..2_000 {
         let is_found =
@@ -443,7 +443,7 @@ fn a_resumed_stream_gets_the_error_of_its_own_call_where_its_manager_is_the_seco
 }
 
 #[test]
-fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused() {
+fn a_call_is_found_by_its_id_even_while_a_request_with_the_same_id_may_be_refused() {
     let registry = Arc::new(Registry::new());
     let (exchange, ..) = streamed(&registry, false);
     let id = exchange.info().unwrap().id();

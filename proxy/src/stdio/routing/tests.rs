@@ -63,7 +63,7 @@ fn ids_are_compared_by_value() {
 }
 
 #[test]
-fn an_id_is_free_once_it_was_answered_and_not_before() {
+fn an_id_is_free_only_once_it_has_been_answered() {
     let mut routes = Routes::new(None);
     let now = Instant::now();
     begin(&mut routes, "1", None, 0).unwrap();
