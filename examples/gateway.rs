@@ -120,7 +120,7 @@ async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure>
 /// reason.
 ///
 /// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when the future of the call
-/// is dropped. That happens only after the time that `AbortOnCancel` gives a handler to end by itself.)
+/// is dropped. That happens only after the time that `AbortOnCancel` gives a handler to end on its own.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,

@@ -27,7 +27,7 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
-    /// Announces that `call` may be cancelled next. Returns `None` if no task would wait for the guard.
+    /// Announces that `call` may be about to be cancelled. Returns `None` if no task would wait for the guard.
     fn announce_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }
@@ -79,8 +79,8 @@ impl CancelError {
         Self(Kind::Refused(status))
     }
 
-    pub(crate) fn failed(why: impl Into<Box<str>>) -> Self {
-        Self(Kind::Failed(why.into()))
+    pub(crate) fn failed(cause: impl Into<Box<str>>) -> Self {
+        Self(Kind::Failed(cause.into()))
     }
 
     /// Returns the status with which the inner service refused the replayed cancel.
@@ -114,7 +114,7 @@ impl fmt::Display for CancelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
-            Kind::Failed(why) => write!(f, "the cancel could not be delivered: {why}"),
+            Kind::Failed(cause) => write!(f, "the cancel could not be delivered: {cause}"),
             Kind::TimedOut => f.write_str("the service did not accept the cancel in time"),
             Kind::Undelivered => {
                 f.write_str("no runtime polled the delivery of the cancel until its end")

@@ -51,7 +51,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
                 answers: match event.answers {
                     Answers::Nothing => Ok(None),
                     Answers::One(id) => Ok(Some(id)),
-                    Answers::Ambiguous(why) => Err(why),
+                    Answers::Ambiguous(reason) => Err(reason),
                 },
             });
         });

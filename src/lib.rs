@@ -93,7 +93,7 @@
 //!
 //! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls and cannot distinguish
 //!   a client that reconnects from one that does not.
-//! - rmcp 3 cancels stateless calls by itself, unless their events are stored. With this layer it still does, and the layer reports
+//! - rmcp 3 cancels stateless calls on its own, unless their events are stored. With this layer it still does, and the layer reports
 //!   the reason.
 //! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
 //! - `mcp-cancel-cluster` is for several instances of one server whose load balancer does not route by session.

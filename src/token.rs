@@ -295,7 +295,7 @@ impl CallToken {
     ///
     /// - If the layer has not parsed the request's body yet, the call is reported as started and completed once the body is
     ///   parsed. The call is never in flight.
-    /// - If the request has no call, the token does not fire any more, and nothing else changes. Such a request is a plain route,
+    /// - If the request has no call, the token no longer fires, and nothing else changes. Such a request is a plain route,
     ///   `initialize`, a notification, a resume, or a body that cannot be parsed.
     /// - If the call has ended, nothing changes. An answer that a session manager observed first stays retained.
     pub fn answered(&self) {

@@ -268,7 +268,9 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until the answers of all ended calls are written, evicted or expired, or `until`. Returns `true` if they are.
+    /// Waits until each answer of an ended call has been written or evicted or has expired, at most until `until`.
+    ///
+    /// Returns `true` unless `until` passed first.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.enqueue_ended();
         self.writer.flush(until).await

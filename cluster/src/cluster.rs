@@ -280,7 +280,7 @@ impl Cluster {
         &self.shared.answers
     }
 
-    /// Returns the number of calls whose answers are to be kept.
+    /// Returns the number of calls whose answers must be kept.
     pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.pending_count()
     }

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_whose_request_id_is_too_long_for_a_header_is_named_by_its_number() {
+    fn a_call_whose_request_id_is_too_long_for_a_header_is_identified_by_its_number() {
         let incarnation = Incarnation::random();
         let long = format!("\"{}\"", "x".repeat(MAX_REQUEST_ID));
         let id = ClusterEventId::new("0/1", incarnation, call(3, &long)).to_string();

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex, even if a thread has panicked while it held the lock.
 ///
-/// No code of the application runs under a lock, and no code that can panic leaves a value partly changed.
+/// No application code runs under a lock, and no code that can panic leaves a value partially modified.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,7 +2,7 @@
 //!
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
-//! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
+//! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions have been written, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | lookups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_postponed_total` | counter | | number of times the cancel of an orphaned call was postponed, because its client might have resumed elsewhere |
@@ -16,7 +16,7 @@ pub(crate) fn describe() {
         describe_gauge!(
             "mcp_cluster_directory_consistent",
             Unit::Count,
-            "Whether heartbeats are answered and all local sessions are written"
+            "Whether heartbeats are answered and all local sessions have been written"
         );
         describe_counter!(
             "mcp_cluster_lookups_total",

@@ -150,7 +150,7 @@ impl Shutdown {
 
     /// Returns `true` if a session was relinquished here during the shutdown or is about to be.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
-        // In the order of a relinquishment: the gate closes, the session is recorded, and its gate is removed.
+        // In the same order as when a session is relinquished: the gate closes, the session is recorded, and its gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
@@ -179,8 +179,8 @@ impl Shutdown {
 
     /// Waits until answers of ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
     ///
-    /// The next owner of a session may read them there. Returns `true` if they are written, the shutdown has not started, or the instance has
-    /// stopped.
+    /// The next owner of a session may read them there. Returns `true` if they have been written, the shutdown has not started, or the
+    /// instance has stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
             return true;

@@ -325,8 +325,8 @@ impl Config {
             (None, false) => inapplicable::UPSTREAM_ONLY,
         };
         let is_given = |option: &str| is_set(matches, option) && !is_off(matches, option);
-        if let Some((option, why)) = options.iter().find(|(option, _)| is_given(option)) {
-            return usage_error(&format!("--{option} {why}"));
+        if let Some((option, reason)) = options.iter().find(|(option, _)| is_given(option)) {
+            return usage_error(&format!("--{option} {reason}"));
         }
         self.public.check(self.upstream.as_ref())?;
         let for_operators = operators::NEED_ADMIN.iter();

@@ -4,7 +4,7 @@
 //! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events, and for the calls
 //!    of `keep_running`. It waits for a client that is away and has an answer, while the client may still resume within its
 //!    reconnect delay. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
-//! 3. No connection is accepted any more, and open ones are closed. They may stay open for the rest of `--drain` while one of them
+//! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
 //!    has an answer in flight. A GET counts from its response on, any other request from its head on. At the same time the
 //!    processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_no_id_if_that_of_the_request_is_ambiguous() {
+    fn an_error_has_no_id_if_the_id_of_the_request_is_ambiguous() {
         for request in [
             "",
             "{",

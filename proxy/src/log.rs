@@ -213,16 +213,16 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 ),
             }
         }
-        Event::UnparsedBody { why, .. } => {
-            let Some(what) = describe_unparsed(*why) else {
+        Event::UnparsedBody { why: reason, .. } => {
+            let Some(what) = describe_unparsed(*reason) else {
                 return;
             };
             // A client may send many of these.
             let is_first = {
                 let mut logged = lock(&logged);
-                let is_first = !logged.contains(why);
+                let is_first = !logged.contains(reason);
                 if is_first {
-                    logged.push(*why);
+                    logged.push(*reason);
                 }
                 is_first
             };
@@ -262,8 +262,8 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
 /// Describes a request that the layer cannot read, but a server may read as a call.
 ///
 /// Returns `None` for any other request.
-fn describe_unparsed(why: ParseFailure) -> Option<&'static str> {
-    Some(match why {
+fn describe_unparsed(reason: ParseFailure) -> Option<&'static str> {
+    Some(match reason {
         ParseFailure::BadId => "a request id is neither a string nor a 64-bit integer",
         ParseFailure::EscapedKey => "a request has an escaped member name",
         ParseFailure::DuplicateKey => "a request has a duplicate member",

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_at_the_server_moves_and_no_other() {
+    fn only_urls_at_the_server_are_moved() {
         let (server, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         for (url, expected) in [
             ("http://up:9000/mcp", "https://mcp.example.com/mcp"),

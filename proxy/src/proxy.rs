@@ -157,7 +157,7 @@ impl Proxy {
         self.frontend.local_addr()
     }
 
-    /// Returns the address for operators, if there is one.
+    /// Returns the address for operators, if any.
     pub fn admin_addr(&self) -> io::Result<Option<SocketAddr>> {
         self.admin.as_ref().map(Admin::local_addr).transpose()
     }

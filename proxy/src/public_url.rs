@@ -143,10 +143,10 @@ impl Rules {
         Response::from_parts(head, Body::from(rewritten))
     }
 
-    fn warn(&self, why: &str) {
+    fn warn(&self, reason: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(
-                "the OAuth metadata of the MCP server passes as it is, because it is {why} (--public-url, logged once)"
+                "the OAuth metadata of the MCP server passes as it is, because it is {reason} (--public-url, logged once)"
             );
         }
     }

@@ -58,7 +58,7 @@ pub enum Outcome {
     Cancelled(CancelReason),
     /// The layer gave up on the call for this reason, and its server is not notified.
     ///
-    /// No cancel can be injected, because the call has no session or another request has its id. In addition, no handler has
+    /// No cancel can be injected, because the call has no session or another request has the same id. In addition, no handler has
     /// observed its [`CallToken`](crate::CallToken), and its revision does not treat closing the stream as a cancel. A server that
     /// stops a call when its stream is dropped still stops this one, as rmcp 3 does unless the call's events are stored. On any
     /// other server the call keeps running.

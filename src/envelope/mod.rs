@@ -56,15 +56,15 @@ impl Frames {
     }
 
     /// Drops the frames of a body that will not be parsed. Returns the reason, and whether the body may be JSON-RPC.
-    pub(crate) fn unparsed(self, why: ParseFailure) -> UnparsedBody {
+    pub(crate) fn unparsed(self, reason: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)
             .chain(rest)
             .map(|frame| frame.trim_ascii_start());
         let beginning = frames.find(|frame| !frame.is_empty());
         UnparsedBody {
-            why,
-            is_ambiguous: why.is_ambiguous(beginning.unwrap_or_default()),
+            reason,
+            is_ambiguous: reason.is_ambiguous(beginning.unwrap_or_default()),
         }
     }
 

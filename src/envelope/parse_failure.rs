@@ -77,7 +77,7 @@ pub enum ParseFailure {
 /// A body that was not parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnparsedBody {
-    pub(crate) why: ParseFailure,
+    pub(crate) reason: ParseFailure,
     /// `true` if the body may be JSON-RPC.
     pub(crate) is_ambiguous: bool,
 }

@@ -186,7 +186,7 @@ impl Exchange {
         }
     }
 
-    /// Handles an accepted or abandoned attempt that has the id of an older call in flight.
+    /// Handles an accepted or abandoned attempt with the same request id as an older call in flight.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {

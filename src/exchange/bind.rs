@@ -143,10 +143,10 @@ impl Exchange {
             None
         };
         let replay = state.set_canceller(canceller, contested);
-        // The body need not be parsed any more.
+        // The body no longer needs to be parsed.
         self.must_parse_body.store(false, Ordering::Relaxed);
         drop(state);
-        // Dropped without the lock, because the request's extensions, which it owns, may run code of the application.
+        // Dropped without the lock, because the request's extensions, which it owns, may run application code.
         drop(replay);
         self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))
@@ -233,7 +233,7 @@ impl Exchange {
         }
     }
 
-    /// Records that no stream will deliver the answer any more. Returns the answer if it was offered before.
+    /// Records that streams will no longer deliver the answer. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {
@@ -255,7 +255,9 @@ impl Exchange {
         }
     }
 
-    /// Sets whether its call waits for the pending cancel of an older call with its id. Wakes the cancels that wait for this.
+    /// Sets whether its call waits for the pending cancel of an older call with the same request id.
+    ///
+    /// Wakes the cancels that wait for this.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {

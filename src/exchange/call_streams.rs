@@ -57,7 +57,7 @@ impl CallStreams {
         overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))
     }
 
-    /// Sets the error. Returns the streams on which it is to be sent.
+    /// Sets the error. Returns the streams on which the error must be sent.
     pub(super) fn set_error(&mut self, message: Bytes) -> Vec<Arc<dyn StreamHandle>> {
         self.overflow.get_or_insert_default().error = Some(message);
         self.upgraded()

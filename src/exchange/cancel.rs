@@ -1,12 +1,12 @@
 //! The cancel of a call: when it ends the call, and which sides it notifies.
 //!
-//! [`Exchange::begin_cancel`] is the only function that cancels calls. It has these effects, in this order:
+//! [`Exchange::begin_cancel`] is the only function that cancels calls. It does the following, in this order:
 //!
-//! 1. the call ends in its session;
-//! 2. its token fires;
-//! 3. the end is reported;
-//! 4. open streams get the error;
-//! 5. the server is notified.
+//! 1. ends the call in its session;
+//! 2. fires the call's token;
+//! 3. reports the end;
+//! 4. sends the error on open streams, if the cancel notifies the client;
+//! 5. returns the injection that notifies the server, if there is one to send now.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,9 +21,9 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// Maximum time a session that is being closed has to accept a cancel: 1 s.
+/// Maximum time for a closing session to accept a cancel: 1 s.
 ///
-/// Chosen because a session that has ended by itself accepts nothing and is closed next anyway.
+/// Chosen because a session that has ended on its own accepts nothing and is about to be closed anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A cancel of a call.
@@ -39,9 +39,11 @@ pub(crate) struct Cancel {
 enum Condition {
     /// The call is in flight, attached or not.
     InFlight,
-    /// It is detached, and no resume is pending.
+    /// The call is detached, no resume is pending, and the call is not marked as maybe resumed.
     Detached,
-    /// Its grace has expired, and its client has not started to resume since. With a token, it must be the expiry of that token.
+    /// The call's grace has expired, and its client has not started to resume since.
+    ///
+    /// If a token is given, the current expiry must be that token's.
     Expired(Option<ExpiryToken>),
 }
 
@@ -64,7 +66,7 @@ struct JustCancelled {
 // === impl Cancel ===
 
 impl Cancel {
-    /// Cancels a call, attached or not, unless it runs as a task. A connected client gets the error.
+    /// Creates a cancel of a call, attached or not, unless it runs as a task. A connected client gets the error.
     pub(crate) fn now(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -73,7 +75,7 @@ impl Cancel {
         }
     }
 
-    /// Cancels a call, attached or not, whose session is closed next.
+    /// Creates a cancel of a call, attached or not, whose session is about to be closed.
     pub(super) fn before_close() -> Self {
         Self {
             reason: CancelReason::SessionClosed,
@@ -82,7 +84,7 @@ impl Cancel {
         }
     }
 
-    /// Cancels a call, attached or not, whose server knows about the cancel.
+    /// Creates a cancel of a call, attached or not, whose server has received the cancel or has closed the session.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -91,7 +93,7 @@ impl Cancel {
         }
     }
 
-    /// Cancels a call whose grace has expired.
+    /// Creates a cancel of a call whose grace has expired.
     pub(super) fn expired(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -100,7 +102,7 @@ impl Cancel {
         }
     }
 
-    /// Cancels a call that has a confirmation for this expiry of its grace.
+    /// Creates a cancel that was confirmed for this expiry of the call's grace.
     pub(super) fn confirmed(reason: CancelReason, expiry: ExpiryToken) -> Self {
         Self {
             condition: Condition::Expired(Some(expiry)),
@@ -108,7 +110,7 @@ impl Cancel {
         }
     }
 
-    /// Cancels a detached call that its client has repeated.
+    /// Creates a cancel of a detached call that its client has repeated.
     pub(super) fn superseded() -> Self {
         Self {
             reason: CancelReason::Superseded,
@@ -117,12 +119,12 @@ impl Cancel {
         }
     }
 
-    /// Returns the call's outcome. `determined` applies unless the cancel notifies neither side.
-    fn outcome(self, determined: Outcome) -> Outcome {
+    /// Returns the call's outcome, which is `notified_outcome` unless the cancel notifies neither side.
+    fn outcome(self, notified_outcome: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,
             (NotifiedSides::Neither, other) => Outcome::Cancelled(other),
-            (NotifiedSides::Server | NotifiedSides::ServerAndClient, _) => determined,
+            (NotifiedSides::Server | NotifiedSides::ServerAndClient, _) => notified_outcome,
         }
     }
 }
@@ -131,11 +133,15 @@ impl Cancel {
 
 impl Exchange {
     /// Cancels a call and spawns the task that notifies its server. Returns `false` if the condition of the cancel does not hold.
+    ///
+    /// A [`Cancel::now`] of a call that runs as a task also returns `false`.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, cancel: Cancel) -> bool {
         self.cancel_and_report(id, cancel, None)
     }
 
-    /// Cancels a call as [`cancel`](Self::cancel) does. Reports `detached` after the token has fired, even if the call has already ended.
+    /// Like [`cancel`](Self::cancel), but also reports `detached`.
+    ///
+    /// The report is made after the token has fired, or at once if the call is not cancelled.
     pub(super) fn cancel_and_report(
         self: &Arc<Self>,
         id: CallId,
@@ -153,7 +159,7 @@ impl Exchange {
 
     /// Cancels a call when the server shuts down. Returns `false` if the call has ended or runs as a task.
     ///
-    /// A clone of `delivered` is dropped once the server has accepted the cancel, or the delivery has failed.
+    /// If there is an injection, a clone of `delivered` is dropped once its first attempt has succeeded or failed.
     pub(crate) fn cancel_at_shutdown(
         self: &Arc<Self>,
         id: CallId,
@@ -180,16 +186,16 @@ impl Exchange {
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended by itself accepts no message and has stopped its handlers. Whatever the result, the
-            // session is closed next.
+            // A session that has ended on its own accepts no message and has stopped its handlers. The session is about to be
+            // closed, whatever the result.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
     /// Cancels a call and returns the injection that notifies its server.
     ///
-    /// Returns `None` if the condition of the cancel does not hold, and `Some(None)` if there is no injection to send now. `detached` is
-    /// reported in both cases.
+    /// Returns `None` if the condition of the cancel does not hold, or if a [`Cancel::now`] would end a task. Returns `Some(None)`
+    /// if there is no injection to send now. `detached` is reported in every case.
     pub(crate) fn begin_cancel(
         self: &Arc<Self>,
         id: CallId,
@@ -229,8 +235,9 @@ impl Exchange {
             return None;
         }
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so it has no key. If one still binds the call, the cancel is sent after it.
-        let may_still_be_bound = canceller.is_none() && call.session().is_some();
+        // No session manager has bound the call yet, so it has no key. If one binds the call later, the cancel is sent once the
+        // server has accepted the request.
+        let may_be_bound_later = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(call.request_id().clone(), cancel.reason),
@@ -244,7 +251,7 @@ impl Exchange {
             Condition::Expired(Some(expiry)) if session.expiry(id) != Some(expiry) => None,
             Condition::Expired(_) => session.finish_due(id, ended),
         })??;
-        finished.may_cancel_server |= may_still_be_bound;
+        finished.may_cancel_server |= may_be_bound_later;
         Some(JustCancelled { finished, guard })
     }
 
@@ -267,8 +274,8 @@ impl Exchange {
 
     /// Returns `true` if code that can stop the work of a call is notified of the cancel.
     ///
-    /// Such code has the call's token or is its server. The server is notified by an injection, or by the end of the stream if
-    /// its protocol revision defines that as the cancel.
+    /// The recipient is code that has the call's token, or the server. The server is notified by an injection, or by the end of
+    /// the stream if its protocol revision defines that as the cancel.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -279,12 +286,13 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // No session manager has bound the call yet. If one still does, it sends the cancel. After the response head, none does.
+            // No session manager has bound the call yet. If one binds it later, it sends the cancel. After the response head, no
+            // session manager binds the call.
             None => call.session().is_some() && !state.has_head,
         }
     }
 
-    /// Returns the injection of a cancelled call, if there is one to send now.
+    /// Returns the injection of a cancelled call, or `None` if there is none to send now.
     fn injection(
         &self,
         id: CallId,
@@ -302,7 +310,7 @@ impl Exchange {
 
     /// Defers a cancel while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
     ///
-    /// The check and the deferral take one lock, because a session manager may bind the call concurrently.
+    /// The check and the deferral happen under the same lock, because a session manager may bind the call concurrently.
     fn defer_cancel(
         &self,
         reason: CancelReason,

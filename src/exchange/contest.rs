@@ -1,8 +1,8 @@
-//! Requests that are not tracked, but have the id of a call in flight.
+//! Requests that are not tracked, but have the same id as a call in flight.
 //!
-//! A cancel refers to its call by that id. As soon as the server may have such a request, a cancel of the call could hit the
-//! request. So no cancel is injected while the request is in progress. Once the server has accepted the request, the call is no
-//! longer tracked.
+//! A cancel refers to its call by that id. Once the server may have received such a request, a cancel of the call could hit the
+//! request instead. So no cancel is injected while the request is in progress. Once the server has accepted the request, the
+//! call is no longer tracked.
 
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use super::{
 use crate::call::{CallId, Key};
 
 /// A request in progress that is not tracked, and the call in flight with the same id.
+///
+/// No cancel of that call is injected while this exists.
 pub(crate) struct Contest {
     older: CallId,
     exchange: Arc<Exchange>,
@@ -32,7 +34,7 @@ impl Contest {
 
     /// Untracks the call, because the server accepted the request.
     #[cold]
-    pub(crate) fn lose(self) {
+    pub(crate) fn on_accepted(self) {
         let Self { older, exchange } = &self;
         if let Some(finished) = exchange
             .with_session(|session| session.finish(*older, None))
@@ -44,8 +46,8 @@ impl Contest {
 }
 
 impl Contested for Contest {
-    fn lose(self: Box<Self>) {
-        Self::lose(*self);
+    fn on_accepted(self: Box<Self>) {
+        Self::on_accepted(*self);
     }
 }
 

@@ -23,7 +23,7 @@ const MIN_RETENTION: Duration = Duration::from_secs(60);
 impl Exchange {
     /// Ends a call whose answer was observed.
     ///
-    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the answer is to be retained.
+    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the answer will be retained.
     pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
@@ -55,7 +55,7 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // No call can start any more, and a disconnect has no effect from now on. An earlier disconnect has ended the open phase,
+            // From now on, no call can start, and a disconnect has no effect. An earlier disconnect has ended the open phase,
             // and fires the token itself.
             None if is_open => self.signal.disarm(),
             None => {}

@@ -49,7 +49,7 @@ impl Guard {
         self.tap = Some(tap);
     }
 
-    /// Returns the tap, if the body is to be read.
+    /// Returns the tap, if the body must be read.
     pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
         self.tap.as_deref_mut()
     }

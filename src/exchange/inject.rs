@@ -23,7 +23,7 @@ pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// The delivery of a cancel. Its drop reports the error, if there is one.
+/// The delivery of a cancel. Dropping it reports the error, if any.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,

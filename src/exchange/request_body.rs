@@ -10,13 +10,13 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// It has ended. A body that cannot be parsed remains in this state until no session manager can bind its call any more.
+    /// It has ended. A body that cannot be parsed remains in this state until session managers can no longer bind its call.
     Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
     Dropped(UnparsedBody),
     /// It is being parsed. A session manager that binds the call in the meantime has priority.
     Parsing,
-    /// Its kind is known: it was parsed, or need not be parsed any more.
+    /// Its kind is known: it was parsed, or no longer needs to be parsed.
     Known(BodyKind),
 }
 
@@ -32,10 +32,10 @@ pub(super) enum BodyKind {
     Untracked(Option<Box<dyn Contested>>),
 }
 
-/// A call in flight that has the id of a request that is not tracked.
+/// A call in flight with the same id as a request that is not tracked.
 pub(super) trait Contested: Send {
     /// Untracks the call, because the server accepted the request.
-    fn lose(self: Box<Self>);
+    fn on_accepted(self: Box<Self>);
 }
 
 // === impl BodyKind ===
@@ -67,7 +67,7 @@ impl RequestBody {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => {
-                !body.is_ambiguous && body.why != ParseFailure::NotRead
+                !body.is_ambiguous && body.reason != ParseFailure::NotRead
             }
             Self::Known(kind) => matches!(kind, BodyKind::Plain),
         }

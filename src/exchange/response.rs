@@ -130,7 +130,7 @@ impl Exchange {
         self.report_unparsed_body(true);
         let contest = self.state().request.take_contest();
         if let Some(contest) = contest {
-            return contest.lose();
+            return contest.on_accepted();
         }
         let (key, target) = match (&self.kind, &self.state().request) {
             (RequestKind::Post(_), RequestBody::Known(BodyKind::Cancel(target))) => {
@@ -138,8 +138,8 @@ impl Exchange {
             }
             _ => return,
         };
-        // That call may have ended in the meantime, and another call may have its id. The call need not be accepted yet: with a
-        // JSON answer, the head that accepts it arrives only with the answer.
+        // That call may have ended in the meantime, and another call may have reused its id. The call need not be accepted yet: with
+        // a JSON answer, the head that accepts it arrives only with the answer.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)

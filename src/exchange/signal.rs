@@ -123,7 +123,7 @@ impl Signal {
         }
     }
 
-    /// Drops the hooks, because the token will not fire any more.
+    /// Drops the hooks, because the token will no longer fire.
     pub(super) fn disarm(&self) {
         let hooks = mem::replace(&mut self.pending().hooks, Hooks::Ended);
         hooks.into_iter().for_each(Hook::discard);

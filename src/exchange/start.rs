@@ -80,9 +80,9 @@ impl Exchange {
         };
         match envelope::read(&body) {
             Ok(message) => self.start(message),
-            Err(why) => self.on_unparsed_body(UnparsedBody {
-                why,
-                is_ambiguous: why.is_ambiguous(&body),
+            Err(reason) => self.on_unparsed_body(UnparsedBody {
+                reason,
+                is_ambiguous: reason.is_ambiguous(&body),
             }),
         }
     }
@@ -105,7 +105,8 @@ impl Exchange {
             }
             state.request = self.unparsed_body(body);
         }
-        self.shared.report(&Event::UnparsedBody { why: body.why });
+        self.shared
+            .report(&Event::UnparsedBody { why: body.reason });
     }
 
     /// Reports a body that the layer cannot read, because no session manager will bind its call.
@@ -127,13 +128,14 @@ impl Exchange {
             is_reported.then_some(body)
         };
         if let Some(body) = unparsed {
-            self.shared.report(&Event::UnparsedBody { why: body.why });
+            self.shared
+                .report(&Event::UnparsedBody { why: body.reason });
         }
     }
 
     fn unparsed_body(&self, body: UnparsedBody) -> RequestBody {
         // In a session, an unread body may have been JSON-RPC.
-        let is_unread = body.why == ParseFailure::NotRead && !self.session.is_none();
+        let is_unread = body.reason == ParseFailure::NotRead && !self.session.is_none();
         RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
 

@@ -138,7 +138,7 @@ pub(super) enum LateAnswer {
     Possible,
     /// A copy of the answer that the transport has sent, until a stream delivers it.
     Received(OpaqueMessage),
-    /// No stream will deliver the answer any more.
+    /// Streams will no longer deliver the answer.
     Closed,
 }
 

@@ -38,7 +38,9 @@ impl Drop for Delivering {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Adds an open stream of its call, or of the call that it resumes. Returns the exchange of the resumed call, if there is one.
+    /// Adds an open stream of its call, or of the call that it resumes.
+    ///
+    /// Returns the exchange of the resumed call, if any.
     pub(crate) fn on_stream_opened(&self, stream: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
         match &self.kind {

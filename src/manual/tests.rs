@@ -53,7 +53,7 @@ fn every_row_of_a_page_is_in_a_table_with_a_head() {
 }
 
 #[test]
-fn the_lines_that_the_manual_documents_are_those_that_are_logged() {
+fn the_manual_documents_exactly_the_lines_that_are_logged() {
     let mut files = Vec::new();
     sources(&root().join("src"), &mut files);
     let lines: Vec<Line> = files

@@ -107,7 +107,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Handles a cancel that the client sent and the manager accepted.
     ///
-    /// The call may have ended in the meantime, and another call may have its id.
+    /// The call may have ended in the meantime, and another call may have reused its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {
         let found = self.find(session, request);
         if let Some((id, exchange)) = found.filter(|(id, _)| *id == target) {

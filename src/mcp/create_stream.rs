@@ -25,7 +25,7 @@ use crate::{
     exchange::{Contest, INJECTION_TIMEOUT, PendingCancel},
 };
 
-/// Creates the stream of a request.
+/// Future that resolves to the stream of a request.
 ///
 /// `F` is a boxed future, because the future of the inner manager is large and rmcp moves `CreateStream` twice (`future_size` in
 /// ARCHITECTURE.md, Workarounds).
@@ -38,7 +38,9 @@ pub(super) struct CreateStream<F> {
     session_use: Option<SessionUse>,
 }
 
-/// An untracked request. An older call with its id is untracked once the manager has accepted the request.
+/// An untracked request.
+///
+/// Once the manager has accepted the request, an older call with the same id is no longer tracked.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
@@ -108,7 +110,7 @@ where
 // === impl ManagerInner ===
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Submits a request to the inner manager, after any pending cancel that would hit it.
+    /// Submits a request to the inner manager, after waiting for any pending cancel that would hit the request.
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -177,24 +179,24 @@ impl Untracked {
         }
     }
 
-    /// Lets the messages of this call through, even if an older call with its ids is cancelled.
+    /// Lets the messages of this call through.
     ///
-    /// That call may have been cancelled before, or may be cancelled later.
+    /// This holds even if an older call with the same ids has been or will be cancelled.
     pub(super) fn resume_delivery(&self) {
         if let Some(session_use) = &self.session_use {
             session_use.suppressed.resume_delivery_untracked(&self.call);
         }
     }
 
-    /// Records that the manager accepted the request.
+    /// Untracks the older call, if any, because the manager accepted the request.
     #[cold]
     fn on_opened(self) {
         if let Some(contest) = self.contest {
-            contest.lose();
+            contest.on_accepted();
         }
     }
 
-    /// Records that the manager refused the request.
+    /// Removes the call from the session's untracked calls, because the manager refused the request.
     #[cold]
     fn on_refused(self) {
         if let Some(session_use) = &self.session_use {

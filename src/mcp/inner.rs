@@ -179,7 +179,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Returns whether another call has the id of a cancelled call, or `None` if that is not decided yet.
+    /// Returns whether another call has reused the id of a cancelled call, or `None` if that is not decided yet.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
             session: self.key_of(session),
@@ -409,8 +409,8 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancel becomes pending first, and then looks up the call with its id. A new call with the same id registers its key
-        // first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
+        // The cancel becomes pending first, and then looks up the call that now has its id. A new call with the same id registers its
+        // key first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.announce_cancel(call);
         let undecided = match self.is_reused(&session, call) {

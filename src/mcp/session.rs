@@ -104,14 +104,14 @@ pub(super) trait Owner: Send + Sync {
     /// Returns the call in flight with this JSON-RPC id.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
-    /// Closes an idle session, which accepts no request any more.
+    /// Closes an idle session, which no longer accepts requests.
     fn close_idle(self: Arc<Self>, session: SessionId);
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Adds a session, in place of an older one with its id.
+    /// Adds a session, in place of an older one with the same id.
     pub(super) fn add(&self, session: Arc<Session>) {
         let id = session.id.clone();
         let former = self.write(&id).insert(id.clone(), session);
@@ -150,7 +150,7 @@ impl Sessions {
         }
     }
 
-    /// Marks a session as ending while the inner manager is closing it. No request finds it any more.
+    /// Marks a session as ending while the inner manager is closing it. Requests no longer find it.
     ///
     /// It stays in the map, so that its close is reported before the opening of a session that replaces it.
     pub(super) fn begin_end(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
@@ -169,7 +169,7 @@ impl Sessions {
         found.is_some_and(|found| Arc::ptr_eq(&found, session))
     }
 
-    /// Removes a session, unless another one has its id, and reports its close.
+    /// Removes a session, unless another one has the same id, and reports its close.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
         let removed = {
             let mut sessions = self.write(&session.id);
@@ -241,16 +241,22 @@ impl Session {
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });
-        if let Notified::Closed(why) = self.replace_notified(Notified::Opened) {
-            self.notify(&SessionEvent::Closed { session, why });
+        if let Notified::Closed(reason) = self.replace_notified(Notified::Opened) {
+            self.notify(&SessionEvent::Closed {
+                session,
+                why: reason,
+            });
         }
     }
 
-    /// Reports that the session has closed. No request finds it any more.
-    pub(super) fn notify_closed(&self, why: SessionEnd) {
-        if self.replace_notified(Notified::Closed(why)) == Notified::Opened {
+    /// Reports that the session has closed. Requests no longer find it.
+    pub(super) fn notify_closed(&self, reason: SessionEnd) {
+        if self.replace_notified(Notified::Closed(reason)) == Notified::Opened {
             let session = &self.id;
-            self.notify(&SessionEvent::Closed { session, why });
+            self.notify(&SessionEvent::Closed {
+                session,
+                why: reason,
+            });
         }
     }
 
@@ -335,8 +341,8 @@ impl Session {
     }
 
     pub(super) fn log_closed(&self) {
-        let why = self.end_reason();
-        info!(target: "mcp_cancel_on_disconnect", %why, "session closed");
+        let reason = self.end_reason();
+        info!(target: "mcp_cancel_on_disconnect", why = %reason, "session closed");
     }
 
     /// Runs the future of `close` to completion once.

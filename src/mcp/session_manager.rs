@@ -141,7 +141,7 @@ impl<M> CancellableSessionManager<M> {
     /// are cancelled and no request can find the session any longer.
     ///
     /// As with an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
-    /// manager opens or closes by itself are not reported.
+    /// manager opens or closes on its own are not reported.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -480,7 +480,7 @@ mod tests {
         let sessions = &manager.shared.sessions;
         let ending = sessions.begin_end(&id).unwrap();
         assert!(sessions.find(&id).is_none());
-        assert!(sessions.begin_end(&id).is_none(), "it ended twice");
+        assert!(sessions.begin_end(&id).is_none(), "the session ended twice");
         let listeners = manager.listeners.clone();
         let restored = manager
             .shared
@@ -557,6 +557,6 @@ mod tests {
         manager.close_session(id).await.unwrap();
 
         assert_eq!(manager.shared.sessions.len(), 0);
-        assert!(session.upgrade().is_none(), "it is kept forever");
+        assert!(session.upgrade().is_none(), "the session is kept forever");
     }
 }

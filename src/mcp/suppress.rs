@@ -110,7 +110,7 @@ impl Suppressed {
         });
     }
 
-    /// Lets the messages of a new untracked call through, even if an older call with its ids is cancelled later.
+    /// Lets the messages of a new untracked call through, even if an older call with the same ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -172,7 +172,7 @@ impl Suppressed {
         }
     }
 
-    /// Returns an error in place of the client's reply to an abandoned request, if there is one.
+    /// Returns an error in place of the client's reply to an abandoned request, or `None` if no request is abandoned.
     #[cold]
     pub(super) fn error_reply(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let id = self.update(|state| state.requests_to_client.next_abandoned())?;

@@ -285,7 +285,7 @@ impl HandlerEnd {
             };
         }
         catch_panic(|| match self {
-            Self::Stopped => log_handler!(info, "handler did not stop by itself and was dropped"),
+            Self::Stopped => log_handler!(info, "handler did not stop on its own and was dropped"),
             Self::Panicked => log_handler!(error, "handler panicked"),
         });
     }

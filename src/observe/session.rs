@@ -19,7 +19,7 @@ use std::fmt;
 ///     }
 /// });
 /// let (_id, _transport) = sessions.create_session().await.unwrap();
-/// assert_eq!(opened.recv(), Ok(false), "it is a new one");
+/// assert_eq!(opened.recv(), Ok(false), "the session is new");
 /// # }
 /// ```
 ///

@@ -27,7 +27,7 @@ use crate::call::{CallId, CallInfo};
 /// let [call] = &calls.snapshot()[..] else { panic!("one call") };
 /// assert_eq!(call.state(), CallState::Attached);
 /// assert_eq!((call.id(), call.time_left()), (call.info().id(), None));
-/// assert!(call.age() <= call.info().age(), "it is that of the snapshot");
+/// assert!(call.age() <= call.info().age(), "the age is that of the snapshot");
 /// # }
 /// ```
 #[derive(Debug, Clone)]

@@ -259,7 +259,7 @@ impl<T: Tracked> Registry<T> {
     }
 }
 
-/// Reports a call that is no longer tracked, if there is one. Must be called without locks.
+/// Reports a call that is no longer tracked, if any. Must be called without locks.
 pub(crate) fn report<T: Tracked>(untracked: Option<UntrackedCall<T>>) {
     if let Some((id, call, finished)) = untracked {
         call.on_untracked(id, finished);

@@ -220,7 +220,10 @@ impl Capture {
         Self::On(Frames::default())
     }
 
-    fn unparsed(why: ParseFailure, is_ambiguous: bool) -> Self {
-        Self::Unparsed(UnparsedBody { why, is_ambiguous })
+    fn unparsed(reason: ParseFailure, is_ambiguous: bool) -> Self {
+        Self::Unparsed(UnparsedBody {
+            reason,
+            is_ambiguous,
+        })
     }
 }

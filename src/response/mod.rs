@@ -53,7 +53,7 @@ fn peer_closed(_: &Extensions) -> Option<PeerClosed> {
     None
 }
 
-/// Polls a future, if there is one. Returns `true` if it is ready.
+/// Polls a future, if any. Returns `true` if it is ready.
 fn is_ready<F>(future: &mut Option<Pin<Box<F>>>, cx: &mut Context<'_>) -> bool
 where
     F: Future + ?Sized,

@@ -122,7 +122,7 @@ impl<'f> EventBlock<'f> {
                 let answers = answers(data);
                 let is_ambiguous = match answers {
                     Answers::Nothing | Answers::One(_) => false,
-                    Answers::Ambiguous(why) => why.is_ambiguous(data),
+                    Answers::Ambiguous(reason) => reason.is_ambiguous(data),
                 };
                 (answers, is_ambiguous)
             }

@@ -70,7 +70,7 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 
 #[test]
 fn data_that_is_no_message_is_ambiguous() {
-    for (data, why) in [
+    for (data, reason) in [
         ("hello", ParseFailure::NotJson),
         ("{", ParseFailure::Truncated),
         (
@@ -83,7 +83,7 @@ fn data_that_is_no_message_is_ambiguous() {
         ),
     ] {
         let text = format!("data: {data}\n\n");
-        assert_events(&text, &[with(Answers::Ambiguous(why))]);
+        assert_events(&text, &[with(Answers::Ambiguous(reason))]);
     }
 }
 
@@ -290,7 +290,7 @@ fn an_id_may_have_any_other_bytes() {
 }
 
 #[test]
-fn a_retry_that_is_not_only_digits_is_ignored() {
+fn a_retry_field_with_non_digits_is_ignored() {
     for (value, expected) in [
         ("0", Some(0)),
         ("0003000", Some(3000)),

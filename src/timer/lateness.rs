@@ -154,7 +154,7 @@ mod tests {
         let mut lateness = LatenessTracker::new(start, Timeliness::Late);
         lateness.next_turn(start + 5 * MS);
         assert!(lateness.was_stalled(start));
-        assert!(!lateness.was_stalled(start + MS), "it works again");
+        assert!(!lateness.was_stalled(start + MS), "the runtime works again");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! It runs on every runtime that serves requests. `Drop` code may run anywhere: on a thread without a runtime, or while a
 //! runtime shuts down. A process may have several runtimes, for example one per core. Each may stall, because its thread is
-//! busy or no thread drives it any more. So no work depends on a single runtime.
+//! busy or no thread drives it any longer. So no work depends on a single runtime.
 //!
 //! 1. Every runtime that serves requests has one timer task. One of the tasks, the leader, handles deadlines on time. The others
 //!    run [`FAILOVER_DELAY`] later, and the task that finds an overdue deadline becomes the leader. A runtime on which the

@@ -3,7 +3,7 @@
 //! Every request reads the cache, so a hit must be cheap: one relaxed load and one read of a thread-local.
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
-//! - A thread that drives a runtime by itself may drive another one next. So its entry has the id of the runtime, and each hit compares
+//! - A thread that drives a runtime on its own may drive another one later. So its entry has the id of the runtime, and each hit compares
 //!   that id with the id of the current handle. tokio clones the handle for this, without contention: no other thread drives the runtime.
 
 use std::{

@@ -288,7 +288,7 @@ fn a_task_migrates_from_runtime_to_runtime_a_limited_number_of_times() {
         drop(std::mem::replace(&mut runtime, next));
         wait(&runtime, FAILOVER_DELAY);
         migrations += 1;
-        assert!(migrations < 100, "it never ends");
+        assert!(migrations < 100, "the migrations never end");
     }
     assert!(migrations > 2);
     assert_eq!(waiting(&timer), 0);
@@ -416,7 +416,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
         assert!(now - before <= 2 * MAX_PER_POLL, "{before} to {now}");
         before = now;
         turns += 1;
-        assert!(turns < 10 * ALL, "it does not end");
+        assert!(turns < 10 * ALL, "the turns do not end");
     }
     for target in targets {
         assert_eq!(target.observed(), [Timeliness::OnTime]);
@@ -443,7 +443,11 @@ fn a_leader_with_a_backlog_stays_the_leader() {
     assert_eq!(next, Some(start + HOUR + FAILOVER_DELAY));
     assert_eq!(target.observed(), []);
     task.run_as_standby(&timer, start + HOUR + FAILOVER_DELAY);
-    assert_eq!(target.observed(), [Timeliness::Late], "it stopped");
+    assert_eq!(
+        target.observed(),
+        [Timeliness::Late],
+        "the runtime had stopped"
+    );
 }
 
 #[test]
@@ -499,7 +503,7 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
         let limit = Duration::from_secs(60);
         tokio::time::timeout(limit, all_handled)
             .await
-            .expect("it continues");
+            .expect("the timer continues");
     });
     drop(handles);
 }
@@ -545,7 +549,7 @@ fn every_entry_is_handled_by_either_of_two_timer_tasks() {
                         let limit = Duration::from_secs(60);
                         tokio::time::timeout(limit, all_handled)
                             .await
-                            .expect("it continues");
+                            .expect("the timer continues");
                     });
                 });
             }

@@ -62,7 +62,7 @@ pub(super) struct AnswerQueue {
     removals: BTreeMap<u64, Removal>,
     /// The places in `answers` that are neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and the places in `answers` that are not written.
+    /// Reserved places, and the places in `answers` that have not been written.
     unwritten: BTreeSet<u64>,
     /// The place of each key. A key also has one while it is in flight or in `removals`.
     places: HashMap<AnswerKey, u64>,
@@ -275,10 +275,10 @@ impl AnswerQueue {
     }
 
     /// Records the end of an operation.
-    pub(super) fn complete(&mut self, operation: Operation, is_done: bool, now: Instant) {
+    pub(super) fn complete(&mut self, operation: Operation, succeeded: bool, now: Instant) {
         self.in_flight -= 1;
         self.bytes_in_flight -= operation.bytes();
-        if !is_done {
+        if !succeeded {
             self.paused_until = Some(now + RETRY_DELAY);
         }
         let Operation {
@@ -291,7 +291,7 @@ impl AnswerQueue {
         let number = place.number;
         let is_write = text.is_some();
         match self.answers.get_mut(&number).filter(|_| is_write) {
-            Some(queued) if is_done && losses == self.losses => {
+            Some(queued) if succeeded && losses == self.losses => {
                 queued.state = State::Written;
                 self.unwritten.remove(&number);
             }
@@ -300,7 +300,7 @@ impl AnswerQueue {
                 self.waiting.insert(number);
             }
             // The answer was evicted while it was being written, or its removal failed.
-            _ if (is_write || !is_done) && place.expires > now => {
+            _ if (is_write || !succeeded) && place.expires > now => {
                 let expires = place.expires;
                 self.removals.insert(number, Removal { key, expires });
             }
@@ -326,7 +326,7 @@ impl AnswerQueue {
         self.next_place
     }
 
-    /// Returns `true` if all answers before this place are written.
+    /// Returns `true` if all answers before this place have been written.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }

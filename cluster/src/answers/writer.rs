@@ -88,7 +88,9 @@ impl AnswerWriter {
         }
     }
 
-    /// Waits until all answers queued by now are written, evicted or expired, or `until`. Returns `true` if they are.
+    /// Waits until each answer queued by now has been written or evicted or has expired, at most until `until`.
+    ///
+    /// Returns `true` unless `until` passed first.
     pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all_written = wait_until(&self.progress, || self.queue().is_written_until(end));
@@ -153,8 +155,8 @@ impl AnswerWriter {
     }
 
     fn complete(&self, operation: Operation, result: Result<(), DirectoryError>) {
-        let (is_done, now) = (result.is_ok(), Instant::now());
-        self.queue().complete(operation, is_done, now);
+        let (succeeded, now) = (result.is_ok(), Instant::now());
+        self.queue().complete(operation, succeeded, now);
         if let Err(error) = result {
             self.failure_warning.warn(&format_args!(
                 "{error}: answers of ended calls are not in the directory yet, and are written again until they are"

@@ -31,7 +31,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
     an_instance_that_registers_a_new_session_owns_it(&*directory).await;
     a_session_is_registered_over_an_older_record_only(&*directory).await;
-    an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(&*directory).await;
+    a_new_epoch_is_registered_only_over_a_record_of_its_owner(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
     a_claim_is_won_only_on_the_current_record(&*directory).await;
     an_unknown_session_cannot_be_claimed(&*directory).await;
@@ -152,9 +152,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     }
 }
 
-async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
-    directory: &impl Directory,
-) {
+async fn a_new_epoch_is_registered_only_over_a_record_of_its_owner(directory: &impl Directory) {
     let (me, other) = (instance(1), instance(2));
     let [mine, taken, lost] = ["mine", "taken meanwhile", "lost"].map(session);
     let both = [mine.clone(), taken.clone()];

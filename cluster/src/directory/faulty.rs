@@ -115,7 +115,7 @@ impl Faulty {
                 request.await
             }
             Fault::FailsAt(fails) if fails == command => {
-                Err(DirectoryError::failed("it is switched off"))
+                Err(DirectoryError::failed("the directory is switched off"))
             }
             Fault::NoReplyAt(unanswered) if unanswered == command => {
                 request.await?;
@@ -130,7 +130,7 @@ impl Faulty {
                 sleep(time).await;
                 request.await
             }
-            Fault::Fails => Err(DirectoryError::failed("it is switched off")),
+            Fault::Fails => Err(DirectoryError::failed("the directory is switched off")),
             Fault::NoReply => {
                 request.await?;
                 std::future::pending().await

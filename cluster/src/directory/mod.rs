@@ -10,8 +10,8 @@
 //!    [`register`](Directory::register) also marks the lease of another owner whose record it replaces. The next heartbeat of that owner
 //!    returns the mark.
 //! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each lookup therefore includes the
-//!    leases of that moment ([`Leases`]). Each lease specifies the run of the backend in which all sessions of its instance are written.
-//!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
+//!    leases of that moment ([`Leases`]). Each lease specifies the run of the backend in which all sessions of its instance have been
+//!    written. [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
 //!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last lookup.
 //! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls
@@ -123,7 +123,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         time: Duration,
     ) -> Result<(), DirectoryError>;
 
-    /// Removes an answer, if there is one.
+    /// Removes an answer, if any.
     async fn remove_answer(
         &self,
         session: SessionHash,
@@ -179,7 +179,7 @@ pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
     /// How long ago its heartbeat was composed, or up to [`DIRECTORY_TIMEOUT`] more.
     pub(crate) age: Duration,
-    /// The run of the backend in which all sessions of the instance are written.
+    /// The run of the backend in which all sessions of the instance have been written.
     pub(crate) written_in: Option<BackendRunId>,
     /// The instance has found the directory consistent for [`LEASE_TTL`] in that run.
     ///
@@ -194,7 +194,7 @@ pub(crate) struct Lease {
 /// The status that an instance writes with its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// The run of the backend in which all its sessions are written.
+    /// The run of the backend in which all its sessions have been written.
     pub(crate) written_in: Option<BackendRunId>,
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
@@ -281,7 +281,7 @@ impl Leases {
 // === impl Registration ===
 
 impl Registration {
-    /// Returns the ownership that the directory has once this is written.
+    /// Returns the ownership that the directory has once this has been written.
     pub(crate) fn ownership(&self, owner: Owner) -> Ownership {
         let epoch = self.renewed.unwrap_or(self.epoch);
         Ownership { owner, epoch }

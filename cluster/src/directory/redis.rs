@@ -8,8 +8,8 @@
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
 //! composed, by the backend's clock, in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
-//! all sessions of the instance are written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The word
-//! `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
+//! all sessions of the instance have been written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The
+//! word `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
 //! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
 //! leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!

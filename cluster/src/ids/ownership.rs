@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_yields_to_a_later_ownership_and_to_none_that_it_ended() {
+    fn a_record_yields_to_a_later_ownership_but_not_to_one_that_it_ended() {
         let address = (std::net::Ipv4Addr::LOCALHOST, 9).into();
         let ownership = |incarnation, epoch| Ownership {
             owner: Owner {

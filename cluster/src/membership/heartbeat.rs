@@ -7,7 +7,7 @@
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
 //! 4. Each heartbeat reports, among others, four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this
-//!    instance are written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`].
+//!    instance have been written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`].
 //!    `has_late_answers` is set while answers of its calls are late, or calls of sessions that it must close may still be running.
 //!    `turned_away` is the time since this instance last turned a client away. A missing record proves that the session does not exist only
 //!    if [`Heartbeat::proves_absence`] returns `true`.
@@ -388,7 +388,7 @@ impl Heartbeat {
         };
         if let Err(error) = &written {
             self.unwritten_warning.warn(&format_args!(
-                "sessions of this instance are not written yet: {error}"
+                "sessions of this instance have not been written yet: {error}"
             ));
         }
         written.is_ok()
@@ -399,13 +399,13 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances wait for the status with which this one reports that everything is written.
+            // Other instances wait for the status with which this one reports that everything has been written.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable_warning.clear() {
             log(|| {
                 tracing::info!(
-                    "the directory is reachable again, and all sessions of this instance are written"
+                    "the directory is reachable again, and all sessions of this instance have been written"
                 )
             });
         }

@@ -216,7 +216,7 @@ impl Relay {
         }
     }
 
-    /// Returns the response from the owner, or the reason why there is none.
+    /// Returns the response from the owner, or the reason there is none.
     async fn await_response(
         &self,
         stream: Stream,

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_body_is_sent_when_it_is_asked_for() {
+    async fn a_body_is_sent_when_it_is_requested() {
         let (signal, body) = ContinueSignal::defer(Body::from("call"));
         assert_eq!(body.size_hint().exact(), Some(4));
         let sent = tokio::spawn(body.collect());
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_the_peer_did_not_ask_for_is_taken_back_and_not_sent() {
+    async fn a_body_that_the_peer_did_not_request_is_taken_back_and_not_sent() {
         let (signal, mut sent) = ContinueSignal::defer(Body::from("call"));
         assert!(sent.frame().now_or_never().is_none());
         let body = signal.take_back().unwrap();

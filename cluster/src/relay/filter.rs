@@ -1,4 +1,4 @@
-//! A filter of the addresses of peers, for incoming connections and for relays.
+//! A filter for peer addresses, applied to incoming connections and to relays.
 //!
 //! Without it, anyone who can write to the directory could choose the addresses to which requests and their credentials are relayed.
 
@@ -20,15 +20,17 @@ impl PeersFilter {
         Self(Arc::new(admits))
     }
 
-    /// Returns `true` if an address may be a peer's. IPv4-mapped IPv6 addresses are tested as IPv4.
+    /// Returns `true` if a peer may have this address. IPv4-mapped IPv6 addresses are tested as IPv4.
     ///
-    /// An address on which the predicate panics is not a peer's.
+    /// If the predicate panics, the address is rejected.
     pub(crate) fn admits(&self, address: IpAddr) -> bool {
         catch_unwind(AssertUnwindSafe(|| (self.0)(address.to_canonical()))).unwrap_or(false)
     }
 }
 
-/// Private networks (RFC 1918, RFC 4193) and loopback. Link-local addresses are excluded, because clouds serve credentials on them.
+/// Private networks (RFC 1918, RFC 4193) and loopback.
+///
+/// Link-local addresses are excluded, because cloud providers serve credentials on them.
 impl Default for PeersFilter {
     fn default() -> Self {
         Self::new(|address| match address {
@@ -49,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_private_and_local_addresses_are_peers_by_default() {
+    fn only_private_and_loopback_addresses_are_admitted_by_default() {
         let filter = PeersFilter::default();
         for admitted in [
             "10.0.0.7",
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_on_which_the_filter_panics_is_not_a_peers() {
+    fn an_address_is_rejected_if_the_filter_panics() {
         let filter = PeersFilter::new(|_| panic!("on purpose"));
         assert!(!filter.admits("10.0.0.7".parse().unwrap()));
     }

@@ -1,6 +1,6 @@
 //! A request that can be sent again until an instance has accepted it.
 //!
-//! 1. The body is not read until the request is to be sent or classified, or restores its session.
+//! 1. The body is not read until the request must be sent or classified, or restores its session.
 //! 2. A body of at most [`MAX_REPLAY`] is then read completely and can be sent again unchanged. A longer body is sent once, frame by
 //!    frame.
 //! 3. A request that was not sent is whole, regardless of its length.

@@ -203,7 +203,7 @@ async fn answer_request(
     extensions.insert(FromPeer);
     if let Some(client) = client {
         extensions.insert(ConnectInfo(client));
-        // The `Peer` still watches the connection of the peer, which ends with that of the client.
+        // The `Peer` still watches the peer's connection, which ends with the client's.
         if let Some(peer) = extensions.remove::<Peer>() {
             let peer = peer.with_addr(client);
             extensions.insert(peer.clone());

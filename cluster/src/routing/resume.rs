@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_no_call_restarts() {
+    fn a_stream_without_a_call_restarts() {
         let (lost, remaining) = rewrite(&[&format!("12~{OTHER}~~")]);
         assert_eq!((lost, remaining), (None, Vec::new()));
     }

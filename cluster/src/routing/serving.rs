@@ -116,9 +116,9 @@ async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body>
     }
 }
 
-/// Answers a peer that a session is not here, once the answers of its calls are written.
+/// Answers a peer that a session is not here, once the answers of its calls have been written.
 ///
-/// If they are not written in time, the client is asked to retry instead.
+/// If they have not been written in time, the client is asked to retry instead.
 async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let response = server::moved_response(&head.headers, body, router.me.incarnation).await;

@@ -1,4 +1,4 @@
-//! The queues of sessions and tombstones that are to be written to the directory.
+//! The queues of sessions and tombstones to write to the directory.
 
 use std::collections::VecDeque;
 
@@ -32,16 +32,16 @@ pub(crate) struct Batch {
     pub(super) is_rewrite: bool,
 }
 
-/// Everything that is to be written.
+/// Everything that must be written.
 #[derive(Default)]
 pub(super) struct Queues {
     /// Sessions that the directory has never had. They are written first, because a client waits.
     pub(super) fresh: VecDeque<SessionHash>,
     /// All other sessions.
     pub(super) rewrites: VecDeque<SessionHash>,
-    /// Deleted sessions whose tombstones are not written yet.
+    /// Deleted sessions whose tombstones have not been written yet.
     pub(super) deleted: VecDeque<Deleted>,
-    /// Deleted sessions whose tombstones are written, and since when, the oldest first.
+    /// Deleted sessions whose tombstones have been written, and since when, the oldest first.
     ///
     /// Queued again when the directory may have lost data. At most [`MAX_DELETED`].
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
@@ -98,7 +98,7 @@ impl Queues {
         self.deleted.extend(lost);
     }
 
-    /// Returns `true` if a tombstone that the directory may have lost is not written again yet.
+    /// Returns `true` if a tombstone that the directory may have lost has not been written again yet.
     pub(super) fn has_lost_tombstones(&self) -> bool {
         self.deleted.iter().any(|deleted| deleted.is_rewrite)
     }

@@ -1,4 +1,4 @@
-//! Sessions that were relinquished and are to be closed.
+//! Sessions that were relinquished and must be closed.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

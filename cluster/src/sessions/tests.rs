@@ -116,7 +116,7 @@ fn a_session_whose_write_failed_is_queued_again() {
 }
 
 #[test]
-fn a_session_that_was_closed_meanwhile_is_not_written_again() {
+fn a_session_closed_in_the_meantime_is_not_written_again() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     let batch = next(&sessions).unwrap();
@@ -212,7 +212,7 @@ fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_verified_by_a_later_write_which_must_take_the_new_epoch_if_one_is_due() {
+async fn a_session_is_verified_by_a_later_write_with_the_new_epoch_if_one_is_due() {
     let (sessions, _relinquished) = written_sessions(&["a"]);
     sessions.on_opened("without parameters", false);
     let since = Instant::now() + Duration::from_secs(1);
@@ -428,7 +428,7 @@ async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
 }
 
 #[test]
-fn a_session_is_given_to_its_client_if_it_is_written_or_needs_no_record() {
+fn a_session_is_given_to_its_client_once_written_or_if_it_needs_no_record() {
     let (sessions, mut relinquished_sessions) = written_sessions(&["written"]);
     sessions.on_opened("without parameters", false);
     for id in ["written", "without parameters", "unknown"] {

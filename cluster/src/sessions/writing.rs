@@ -97,7 +97,7 @@ impl Sessions {
         }
     }
 
-    /// Returns `true` if a session or tombstone that needs confirmation is not written again yet.
+    /// Returns `true` if a session or tombstone that needs confirmation has not been written again yet.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.queues().has_lost_tombstones()
     }

@@ -441,7 +441,7 @@ async fn a_request_does_not_begin_in_a_session_that_is_about_to_be_closed() {
 /// A layer delays a request. Meanwhile its session is closed, as an idle one is. rmcp has a second request wait for the first one, whose
 /// client disconnects while another manager is asked for the session.
 #[tokio::test]
-async fn a_request_that_waits_for_one_whose_client_disconnects_is_to_be_sent_again() {
+async fn a_request_that_waits_for_an_abandoned_one_must_be_sent_again() {
     let delays = |app: Router| {
         app.layer(from_fn(async |request: Request, next: Next| {
             if request.headers().contains_key("x-late") {

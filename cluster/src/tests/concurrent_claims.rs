@@ -224,7 +224,7 @@ async fn a_session_that_returns_before_its_former_copy_is_closed_keeps_its_call(
 
 /// The request id does not fit into an event id.
 #[tokio::test]
-async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is_lost() {
+async fn a_client_with_a_very_long_request_id_does_not_wait_for_a_lost_call() {
     let (directory, [mut a, b], mcp) = Node::with_session().await;
     let id = "x".repeat(300);
     let mut call = mcp.call(id, "hold", json!({ "label": "a" })).await;

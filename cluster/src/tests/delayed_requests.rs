@@ -66,7 +66,7 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
 
 /// The client cancels the call over a connection that it still has to the instance that shuts down.
 #[tokio::test]
-async fn a_waiting_call_that_its_client_cancels_at_the_instance_in_shutdown_does_not_run() {
+async fn a_waiting_call_cancelled_at_the_instance_in_shutdown_does_not_run() {
     for is_direct in [false, true] {
         let (_directory, [a, b], mcp) = Node::with_session().await;
         let at_b = b.client_of(&mcp);

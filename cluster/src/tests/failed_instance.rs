@@ -67,7 +67,7 @@ async fn an_owners_reply_counts_only_if_the_directory_has_lost_nothing() {
 
 /// The call may have started at the former owner, which no longer serves the session.
 #[tokio::test]
-async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
+async fn a_call_does_not_wait_for_an_owner_that_has_lost_its_session() {
     let (directory, _b, mut owner, mcp) = FakeOwner::with_session().await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hanging = owner.request().await;
@@ -166,7 +166,7 @@ async fn a_session_whose_owner_has_ended_has_one_new_owner() {
 
 /// A refused connection is no proof. A firewall may reject it, or only the owner's listener has ended.
 #[tokio::test]
-async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
+async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_ends() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);
@@ -333,7 +333,7 @@ async fn only_calls_wait_for_an_owner_that_does_not_answer() {
 
 /// Until its body was asked for, a call waits for 10 s like every other request. Then the lease decides.
 #[tokio::test]
-async fn a_call_whose_body_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
+async fn a_call_whose_body_was_not_requested_does_not_wait_for_a_hung_owner() {
     for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
         let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let text = "x".repeat(length);

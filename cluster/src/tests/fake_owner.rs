@@ -70,7 +70,7 @@ impl FakeOwner {
         (directory, node, owner, mcp)
     }
 
-    /// Renews the lease, which declares that all sessions are written.
+    /// Renews the lease, which declares that all sessions have been written.
     pub(super) async fn renew_lease(&self) {
         let run = self.directory.memory.leases().await.unwrap().run;
         let status = Status {

@@ -92,7 +92,7 @@ fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn a_suspended_owner_begins_nothing_in_a_session_that_another_instance_has() {
+async fn a_suspended_owner_starts_nothing_in_a_session_that_another_instance_owns() {
     let directory = directory();
     let PartitionedPair { a, b, is_connected } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;

@@ -181,7 +181,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
 /// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
 /// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
-async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
+async fn a_rewritten_session_is_not_reported_missing_because_of_an_older_lookup() {
     let (memory, [link_c, link_d], [c, d]) = Node::two_on_links().await;
     let mcp = d.session().await;
     let at_c = c.client_of(&mcp);
@@ -248,7 +248,9 @@ impl Gate for OldConnection {
             self.1.fetch_add(1, SeqCst);
         }
         if refuses {
-            return Box::pin(async { Err(DirectoryError::failed("it is switched off")) });
+            return Box::pin(async {
+                Err(DirectoryError::failed("the directory is switched off"))
+            });
         }
         let Some(delay) = delay else { return request };
         let late = tokio::spawn(async move {
@@ -260,7 +262,7 @@ impl Gate for OldConnection {
 }
 
 /// The directory loses its data (FLUSHALL). An earlier heartbeat of D arrives after the next one, on an older connection. Its status, in
-/// which all sessions are written, must not replace the newer one, because D has not written its session again.
+/// which all sessions have been written, must not replace the newer one, because D has not written its session again.
 #[tokio::test]
 async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!statuses_after_loss(false).await.contains(&404), "control");
@@ -301,7 +303,7 @@ async fn statuses_after_loss(is_overtaken: bool) -> Vec<u16> {
     results
 }
 
-/// The clock of the directory is stepped forward by 3.5 s, or the owner's machine was suspended for 3.5 s. Then the owner cannot reach
+/// The directory's clock is stepped forward by 3.5 s, or the owner's machine was suspended for 3.5 s. Then the owner cannot reach
 /// the directory for 2.7 s, less than half of its lease.
 #[tokio::test]
 async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clock() {

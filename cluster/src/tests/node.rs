@@ -67,7 +67,7 @@ pub(super) struct Setup {
     pub(super) has_session_store: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
     pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
-    /// Adds layers of the application between rmcp's service and the cluster's layer.
+    /// Adds application layers between rmcp's service and the cluster's layer.
     pub(super) inner_layers: fn(Router) -> Router,
 }
 

@@ -116,7 +116,7 @@ async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_t
 /// A peer's call waits for earlier calls, and the session is closed in the meantime. A request of a local client is about to restore the
 /// session. In the second round another peer claims it first.
 #[tokio::test]
-async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_about_to_restore() {
+async fn a_waiting_call_does_not_restore_a_session_that_another_request_is_about_to_restore() {
     for is_claimed in [false, true] {
         let (directory, [mut a, b, c], mcp) = Node::with_session().await;
         a.detach(&mcp, 1, "first").await;
@@ -167,7 +167,7 @@ async fn a_call_that_waited_does_not_restore_a_session_that_another_request_is_a
     }
 }
 
-/// A local client, or a peer for its client, sends part of a request whose session is to be restored. No other request waits for the
+/// A local client, or a peer for its client, sends part of a request whose session must be restored. No other request waits for the
 /// rest.
 #[tokio::test]
 async fn half_a_body_locks_no_session() {

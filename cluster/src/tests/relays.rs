@@ -138,7 +138,7 @@ fn question() -> ServerRequest {
 
 /// The relay is dropped with the client. The owner detects the disconnect at once, not only when something is written.
 #[tokio::test]
-async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
+async fn a_disconnect_at_the_relay_reaches_the_owner() {
     let directory = directory();
     let a = Setup {
         grace: Grace::Immediate,
@@ -211,7 +211,7 @@ async fn a_relayed_request_has_the_address_and_the_connection_of_its_client() {
 }
 
 #[tokio::test]
-async fn a_disconnect_before_the_head_is_one_at_the_owner() {
+async fn a_disconnect_before_the_head_reaches_the_owner() {
     let directory = directory();
     let [_, b] = Node::several(&directory).await;
     let mut owner = super::fake_owner::FakeOwner::new(&directory).await;

@@ -23,7 +23,7 @@ use crate::directory::{
     faulty::{ErasedRequest, Fault, Faulty, Gate},
 };
 
-/// The requests of B arrive `late`. The clock of the directory is set back by `step`, `before` the end of the grace. The client resumes at
+/// The requests of B arrive `late`. The directory's clock is set back by `step`, `before` the end of the grace. The client resumes at
 /// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
 async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
@@ -60,7 +60,7 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
+async fn setting_the_clock_back_makes_no_heartbeat_newer_than_it_is() {
     let mut results = Vec::new();
     for (late, step, before) in [
         (450, 0, 1_000),
@@ -81,9 +81,9 @@ async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
 }
 
 /// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
-/// was executed shortly before, and the next one takes 1 s. Meanwhile the clock of the directory is set back.
+/// was executed shortly before, and the next one takes 1 s. Meanwhile the directory's clock is set back.
 #[tokio::test]
-async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_that_was_executed_before() {
+async fn setting_the_clock_back_makes_no_executed_heartbeat_newer() {
     let mut cancelled = Vec::new();
     for (step, phase) in [0, 900]
         .into_iter()
@@ -147,7 +147,7 @@ impl Gate for HoldsReply {
 /// D has claimed a session of A, and relinquishes it while it shuts down. A has found D's record. While A reads the leases, it claims the
 /// session from D for a call, which starts.
 #[tokio::test]
-async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
+async fn a_session_reclaimed_in_the_meantime_is_not_relinquished() {
     let directory = directory();
     let gate = HoldsReply(Arc::default(), watch::Sender::new(0));
     let link_a = directory.behind(gate.clone());
@@ -291,7 +291,7 @@ async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call
     assert_eq!(cancelled, []);
 }
 
-/// The clock of the directory is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
+/// The directory's clock is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
 /// directory. B cannot reach A.
 #[tokio::test]
 async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_the_clock() {

@@ -519,7 +519,7 @@ async fn a_shutdown_does_not_wait_forever_for_a_listener_that_is_not_polled() {
 
 /// A call waits until its session is transferred. Its client cancels it. No owner starts it.
 #[tokio::test]
-async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
+async fn a_call_cancelled_by_its_client_while_it_waited_does_not_run() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let at_b = b.client_of(&mcp);
     let mut first = a.start_call(&at_b, 1, "first").await;

@@ -106,7 +106,7 @@ async fn a_call_whose_client_was_turned_away_and_does_not_return_is_cancelled() 
 
 /// The owner could not be looked up. The directory recovers before the grace ends.
 #[tokio::test]
-async fn a_client_that_was_turned_away_because_a_look_up_failed_keeps_its_call() {
+async fn a_client_turned_away_because_of_a_failed_lookup_keeps_its_call() {
     let (directory, [a, b], mcp) = start_pair_with_session(true).await;
     let last_event_id = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("look_up"));
@@ -334,7 +334,7 @@ async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
 
 /// A response to a made-up event id, or to a request that is no resume, concerns no call here. It postpones no cancel.
 #[tokio::test]
-async fn a_resume_of_no_local_call_that_an_inner_layer_turns_away_does_not_count() {
+async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_call() {
     let directory = directory();
     let a = Setup {
         inner_layers: |app| {

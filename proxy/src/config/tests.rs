@@ -289,7 +289,7 @@ fn the_readme_has_every_option_with_its_help_text() {
     let head = "| option | default | what |\n|---|---|---|";
     assert!(
         readme.contains(&format!("{head}\n{table}\n\n")),
-        "it should have:\n{head}\n{table}\n"
+        "README.md should have:\n{head}\n{table}\n"
     );
 }
 

@@ -425,9 +425,9 @@ mod tests {
         assert_eq!(
             read("event: a\n\ndata: 1\n\n").0,
             ["data: 1\n"],
-            "its type is dropped with it"
+            "the type of an event without data is dropped"
         );
-        assert_eq!(read("data: 1\n").0, [""; 0], "it has not ended");
+        assert_eq!(read("data: 1\n").0, [""; 0], "the event has not ended");
     }
 
     #[test]

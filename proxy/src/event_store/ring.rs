@@ -4,7 +4,7 @@
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
 //! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. An SSE comment
-//!    replaces dropped events, and states their number. A reader that specifies no event, and is not the first, starts
+//!    replaces dropped events and states how many there were. A reader that specifies no event, and is not the first, starts
 //!    at the first event that no reader has taken.
 //! 3. **Drop order.** If there is no room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
@@ -14,8 +14,8 @@
 //!    covers taken bytes until their last holder drops them.
 //! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
 //! 6. **The end.** No event can be pushed after the end. Only the error of guarantee 8 is appended then.
-//! 7. **Bypass.** An event without room bypasses the ring in pieces, to a reader that has taken everything before it.
-//!    If that reader detaches before the last piece, no reader gets the event.
+//! 7. **Bypass.** An event for which there is no room bypasses the ring in pieces, to a reader that has taken everything
+//!    before it. If that reader detaches before the last piece, no reader gets the event.
 //! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
 //!    The event may have been the answer.
 
@@ -39,7 +39,7 @@ pub(crate) const EVENT_OVERHEAD: usize = 192;
 /// For a bypassing event, one such piece and the bytes buffered by hyper are not covered by a reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
-/// Terminates an event that its reader received only in part, at any byte.
+/// Terminates an event that its reader received only in part, cut at an arbitrary byte.
 ///
 /// Clients then parse an event of an unknown type. If no event had started, they parse a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
@@ -97,7 +97,7 @@ struct Entry {
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The first event that the reader did not have when it attached.
+    /// The first event that the reader may have missed: where it attached, or after the last event that bypassed the ring to it.
     from: u64,
     /// The event that the reader takes next.
     at: u64,
@@ -123,9 +123,9 @@ pub(crate) struct ReaderId(u64);
 #[derive(Debug, PartialEq, Eq)]
 enum Bypass {
     Idle,
-    /// The piece that the reader takes next, if there is one.
+    /// The piece that the reader takes next, or `None` if there is none to take.
     Piece(Option<Bytes>),
-    /// The reader detached.
+    /// The reader has detached, the ring has ended, or there was no reader.
     Aborted,
 }
 
@@ -134,7 +134,7 @@ enum Bypass {
 pub(crate) enum Pushed {
     /// The event was added or dropped.
     Done,
-    /// There is room once the reader takes something.
+    /// There may be room once the reader takes more.
     Wait(Event),
     /// A budget has no room for the event. Unless another stream is evicted, the event can only bypass the ring.
     Exhausted(Event, Exhausted),
@@ -150,7 +150,7 @@ pub(crate) enum Bypassed {
     /// The reader has taken it.
     Taken,
     Wait,
-    /// The reader that was taking the event has detached, or there was none.
+    /// The reader that was taking the event has detached, there was none, or the ring has ended.
     NoReader,
 }
 
@@ -200,7 +200,7 @@ impl Ring {
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
         loop {
             let exhausted = if self.is_below_limits() {
-                // Reuses the reservation under which the event was read, if there is one.
+                // Reuses the reservation under which the event was read, if any.
                 let reservation = event
                     .reservation
                     .get_or_insert_with(|| self.event_reservation.sibling());
@@ -234,7 +234,8 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// The event is either the first of the stream or an error that ends the stream.
+    /// The event is either the first of the stream or an error that ends the stream. Does nothing if the ring has ended or has
+    /// an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -314,9 +315,9 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event without a message, with the id of the last event before the reader.
+    /// Returns an event without a message, with the id of the last event before the reader's position.
     ///
-    /// Returns `None` if there is no earlier event.
+    /// Returns `None` if the reader has detached, or there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
         let last = reader.at.checked_sub(1)?;
@@ -389,8 +390,7 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if a later event was numbered, even if it has been dropped. Returns `false` once the ring is
-    /// cleared.
+    /// Returns `true` if the ring has had a later event, even one that was dropped, and is not cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.is_cleared && after < self.next.saturating_sub(1)
     }
@@ -400,7 +400,7 @@ impl Ring {
         self.next > 0
     }
 
-    /// Detaches the reader, if there is one.
+    /// Detaches the reader, if any.
     pub(crate) fn detach_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
             self.unread = self.unread.max(reader.at);

@@ -76,7 +76,7 @@ impl Queue {
         Ok(Self(shared))
     }
 
-    /// Waits until all lines are written, but not longer than `limit`.
+    /// Waits until all lines have been written, but not longer than `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let state = self.0.state();
         let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();

@@ -37,7 +37,7 @@ const RETENTION: Duration = Duration::from_secs(60);
 /// Minimum time between two log lines about refused sessions: 10 s.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Session timeout that stands for no limit: 136 years.
+/// Session timeout that means no limit: 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A running session. Dropping it ends the session, however its task ended.
@@ -113,7 +113,7 @@ impl Stdio {
                 Session::new(log_id, streams.clone(), standalone, kill_after, timeouts);
             session.prime(&session.standalone);
             let response = send_request(&session, message, parts, line)
-                .map_err(|why| Box::new(send_error_response(id, why)))?;
+                .map_err(|reason| Box::new(send_error_response(id, reason)))?;
             Ok((Arc::new(session), (group, pipes, input_writer), response))
         };
         let (session, process, mut response) =
@@ -169,10 +169,10 @@ impl RunningSession {
             stdio.record_end(&end);
             stdio.store.clone()
         });
-        let (id, why) = (self.id.clone(), end.why);
+        let (id, reason) = (self.id.clone(), end.reason);
         drop(self);
         // The streams are kept for a client that resumes late.
-        if let Some(store) = store.filter(|_| why != EndReason::Deleted) {
+        if let Some(store) = store.filter(|_| reason != EndReason::Deleted) {
             sleep(RETENTION).await;
             store.close(&id);
         }

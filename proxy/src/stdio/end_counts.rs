@@ -24,8 +24,8 @@ pub(super) struct EndCounts([AtomicU64; LABELS.len()]);
 // === impl EndCounts ===
 
 impl EndCounts {
-    pub(super) fn record(&self, why: EndReason) {
-        let label = label(why);
+    pub(super) fn record(&self, reason: EndReason) {
+        let label = label(reason);
         let counts = LABELS.iter().zip(&self.0);
         if let Some((_, count)) = counts.into_iter().find(|(name, _)| **name == label) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -39,8 +39,8 @@ impl EndCounts {
     }
 }
 
-fn label(why: EndReason) -> &'static str {
-    match why {
+fn label(reason: EndReason) -> &'static str {
+    match reason {
         EndReason::Deleted => "deleted",
         EndReason::Idle => "idle",
         EndReason::Lost => "lost",
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn each_reason_has_a_count_of_its_own() {
         let counts = EndCounts::default();
-        for why in [
+        for reason in [
             EndReason::Deleted,
             EndReason::Idle,
             EndReason::Lost,
@@ -73,7 +73,7 @@ mod tests {
             EndReason::Stuck,
             EndReason::Overdue,
         ] {
-            counts.record(why);
+            counts.record(reason);
         }
         assert!(counts.by_label().iter().all(|(_, count)| *count == 1));
     }

@@ -31,12 +31,14 @@ const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 /// Maximum number of queued bytes: 8 MiB. Chosen as twice the maximum size of a message.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Maximum number of bytes of additional cancels: 256 KiB. They are separate so that large messages cannot prevent a cancel.
+/// Maximum number of bytes of additional cancels: 256 KiB.
+///
+/// Counted separately, so that large messages cannot prevent a cancel.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed: 30 s.
 ///
-/// A stall of the program, perhaps together with the process, counts as one of the [`WRITE_CHECKS`].
+/// A stall of the proxy, whether or not the process stalls too, counts as at most one failed check of the [`WRITE_CHECKS`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of checks within [`WRITE_TIMEOUT`]: 30.
@@ -45,7 +47,7 @@ const WRITE_CHECKS: u32 = 30;
 /// The sending end of the queue.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// The capacity of the channel is the sum of both limits.
+    /// The capacity of the channel is [`MAX_MESSAGES`] + [`MAX_EXTRA_CANCELS`].
     queue: mpsc::Sender<QueuedLine>,
     messages: Capacity,
     /// For cancels that exceed the capacity for messages.
@@ -63,30 +65,30 @@ struct Capacity {
     bytes: Arc<Semaphore>,
 }
 
-/// The capacity that a message takes, until it is dropped.
+/// The capacity that a message takes. Released when this is dropped.
 #[derive(Debug)]
 struct UsedCapacity {
     _permit: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
 }
 
-/// The permit to send a message.
+/// A permit to send one message.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     permit: mpsc::Permit<'a, QueuedLine>,
     taken: UsedCapacity,
 }
 
-/// Why there is no permit.
+/// The reason for the lack of a permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum TryReserveError {
     /// The capacity is exhausted.
-    Busy,
+    Full,
     /// The receiving end was dropped.
     Closed,
 }
 
-/// Why writing has ended.
+/// The reason writing stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopped {
     /// The process has closed its stdin, or the sending end of the queue was dropped.
@@ -101,8 +103,8 @@ pub(super) enum Stopped {
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
-    /// Number of times the process was blocked and became unblocked.
-    times: AtomicU64,
+    /// Number of times the process became unblocked.
+    unblocked_count: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -126,16 +128,23 @@ pub(super) fn queue() -> (Input, InputWriter) {
 
 impl Input {
     /// Reserves capacity for a message of this length.
-    pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Permit<'_>, Full> {
+    pub(super) fn try_reserve(
+        &self,
+        length: usize,
+        is_cancel: bool,
+    ) -> Result<Permit<'_>, TryReserveError> {
         if self.queue.is_closed() {
-            return Err(Full::Closed);
+            return Err(TryReserveError::Closed);
         }
         let taken = match self.messages.try_take(length) {
             None if is_cancel => self.cancels.try_take(length),
             taken => taken,
         };
-        let taken = taken.ok_or(Full::Busy)?;
-        let permit = self.queue.try_reserve().map_err(|_| Full::Busy)?;
+        let taken = taken.ok_or(TryReserveError::Full)?;
+        let permit = self
+            .queue
+            .try_reserve()
+            .map_err(|_| TryReserveError::Full)?;
         Ok(Permit { permit, taken })
     }
 }
@@ -173,7 +182,7 @@ impl Permit<'_> {
 // === impl InputWriter ===
 
 impl InputWriter {
-    /// Writes queued messages. Returns why it has stopped.
+    /// Writes queued messages. Returns why writing stopped.
     ///
     /// [`WRITE_TIMEOUT`] starts again after a check during which the process was blocked.
     pub(super) async fn write(
@@ -185,11 +194,11 @@ impl InputWriter {
             let mut rest = next.line.chain(&b"\n"[..]);
             let mut failed_checks = 0;
             while rest.has_remaining() {
-                let before = backpressure.times();
+                let before = backpressure.unblocked_count();
                 match timeout(WRITE_TIMEOUT / WRITE_CHECKS, to.write_buf(&mut rest)).await {
                     Ok(Ok(1..)) => failed_checks = 0,
                     Ok(_) => return Stopped::Closed,
-                    Err(_) if backpressure.is_on() || backpressure.times() != before => {
+                    Err(_) if backpressure.is_on() || backpressure.unblocked_count() != before => {
                         failed_checks = 0
                     }
                     Err(_) => failed_checks += 1,
@@ -207,14 +216,14 @@ impl InputWriter {
 
 impl Backpressure {
     /// Waits for a future. The process counts as blocked while the future is pending.
-    pub(super) async fn wait<T>(&self, until: impl Future<Output = T>) -> T {
-        let mut until = std::pin::pin!(until);
-        if let Some(done) = futures_util::future::poll_immediate(until.as_mut()).await {
+    pub(super) async fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        if let Some(done) = futures_util::future::poll_immediate(future.as_mut()).await {
             return done;
         }
         self.is_on.store(true, Ordering::Relaxed);
-        let done = until.await;
-        self.times.fetch_add(1, Ordering::Relaxed);
+        let done = future.await;
+        self.unblocked_count.fetch_add(1, Ordering::Relaxed);
         self.is_on.store(false, Ordering::Relaxed);
         done
     }
@@ -223,8 +232,8 @@ impl Backpressure {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    fn times(&self) -> u64 {
-        self.times.load(Ordering::Relaxed)
+    fn unblocked_count(&self) -> u64 {
+        self.unblocked_count.load(Ordering::Relaxed)
     }
 }
 
@@ -244,10 +253,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_are_written_as_lines_in_their_order() {
+    async fn messages_are_written_as_lines_in_order() {
         let (input, writer) = queue();
-        input.reserve(3, false).unwrap().send("one".into());
-        input.reserve(3, false).unwrap().send("two".into());
+        input.try_reserve(3, false).unwrap().send("one".into());
+        input.try_reserve(3, false).unwrap().send("two".into());
         drop(input);
         let (to, mut from) = duplex(2);
         let mut text = String::new();
@@ -263,25 +272,34 @@ mod tests {
     async fn a_full_queue_accepts_only_cancels() {
         let (input, writer) = queue();
         for _ in 0..MAX_MESSAGES {
-            input.reserve(1, false).unwrap().send(line(1));
+            input.try_reserve(1, false).unwrap().send(line(1));
         }
-        assert_eq!(input.reserve(1, false).unwrap_err(), Full::Busy);
+        assert_eq!(
+            input.try_reserve(1, false).unwrap_err(),
+            TryReserveError::Full
+        );
         for _ in 0..MAX_EXTRA_CANCELS {
-            input.reserve(1, true).unwrap().send(line(1));
+            input.try_reserve(1, true).unwrap().send(line(1));
         }
-        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
+        assert_eq!(
+            input.try_reserve(1, true).unwrap_err(),
+            TryReserveError::Full
+        );
         drop(writer);
-        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Closed);
+        assert_eq!(
+            input.try_reserve(1, true).unwrap_err(),
+            TryReserveError::Closed
+        );
     }
 
     #[test]
     fn concurrent_messages_never_take_the_capacity_of_cancels() {
         for _ in 0..500 {
-            let (input, _waiting) = queue();
+            let (input, _writer) = queue();
             let barrier = Barrier::new(8);
             let try_take = || {
                 barrier.wait();
-                iter::from_fn(|| input.reserve(1, false).ok())
+                iter::from_fn(|| input.try_reserve(1, false).ok())
                     .map(|permit| permit.send(line(1)))
                     .count()
             };
@@ -294,14 +312,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_call_that_may_be_open_can_be_cancelled_at_once() {
-        let (input, _waiting) = queue();
+    async fn all_open_calls_can_be_cancelled_at_once() {
+        let (input, _writer) = queue();
         for _ in 0..MAX_MESSAGES {
-            input.reserve(1, false).unwrap().send(line(1));
+            input.try_reserve(1, false).unwrap().send(line(1));
         }
         for _ in 0..MAX_OPEN {
-            // A cancel of the layer has about 200 bytes.
-            input.reserve(200, true).unwrap().send(line(200));
+            // A cancel from the layer is about 200 bytes long.
+            input.try_reserve(200, true).unwrap().send(line(200));
         }
     }
 
@@ -309,35 +327,44 @@ mod tests {
     async fn large_messages_fill_the_queue_sooner_and_release_their_capacity() {
         let (input, mut writer) = queue();
         input
-            .reserve(MAX_BYTES - 1, false)
+            .try_reserve(MAX_BYTES - 1, false)
             .unwrap()
             .send(line(MAX_BYTES - 1));
-        assert_eq!(input.reserve(2, false).unwrap_err(), Full::Busy);
+        assert_eq!(
+            input.try_reserve(2, false).unwrap_err(),
+            TryReserveError::Full
+        );
         drop(writer.0.recv().await);
-        assert!(input.reserve(MAX_BYTES, false).is_ok());
+        assert!(input.try_reserve(MAX_BYTES, false).is_ok());
     }
 
     #[tokio::test]
     async fn large_messages_leave_room_for_cancels() {
-        let (input, _waiting) = queue();
+        let (input, _writer) = queue();
         for _ in 0..2 {
-            let permit = input.reserve(MAX_BYTES / 2, false).unwrap();
+            let permit = input.try_reserve(MAX_BYTES / 2, false).unwrap();
             permit.send(line(MAX_BYTES / 2));
         }
         for _ in 0..MAX_EXTRA_CANCELS {
             input
-                .reserve(MAX_EXTRA_CANCEL_BYTES / MAX_EXTRA_CANCELS, true)
+                .try_reserve(MAX_EXTRA_CANCEL_BYTES / MAX_EXTRA_CANCELS, true)
                 .unwrap()
                 .send(line(1));
         }
-        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
-        assert_eq!(input.reserve(1, false).unwrap_err(), Full::Busy);
+        assert_eq!(
+            input.try_reserve(1, true).unwrap_err(),
+            TryReserveError::Full
+        );
+        assert_eq!(
+            input.try_reserve(1, false).unwrap_err(),
+            TryReserveError::Full
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn writing_to_a_process_that_does_not_read_ends() {
+    async fn writing_stops_if_the_process_does_not_read() {
         let (input, writer) = queue();
-        input.reserve(10, false).unwrap().send(line(10));
+        input.try_reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let started = Instant::now();
         assert_eq!(
@@ -347,11 +374,11 @@ mod tests {
         assert!(started.elapsed() >= WRITE_TIMEOUT);
     }
 
-    /// `advance` stands for a time in which the program is suspended, perhaps with the process.
+    /// `advance` simulates a suspension of the proxy, with or without the process.
     #[tokio::test(start_paused = true)]
-    async fn a_stall_of_the_program_does_not_count() {
+    async fn a_stall_of_the_proxy_counts_as_one_check() {
         let (input, writer) = queue();
-        input.reserve(10, false).unwrap().send(line(10));
+        input.try_reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let backpressure = Backpressure::default();
         let mut write = std::pin::pin!(writer.write(to, &backpressure));
@@ -370,7 +397,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_process_that_cannot_write_need_not_read() {
         let (input, writer) = queue();
-        input.reserve(10, false).unwrap().send(line(10));
+        input.try_reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let backpressure = Backpressure::default();
         let write = writer.write(to, &backpressure);
@@ -382,9 +409,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stdin_that_is_closed_ends_the_writing() {
+    async fn writing_stops_if_stdin_is_closed() {
         let (input, writer) = queue();
-        input.reserve(1, false).unwrap().send(line(1));
+        input.try_reserve(1, false).unwrap().send(line(1));
         let (to, from) = duplex(1);
         drop(from);
         assert_eq!(

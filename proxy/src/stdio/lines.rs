@@ -172,7 +172,7 @@ mod tests {
         for piece in pieces {
             lines.buffer().extend_from_slice(piece);
             cut.extend(std::iter::from_fn(|| lines.next_line()));
-            assert!(lines.buffer.len() <= max, "it keeps too much");
+            assert!(lines.buffer.len() <= max, "the buffer keeps too much");
         }
         cut.extend(lines.last_line());
         cut

@@ -265,7 +265,7 @@ mod tests {
         let grandchild: i32 = lines.next_line().await.unwrap().unwrap().parse().unwrap();
         let leader = group.pid().unwrap();
         group.wait_for_exit().await;
-        assert!(exists(leader), "it is not reaped");
+        assert!(exists(leader), "the leader has not been reaped yet");
         assert!(exists(grandchild));
         assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
         // The pipe ends with the last process that holds it.

@@ -27,7 +27,7 @@ impl RestartBackoff {
         self.0.push_back(now);
     }
 
-    /// Returns the remaining backoff, if there is one.
+    /// Returns the remaining backoff, if any.
     pub(super) fn delay(&self, now: Instant) -> Option<Duration> {
         let first = self.0.front().filter(|_| self.0.len() == MAX_CRASHES)?;
         let last = self.0.back()?;

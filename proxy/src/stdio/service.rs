@@ -256,7 +256,7 @@ impl Stdio {
                 )
                 .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
-        sent.unwrap_or_else(|why| send_error_response(id, why))
+        sent.unwrap_or_else(|reason| send_error_response(id, reason))
     }
 
     fn get(&self, headers: &HeaderMap) -> Response<Body> {
@@ -348,7 +348,7 @@ impl Inner {
 
     /// Records the end of a session's process.
     pub(super) fn record_end(&self, end: &SessionEnd) {
-        self.end_counts.record(end.why);
+        self.end_counts.record(end.reason);
         if end.failed_to_start {
             self.restart_backoff().record_crash(Instant::now());
         }
@@ -404,9 +404,9 @@ pub(super) fn send_request(
         .map(|stream| stream.respond())
 }
 
-pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<Body> {
+pub(super) fn send_error_response(id: Option<&str>, reason: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
-    match why {
+    match reason {
         // The id is not repeated, because it may have any length.
         SendError::BadId => bad(
             None,

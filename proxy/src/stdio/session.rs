@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    input::{self, Backpressure, Full, Input, InputWriter, Stopped},
+    input::{self, Backpressure, Input, InputWriter, Stopped, TryReserveError},
     routing::{Refused, Routes},
     stderr_log::SessionLogId,
 };
@@ -57,7 +57,7 @@ pub(super) struct Timeouts {
 /// The use starts before the body arrives and ends when the message was sent.
 pub(super) struct SessionUse {
     session: Arc<Session>,
-    /// The request is not a cancel of the layer.
+    /// The request is not a cancel from the layer.
     is_from_client: bool,
 }
 
@@ -159,7 +159,7 @@ impl Session {
         let id = message.id.and_then(key).ok_or(SendError::BadId)?;
         let is_initialize = message.method.as_deref() == Some("initialize");
         let token = message.params().progress_token.and_then(key);
-        let permit = self.input.reserve(line.len(), false)?;
+        let permit = self.input.try_reserve(line.len(), false)?;
         let mut state = self.state();
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
@@ -177,7 +177,7 @@ impl Session {
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
-        let permit = self.input.reserve(line.len(), is_cancel)?;
+        let permit = self.input.try_reserve(line.len(), is_cancel)?;
         let evicted = {
             let mut state = self.state();
             if state.stopped.is_some() {
@@ -270,24 +270,24 @@ impl Session {
     }
 
     /// Starts the end of the session. Open calls end with an error, and no call can be started afterwards.
-    pub(super) fn stop(&self, why: EndReason) {
+    pub(super) fn stop(&self, reason: EndReason) {
         let open = {
             let mut state = self.state();
             if state.stopped.is_some() {
                 return;
             }
-            state.stopped = Some(why);
+            state.stopped = Some(reason);
             state.routes.end()
         };
-        self.end_streams(open, why.text());
+        self.end_streams(open, reason.text());
         self.stop.notify_one();
     }
 
     /// Ends all open streams. Calls get an error with this message.
-    pub(super) fn finish(&self, why: EndReason, text: &str) {
+    pub(super) fn finish(&self, reason: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
-            state.stopped.get_or_insert(why);
+            state.stopped.get_or_insert(reason);
             state.routes.end()
         };
         self.end_streams(open, text);
@@ -380,11 +380,11 @@ impl From<Refused> for SendError {
     }
 }
 
-impl From<Full> for SendError {
-    fn from(full: Full) -> Self {
-        match full {
-            Full::Busy => Self::Busy,
-            Full::Closed => Self::SessionEnded,
+impl From<TryReserveError> for SendError {
+    fn from(error: TryReserveError) -> Self {
+        match error {
+            TryReserveError::Full => Self::Busy,
+            TryReserveError::Closed => Self::SessionEnded,
         }
     }
 }

@@ -43,9 +43,9 @@ const MIN_BLOCKED: Duration = Duration::from_millis(1);
 /// Interval of the checks of a session whose process is blocked: 100 ms.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Minimum lateness of a check that shows a stall of the program: 100 ms.
+/// Minimum lateness of a check that shows that the proxy stalled: 100 ms.
 ///
-/// For example, the program stalls while it is suspended.
+/// For example, the proxy stalls while it is suspended.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Interval of the checks of a session with a cancelled call: 100 ms.
@@ -64,7 +64,7 @@ const TOO_LONG: &str =
 /// How a session ended.
 #[derive(Debug)]
 pub(super) struct SessionEnd {
-    pub(super) why: EndReason,
+    pub(super) reason: EndReason,
     /// The process ended before its first answer, and the session was not stopped.
     pub(super) failed_to_start: bool,
     /// The process had to be killed with SIGKILL.
@@ -102,7 +102,7 @@ impl Session {
             session.clone(),
             pipes.stderr
         )));
-        let why = {
+        let reason = {
             // Dropping this future closes stdin.
             let writing = input_writer.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
@@ -114,14 +114,14 @@ impl Session {
                 stopped = writing => EndReason::from(stopped),
                 () = self.stop.notified() => self.state().stopped.unwrap_or(EndReason::Deleted),
                 () = reading.as_mut() => EndReason::Closed,
-                why = self.enforce_deadlines() => why,
+                reason = self.enforce_deadlines() => reason,
                 never = logging.as_mut() => match never {},
             }
         };
         let process_end = {
             let output = then_pending(join(reading.as_mut(), logging.as_mut()));
             tokio::select! {
-                process_end = stop_process(&mut group, why) => process_end,
+                process_end = stop_process(&mut group, reason) => process_end,
                 never = output => match never {},
             }
         };
@@ -136,17 +136,17 @@ impl Session {
             let state = self.state();
             state.stopped.is_none() && !state.has_answered
         };
-        let why = match (why, process_end) {
+        let reason = match (reason, process_end) {
             // The pipes of a process close a little before the process exits.
             (EndReason::Closed, ProcessEnd::Exited) => EndReason::Exited,
-            _ => why,
+            _ => reason,
         };
-        let text = match why {
+        let text = match reason {
             EndReason::Exited => format!("the MCP server has exited ({status})"),
-            why => format!("{} ({status})", why.text()),
+            reason => format!("{} ({status})", reason.text()),
         };
-        self.finish(why, &text);
-        let text = match why {
+        self.finish(reason, &text);
+        let text = match reason {
             EndReason::Idle if self.state().was_used => {
                 format!("idle for {:?} (--session-timeout)", self.timeouts.idle)
             }
@@ -161,7 +161,7 @@ impl Session {
             EndReason::Overdue => format!("{text} (--kill-after)"),
             _ => text,
         };
-        match why {
+        match reason {
             EndReason::Deleted
             | EndReason::Idle
             | EndReason::Lost
@@ -173,7 +173,7 @@ impl Session {
         }
         let was_killed = process_end == ProcessEnd::Killed;
         SessionEnd {
-            why,
+            reason,
             failed_to_start,
             was_killed,
         }
@@ -283,14 +283,14 @@ impl Session {
     }
 
     /// Ends the call of an answer that cannot be forwarded.
-    fn on_answer_lost(&self, call: &IdKey, why: &str) {
+    fn on_answer_lost(&self, call: &IdKey, reason: &str) {
         let route = {
             let mut state = self.state();
             (state.has_answered, state.last_used) = (true, Instant::now());
             state.routes.on_answered(call)
         };
         if let Route::Answer(stream) = route {
-            stream.replace_answer(SERVER_ERROR, why);
+            stream.replace_answer(SERVER_ERROR, reason);
         }
     }
 
@@ -302,7 +302,7 @@ impl Session {
                 let now = Instant::now();
                 let is_blocked = self.backpressure.is_on();
                 let due = state.routes.due(now, is_blocked);
-                let (idle, why) = self.idle_at(&mut state, now);
+                let (idle, reason) = self.idle_at(&mut state, now);
                 // Checked well within the lost timeout, because the client may disconnect at any time.
                 let next = idle.min(now + self.timeouts.lost / 4 + Duration::from_millis(1));
                 let next = state.routes.next_due().map_or(next, |due| {
@@ -317,24 +317,24 @@ impl Session {
                 let end_reason = if due.overdue {
                     Some(EndReason::Overdue)
                 } else {
-                    (idle <= now).then_some(why)
+                    (idle <= now).then_some(reason)
                 };
                 let mut remaining = Vec::new();
-                if end_reason == Some(why) {
+                if end_reason == Some(reason) {
                     // Calls are started under the same lock, so none starts in between.
-                    state.stopped.get_or_insert(why);
+                    state.stopped.get_or_insert(reason);
                     remaining = state.routes.end();
                 }
                 drop(state);
                 for stream in due.closed {
                     stream.end_cancelled();
                 }
-                if let Some(why) = end_reason {
+                if let Some(reason) = end_reason {
                     // The streams of cancelled calls, or of an `initialize` whose client has disconnected.
                     for stream in remaining {
-                        stream.end_with_error(SERVER_ERROR, why.text());
+                        stream.end_with_error(SERVER_ERROR, reason.text());
                     }
-                    return why;
+                    return reason;
                 }
                 next
             };
@@ -367,7 +367,7 @@ impl Session {
         } else {
             self.timeouts.idle.min(UNUSED_TIMEOUT)
         };
-        let (timeout, why) = if self.timeouts.lost < timeout && self.is_lost(state) {
+        let (timeout, reason) = if self.timeouts.lost < timeout && self.is_lost(state) {
             (self.timeouts.lost, EndReason::Lost)
         } else {
             (timeout, EndReason::Idle)
@@ -376,9 +376,9 @@ impl Session {
             // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
             // timeout after this use has ended.
             state.last_used = now.max(state.last_used);
-            return (now + timeout / 4 + Duration::from_millis(1), why);
+            return (now + timeout / 4 + Duration::from_millis(1), reason);
         }
-        (state.last_used + timeout, why)
+        (state.last_used + timeout, reason)
     }
 }
 
@@ -398,8 +398,8 @@ async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
 }
 
 /// Stops a process whose stdin is closed.
-async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
-    match why {
+async fn stop_process(group: &mut Group, reason: EndReason) -> ProcessEnd {
+    match reason {
         EndReason::Exited => return ProcessEnd::Exited,
         // The process ignores its input or a cancel.
         EndReason::Stuck | EndReason::Overdue => {}
@@ -409,7 +409,7 @@ async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
         | EndReason::MadeRoom
         | EndReason::Shutdown(_)
         | EndReason::Closed => {
-            let stop_timeout = match why {
+            let stop_timeout = match reason {
                 EndReason::Shutdown(stop_timeout) => stop_timeout,
                 _ => STOP_TIMEOUT,
             };

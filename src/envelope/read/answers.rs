@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn data_that_may_not_be_one_message_is_ambiguous() {
-        for (data, why) in [
+        for (data, reason) in [
             ("hello", ParseFailure::NotJson),
             (
                 r#"{"jsonrpc":"2.0","id":"\x","result":1}"#,
@@ -142,7 +142,11 @@ mod tests {
             ),
             ("null", ParseFailure::NotAMessage),
         ] {
-            assert_eq!(answers(data.as_bytes()), Answers::Ambiguous(why), "{data}");
+            assert_eq!(
+                answers(data.as_bytes()),
+                Answers::Ambiguous(reason),
+                "{data}"
+            );
         }
     }
 }

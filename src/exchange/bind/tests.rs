@@ -134,7 +134,7 @@ fn count_cancels_while_bound(spins: usize) -> usize {
         }
         assert!(exchange.cancel(id, Cancel::now(CancelReason::TimedOut)));
         let bound = bound.join().unwrap().map(|bound| bound.id);
-        assert_eq!(bound, Some(id), "it is dispatched");
+        assert_eq!(bound, Some(id), "the cancelled call is dispatched");
     });
     exchange.on_dispatched(id);
     assert_eq!(registry.len(), 0);
@@ -163,7 +163,7 @@ fn is_always_found_while_bound(finds_call: impl Fn(&Calls, CallId) -> bool + Syn
 }
 
 #[test]
-fn a_call_is_found_by_its_id_also_while_a_session_manager_binds_it() {
+fn a_call_is_found_by_its_id_even_while_a_session_manager_binds_it() {
     let request = RequestId::Number(1);
     for round in 0..2_000 {
         let is_found =
@@ -198,7 +198,7 @@ fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
             .with_session(|session| session.is_unaccepted(id))
             .unwrap()
     );
-    assert!(wait.now_or_never().is_some(), "it still waits");
+    assert!(wait.now_or_never().is_some(), "the task still waits");
 }
 
 /// Binds the call twice, as two nested session managers do.
@@ -253,7 +253,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
 }
 
 #[test]
-fn a_drain_waits_for_a_call_that_a_session_manager_binds_meanwhile() {
+fn a_drain_waits_for_a_call_that_a_session_manager_binds_in_the_meantime() {
     for round in 0..2_000 {
         let report = drained_while_bound(round % 1_000);
         assert_eq!(report.cancelled, 0, "round {round}");
@@ -262,7 +262,7 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_meanwhile() {
 
 /// The server gets the request after the cancel. Only the session manager can cancel the call there.
 #[test]
-fn a_call_that_is_cancelled_while_it_is_bound_is_cancelled_at_the_session_manager() {
+fn a_call_cancelled_during_its_bind_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
         let sent = count_cancels_while_bound(round % 500);
         assert_eq!(sent, 1, "round {round}: its handler keeps running");
@@ -443,7 +443,7 @@ fn a_resumed_stream_gets_the_error_of_its_own_call_where_its_manager_is_the_seco
 }
 
 #[test]
-fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused() {
+fn a_call_is_found_by_its_id_even_while_a_request_with_the_same_id_may_be_refused() {
     let registry = Arc::new(Registry::new());
     let (exchange, ..) = streamed(&registry, false);
     let id = exchange.info().unwrap().id();
@@ -469,7 +469,7 @@ fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Countin
 }
 
 #[test]
-fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
+fn a_call_answered_before_a_session_manager_binds_it_is_not_in_flight() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(CountingManager::of(7));
@@ -506,7 +506,7 @@ fn while_answered(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() +
 }
 
 #[test]
-fn a_call_that_is_answered_while_a_session_manager_binds_it_has_ended() {
+fn a_call_answered_during_its_bind_has_ended() {
     for round in 0..2_000 {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(CountingManager::of(7));

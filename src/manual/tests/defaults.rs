@@ -27,7 +27,7 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "MAX_DELAY",
     ),
     (
-        "time that a cancelled handler has to end by itself",
+        "time that a cancelled handler has to end on its own",
         "src/mcp/abort/mod.rs",
         "ABORT_GRACE",
     ),

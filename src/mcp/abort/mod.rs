@@ -24,7 +24,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// rmcp fires [`RequestContext::ct`] when a call is cancelled. A handler that ignores this token keeps running, for example a
 /// `#[tool]` of another crate, or one that awaits a child process or another server.
 ///
-/// Inside `AbortOnCancel`, a cancelled handler has one second to end by itself. Then its future is dropped at its current
+/// Inside `AbortOnCancel`, a cancelled handler has one second to end on its own. Then its future is dropped at its current
 /// await point, and the destructors of everything that it owns run. That may be a `Child` with `kill_on_drop`, a lock, or a request
 /// to another server. A client that is still connected receives the error -32800. Each dropped handler is logged at level info.
 ///

@@ -195,7 +195,7 @@ fn a_request_to_the_client_that_was_answered_is_not_answered_again() {
 }
 
 #[test]
-fn no_state_is_kept_of_a_session_whose_calls_have_ended() {
+fn no_state_is_kept_for_a_session_whose_calls_have_ended() {
     let suppressed = Suppressed::default();
     assert!(!suppressed.is_active());
     suppressed.decide(&ping_with(1, 7));

@@ -76,7 +76,7 @@ pub(super) struct Detached {
     recheck_at: Option<Instant>,
     /// Number of times an expiry was checked again.
     rechecks: u8,
-    /// The grace has expired, and the call is to be cancelled.
+    /// The grace has expired, and the call must be cancelled.
     pub(super) is_expired: bool,
     /// The cancel was confirmed.
     is_confirmed: bool,

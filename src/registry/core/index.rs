@@ -52,7 +52,7 @@ pub(crate) struct KeyHasher {
     string_ids: u64,
 }
 
-/// The sessions that have the id of a session state.
+/// The sessions with the id of a session state.
 ///
 /// There is one for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -64,7 +64,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes the request id of an ended call from the index. Returns `false` if another call may have the id.
+    /// Removes the request id of an ended call from the index. Returns `false` if another call may have the same id.
     pub(super) fn unindex_request(&mut self, id: CallId, key: &CallKey) -> bool {
         let slot = self.shared.hasher.request(key.session, &key.request);
         match self.by_request.get(slot) {
@@ -158,7 +158,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let mut matches: Vec<_> = matches
             .map(|(id, key)| (key.session, !key.is_accepted, id))
             .collect();
-        // Keeps one call of each session: the accepted one, if there is one.
+        // Keeps one call of each session: the accepted one, if any.
         matches.sort_unstable();
         matches.dedup_by_key(|(session, ..)| *session);
         match *matches {

@@ -12,7 +12,7 @@ pub(crate) enum RetainedOutcome<A> {
     Cancelled(RequestId, CancelReason),
 }
 
-/// The completion of a call that is to be retained.
+/// The completion of a call, to be retained.
 #[derive(Debug)]
 pub(crate) struct Completion<A> {
     pub(crate) outcome: RetainedOutcome<A>,

@@ -76,7 +76,7 @@ struct RetainedQueue<A> {
 impl<A> RetainedCalls<A> {
     /// Retains an ended call if it fits, and evicts older ones of the session id for it.
     ///
-    /// Returns `true` if evictions are to be reported.
+    /// Returns `true` if evictions must be reported.
     pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
         let queue = self.0.get_or_insert_default();
         queue.retain(id, ended, totals);

@@ -246,7 +246,7 @@ fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
     assert_eq!(
         session.finish_due(id, ended),
         None,
-        "it is checked once more"
+        "the call is checked once more"
     );
     let recheck = later + SECOND + RECHECK_DELAY;
     assert_eq!(
@@ -502,7 +502,7 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
 }
 
 #[test]
-fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
+fn invariant_7_a_resume_refused_in_the_meantime_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
     let handled_at = now + SECOND + 3 * SECOND / 10;
     let refused = handled_at + RECHECK_DELAY / 2;
@@ -746,7 +746,7 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
     end_with(&mut session, now, 9, false, 2_600);
     assert!(
         !is_retained(&session, 9),
-        "it would not fit beside undelivered ones"
+        "the answer would not fit beside undelivered ones"
     );
     assert!(is_retained(&session, 8), "so nothing was evicted for it");
     assert!(
@@ -787,7 +787,7 @@ fn invariant_11_delivered_answers_of_all_sessions_deny_retention_to_no_undeliver
     }
     assert!(
         !is_retained(&sessions[39], 0),
-        "they have reached their limit"
+        "delivered answers have reached their limit"
     );
     let totals = &sessions[0].shared.totals;
     let delivered = totals.bytes_of(DeliveryState::Delivered);
@@ -817,7 +817,7 @@ fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
     end_with(&mut modest, now, 1, true, 8_000);
     assert!(
         !is_retained(&modest, 1) && is_retained(&modest, 0),
-        "it evicts none"
+        "an answer that does not fit evicts none"
     );
     assert_eq!(modest.take_evicted().len(), 1);
 }
@@ -1199,7 +1199,7 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
 
 /// The client has resumed elsewhere. It is unknown in which of the two sessions.
 #[test]
-fn an_event_that_a_call_with_incomplete_ids_of_another_scope_may_have_matches_that_call_too() {
+fn an_event_also_matches_a_call_of_another_scope_whose_ids_are_incomplete() {
     let mut session = session();
     let known = accepted(&mut session, request(7), "known");
     session.record_event_id(known, b"x", EventIdFormat::Any);

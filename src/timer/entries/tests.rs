@@ -131,7 +131,11 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     let now = Instant::now();
     let others = timer.clone();
     let target = Acts::set(&timer, now, move |now| {
-        assert_eq!(run_elsewhere(&others, now), None, "it is taken out");
+        assert_eq!(
+            run_elsewhere(&others, now),
+            None,
+            "the entry has been taken out"
+        );
         Some(Rearm::At(now + MINUTE))
     });
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));

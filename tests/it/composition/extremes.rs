@@ -2,7 +2,7 @@
 //!
 //! The oracle has four sentences. A call whose client is connected is answered, unless a `call_timeout` ends it. A
 //! client that returns within the reconnect delay of its server gets its answer. A call whose client does not return
-//! ends by itself. Nothing polls without an end.
+//! ends on its own. Nothing polls without an end.
 //!
 //! `cargo test` runs each option alone and a sample of the pairs, which `TEST_SEED` repeats. `EXTREMES=all` runs all
 //! cells, and `EXTREMES=TEXT` those whose name contains the text. [`the_list_is_complete`] compares the list with the

@@ -233,7 +233,7 @@ async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_without_a_limit() {
     standalone.head().await;
     server.end.send(()).expect("it runs");
     let ended = timeout(Duration::from_secs(3), server.served).await;
-    assert!(ended.is_err(), "it ended by itself");
+    assert!(ended.is_err(), "the drain ended on its own");
 }
 
 /// Starts 500 calls in ten sessions, and a standalone stream in each session. Tasks read all answers.

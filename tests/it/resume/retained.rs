@@ -412,7 +412,7 @@ async fn answered_unread(setup: &Setup, mcp: &Mcp) {
     assert_eq!(setup.events.of(mcp, 1), expected);
 }
 
-/// Returns all events that a resume delivers, with the keys of their messages sorted. The stream must end by itself.
+/// Returns all events that a resume delivers, with the keys of their messages sorted. The stream must end on its own.
 async fn events(mcp: &Mcp, last_event_id: &str) -> Vec<SseEvent> {
     let mut resumed = mcp.resume(last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);

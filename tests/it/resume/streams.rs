@@ -180,7 +180,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Returns all events of a stream that ends by itself, and the last id among them.
+/// Returns all events of a stream that ends on its own, and the last id among them.
 async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
     assert_eq!(connection.head().await.status, 200);
     let mut events = Vec::new();

@@ -420,7 +420,7 @@ async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
 
-/// The inner manager shares its sessions with another server or restores them by itself.
+/// The inner manager shares its sessions with another server or restores them on its own.
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();

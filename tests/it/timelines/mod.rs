@@ -3,7 +3,7 @@
 //!
 //! A [`Story`] describes the server and the planned events, and [`play`] records what happened. The oracle follows the
 //! manual. A client that returns within its grace, or while its answer is retained, gets its call or its answer. A call
-//! that may run on ends by itself. No report is repeated, and no state remains.
+//! that may run on ends on its own. No report is repeated, and no state remains.
 //!
 //! The generated stories are a sample. `TIMELINES` sets their number, and `TEST_SEED` the first one.
 

@@ -197,7 +197,11 @@ pub(super) async fn a_heartbeat_reports_once_that_a_record_of_its_instance_was_r
         let lease = leases.of(former.incarnation).unwrap();
         assert!(lease.is_settled, "the status is unchanged");
     }
-    assert_eq!(heartbeat(former, 1).await, (true, true), "it was overtaken");
+    assert_eq!(
+        heartbeat(former, 1).await,
+        (true, true),
+        "the first heartbeat was overtaken"
+    );
     assert_eq!(heartbeat(former, 3).await, (true, true));
     assert_eq!(heartbeat(former, 4).await, (true, false), "once is enough");
     assert_eq!(heartbeat(owner, 4).await, (true, false));

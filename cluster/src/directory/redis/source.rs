@@ -40,7 +40,7 @@ impl Source {
         }
     }
 
-    /// Returns one connection, or the reason why there is none.
+    /// Returns one connection, or the reason there is none.
     pub(super) async fn connect_once(&self) -> Result<MultiplexedConnection, RedisError> {
         connect_once(&self.client().await?).await
     }

@@ -1,9 +1,9 @@
 //! Decides from heartbeats whether the directory is consistent. Reads no clock and does no I/O.
 //!
-//! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written since is written. It
+//! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written since has been written. It
 //!    stops being consistent when a heartbeat is not answered, or finds another run of the backend or no lease.
-//! 2. After each of these events everything is written again before the directory is consistent again. A heartbeat that is not answered
-//!    in the meantime does not restart the writes. They therefore complete even with a backend that answers only every second request.
+//! 2. After each of these events, everything must be written again before the directory is consistent again. A heartbeat that is not
+//!    answered in the meantime does not restart the writes. They therefore complete even with a backend that answers only every second request.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
 //!    claims a session only after that, then loses the claim. New epochs wait while a later claim of another instance may be lost.
 //!    Meanwhile no instance proves anything, and none claims.
@@ -264,7 +264,7 @@ impl DirectoryHealth {
         };
     }
 
-    /// Called when everything that had to be written again is written.
+    /// Called when everything that had to be written again has been written.
     pub(super) fn on_all_written(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Consistent { since: now };
@@ -288,7 +288,7 @@ impl DirectoryHealth {
         self.run.as_ref()
     }
 
-    /// Returns the run of the backend in which all sessions of this instance are written.
+    /// Returns the run of the backend in which all sessions of this instance have been written.
     pub(super) fn written_in(&self, now: Instant) -> Option<&BackendRunId> {
         self.consistent_since(now)?;
         self.run()

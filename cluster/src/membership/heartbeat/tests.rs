@@ -49,7 +49,7 @@ impl Instance {
         }
     }
 
-    /// Starts an instance with sessions of these ids, which are written.
+    /// Starts an instance with sessions of these ids, which have been written.
     async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
         let instance = Self::new(number, memory);
         for id in ids {
@@ -336,7 +336,7 @@ async fn a_session_that_is_missing_in_an_empty_directory_is_not_reported_missing
         assert_eq!(stored_owner(&memory, "living").await, Some(first.me));
         assert!(
             second.would_deny(session("unknown").session).await,
-            "all sessions are written again by then"
+            "all sessions have been written again by then"
         );
     }
 }
@@ -474,7 +474,7 @@ async fn the_lapse_of_a_lease_that_was_acquired_without_a_reply_is_detected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_was_claimed_meanwhile_is_relinquished() {
+async fn a_session_claimed_in_the_meantime_is_relinquished() {
     let memory = MemoryDirectory::default();
     let mut first = Instance::with(1, &memory, &["claimed", "kept"]).await;
     let second = instance(2);
@@ -611,7 +611,7 @@ async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
+async fn a_directory_that_answers_only_every_second_request_still_gets_all_sessions() {
     let memory = MemoryDirectory::default();
     let ids: Vec<String> = (0..2_000).map(|id| id.to_string()).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();

@@ -19,8 +19,8 @@ use crate::{
 /// Maximum time for which a former owner that kept its lease may still run calls after a claim: 10 s.
 ///
 /// Chosen because the former owner detects the claim after its next heartbeat, closes the session, and writes the answers. A former owner
-/// that had no lease detects the claim before it reports that its sessions are written. It reports late answers until it has closed the
-/// session ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
+/// that had no lease detects the claim before it reports that its sessions have been written. It reports late answers until it has closed
+/// the session ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
 const FORMER_OWNER_TTL: Duration = Duration::from_secs(10);
 
 /// Maximum number of recorded former owners: 16,384.

@@ -639,7 +639,10 @@ impl Client {
             }
             let may_wait = label.is_some_and(|label| self.0.watcher.may_wait(label, HEAD_LIMIT));
             if !may_wait && self.0.watcher.was_running_since(exchange.host, since) {
-                let message = format!("{purpose} waits at {} since {since}", exchange.host);
+                let message = format!(
+                    "{purpose} has been waiting at {} since {since}",
+                    exchange.host
+                );
                 self.0.watcher.fail(Check::HeadTimeout, message);
             }
         }

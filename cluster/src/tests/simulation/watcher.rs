@@ -392,9 +392,9 @@ impl Watcher {
         self.note(format!("{label} starts on {host}"));
         let mut log = self.log();
         if let Some(session) = session
-            && let Some(why) = log.why_not_owner(host, session, now)
+            && let Some(reason) = log.why_not_owner(host, session, now)
         {
-            let message = format!("{label} starts on {host}, {why}");
+            let message = format!("{label} starts on {host}, {reason}");
             log.fail(Check::Owner, now, message);
         }
         let Some(call) = log.calls.get_mut(label) else {
@@ -416,9 +416,9 @@ impl Watcher {
         self.note(format!("{label} is {end:?} on {host}"));
         let mut log = self.log();
         if end == End::Cancelled
-            && let Some((check, why)) = log.why_not_orphan(host, label, now)
+            && let Some((check, reason)) = log.why_not_orphan(host, label, now)
         {
-            let message = format!("{label} is cancelled on {host}, {why}");
+            let message = format!("{label} is cancelled on {host}, {reason}");
             log.fail(check, now, message);
         }
         if let Some(call) = log.calls.get_mut(label)
@@ -531,8 +531,8 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("the client of {label} has {answer:?}"));
         let mut log = self.log();
-        if let Some(why) = log.why_wrong(label, &answer) {
-            let message = format!("the client of {label} has {answer:?}, {why}");
+        if let Some(reason) = log.why_wrong(label, &answer) {
+            let message = format!("the client of {label} has {answer:?}, {reason}");
             let was_sent = log.calls.get(label).is_some_and(|call| call.was_sent);
             let check = if was_sent {
                 Check::SentAnswer
@@ -552,8 +552,8 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("404 for {} by {by}", short(session)));
         let mut log = self.log();
-        if let Some((check, why)) = log.why_known(session, now) {
-            let message = format!("404 for {} by {by}, {why}", short(session));
+        if let Some((check, reason)) = log.why_known(session, now) {
+            let message = format!("404 for {} by {by}, {reason}", short(session));
             log.fail(check, now, message);
         }
         if let Some(session) = log.sessions.get_mut(session) {
@@ -797,7 +797,7 @@ impl Log {
             (machine.is_none() || *machine == self.machine(host))
                 && until.is_none_or(|until| until + detects_within >= now)
         });
-        (!is_cut).then(|| format!("{owner} serves its session since {since}"))
+        (!is_cut).then(|| format!("{owner} has been serving its session since {since}"))
     }
 
     /// Returns why a call must not be cancelled, or `None` if it may be.
@@ -817,20 +817,20 @@ impl Log {
             Client::Attached { by, since }
                 if self.is_alive(by) && !self.is_disturbed(by, host, now) =>
             {
-                let why = format!("its client is attached by {by} since {since}");
-                return Some((Check::Attached, why));
+                let reason = format!("its client has been attached by {by} since {since}");
+                return Some((Check::Attached, reason));
             }
             Client::Disconnected { since }
             | Client::Resuming {
                 disconnected: since,
                 ..
             } if now - since < GRACE => {
-                let why = format!("its client is disconnected only since {since}");
-                return Some((Check::Attached, why));
+                let reason = format!("its client has been disconnected only since {since}");
+                return Some((Check::Attached, reason));
             }
             Client::NeverResumes { since } if now - since < GRACE => {
-                let why = format!("its client disconnected only at {since}");
-                return Some((Check::Attached, why));
+                let reason = format!("its client disconnected only at {since}");
+                return Some((Check::Attached, reason));
             }
             _ => {}
         }
@@ -841,8 +841,8 @@ impl Log {
             && now - last < GRACE
             && self.is_alive(by)
         {
-            let why = format!("its client was turned away by {by} from {first} to {last}");
-            return Some((Check::TurnedAway, why));
+            let reason = format!("its client was turned away by {by} from {first} to {last}");
+            return Some((Check::TurnedAway, reason));
         }
         None
     }
@@ -868,7 +868,7 @@ impl Log {
             (Answer::Done, _) => None,
             (Answer::NotStarted, _) => call
                 .started
-                .map(|(host, _)| format!("it has started on {host}")),
+                .map(|(host, _)| format!("the call has started on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
             (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
@@ -891,14 +891,15 @@ impl Log {
                 let had_time =
                     died >= at + WRITE_TIME && self.was_consistent(host, at, died) >= WRITE_TIME;
                 let is_written = !is_evicted && (has_left_early || had_time);
-                is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
+                is_written
+                    .then(|| format!("the call ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Lost, None) => {
                 let (host, started) = call.started?;
                 let now = self.history.last().map_or(0, |line| line.0);
                 let is_lost = self.has_other_owner(&call.session, host)
                     && self.may_have_lost(host, started, now);
-                (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
+                (self.is_alive(host) && !is_lost).then(|| format!("the call is running on {host}"))
             }
             (Answer::Lost, Some(_)) => None,
         }
@@ -947,8 +948,8 @@ impl Log {
                 let is_lost =
                     self.longest_absence(owner, now.saturating_sub(PROOF_AFTER_OUTAGE), now);
                 (is_lost < LEASE_AT_RISK).then(|| {
-                    let why = format!("{owner} is alive, and serves it since {since}");
-                    (Check::NotFound, why)
+                    let reason = format!("{owner} is alive, and has been serving it since {since}");
+                    (Check::NotFound, reason)
                 })
             }
             State::Suspended => {
@@ -960,8 +961,8 @@ impl Log {
                         stopped,
                     ) < LEASE_AT_RISK)
                     .then(|| {
-                        let why = format!("{owner} serves it, and stopped at {stopped} only");
-                        (Check::NotFound, why)
+                        let reason = format!("{owner} serves it, and stopped only at {stopped}");
+                        (Check::NotFound, reason)
                     })
             }
             State::Alive | State::Dead { .. } => {
@@ -971,8 +972,8 @@ impl Log {
                     .iter()
                     .any(|cut| cut.2.is_none_or(|end| end >= known.opened));
                 (!is_lost && !was_cut).then(|| {
-                    let why = format!("{owner} has ended, but the directory has lost nothing");
-                    (Check::NotRestored, why)
+                    let reason = format!("{owner} has ended, but the directory has lost nothing");
+                    (Check::NotRestored, reason)
                 })
             }
         }

@@ -58,10 +58,10 @@ impl Stream {
             return false;
         }
         let state = self.state();
-        let may_still_resume = state.until.is_none_or(|until| {
+        let may_resume = state.until.is_none_or(|until| {
             Instant::now() + self.0.retention < until + state.ring.retry() + RESUME_MARGIN
         });
         let is_awaited = !state.is_cancelled && state.ring.has_unread_answer();
-        state.ring.is_in_progress() || (is_awaited && may_still_resume)
+        state.ring.is_in_progress() || (is_awaited && may_resume)
     }
 }

@@ -11,8 +11,8 @@ type Stream = usize;
 struct NotStarted(Refused);
 
 impl From<Refused> for NotStarted {
-    fn from(why: Refused) -> Self {
-        Self(why)
+    fn from(refused: Refused) -> Self {
+        Self(refused)
     }
 }
 
@@ -63,7 +63,7 @@ fn ids_are_compared_by_value() {
 }
 
 #[test]
-fn an_id_is_free_once_it_was_answered_and_not_before() {
+fn an_id_is_free_only_once_it_has_been_answered() {
     let mut routes = Routes::new(None);
     let now = Instant::now();
     begin(&mut routes, "1", None, 0).unwrap();
@@ -105,7 +105,7 @@ fn progress_is_routed_by_its_token_unless_two_calls_share_it() {
     assert_eq!(
         progress(&mut routes, "7"),
         Route::Standalone,
-        "it may be late"
+        "the progress may be late"
     );
     assert_eq!(answer(&mut routes, "3"), Route::Answer(2));
     begin(&mut routes, "4", Some("7"), 3).unwrap();

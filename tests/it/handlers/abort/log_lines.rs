@@ -33,7 +33,7 @@ async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     let line = lines.one_with("handler").await;
     for part in [
         " INFO ",
-        "mcp_cancel_on_disconnect: handler did not stop by itself and was dropped",
+        "mcp_cancel_on_disconnect: handler did not stop on its own and was dropped",
         "call=",
         r#"jsonrpc.request.id="x""#,
         r#"mcp.method.name="tools/call""#,

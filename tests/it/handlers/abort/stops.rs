@@ -1,4 +1,4 @@
-//! A cancelled handler has some time to end by itself. Then it is dropped.
+//! A cancelled handler has some time to end on its own. Then it is dropped.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     support::{server::report, *},
 };
 
-/// Long enough for a handler that ends by itself.
+/// Long enough for a handler that ends on its own.
 const WINDOW: Duration = Duration::from_secs(5);
 
 /// The error code of a cancelled request.

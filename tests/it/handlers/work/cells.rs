@@ -146,7 +146,7 @@ mod child {
             command.spawn().expect("a shell")
         };
         let status = process.wait().await;
-        panic!("the process ended by itself: {status:?}");
+        panic!("the process ended on its own: {status:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     support::{server::report, *},
 };
 
-/// How long a cancelled handler may run on here. This is long enough to end by itself.
+/// How long a cancelled handler may run on here. This is long enough to end on its own.
 const ABORT_GRACE: Duration = Duration::from_millis(100);
 
 /// The header by which a handler knows that its events are stored.

@@ -117,7 +117,7 @@ async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
     setup.witness.ended("a").await;
     setup.assert_usable(&mcp).await;
 
-    let dropped = lines.matching(|line| line.contains("handler did not stop by itself"));
+    let dropped = lines.matching(|line| line.contains("handler did not stop on its own"));
     assert_eq!(dropped.len(), 1, "{dropped:?}");
     let cancelled = lines.matching(|line| line.contains("call cancelled"));
     assert_eq!(shown(&dropped), shown(&cancelled));

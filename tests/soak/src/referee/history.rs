@@ -303,7 +303,7 @@ impl CallHistory {
         self.started.first().copied()
     }
 
-    /// The time at which its handler would have ended by itself.
+    /// The time at which its handler would have ended on its own.
     pub(super) fn natural_end(&self) -> Option<Micros> {
         let work = u64::try_from(self.job.work.as_micros()).unwrap_or(u64::MAX);
         self.start().map(|start| start + work)

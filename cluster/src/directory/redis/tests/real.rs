@@ -166,8 +166,7 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and_denies_no_session()
-{
+async fn a_redis_restarted_empty_is_not_consistent_and_denies_no_session_until_all_are_written() {
     let mut server = Server::start().await;
     let live = LiveInstance::start(&server, 1, 1_000).await;
     let other = LiveInstance::start(&server, 2, 0).await;
@@ -425,7 +424,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     server.kill().await;
     server.start_again().await;
     let started = Instant::now();
-    eventually("all is written", async || {
+    eventually("everything has been written", async || {
         live.heartbeat
             .consistent_since()
             .is_some_and(|since| Some(since) != before)
