@@ -19,7 +19,7 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{Directory as _, Lease, Leases, SessionSnapshot},
+    directory::{Directory as _, Lease, Leases},
     ids::{Incarnation, Record, SessionHash},
     membership::{
         heartbeat::{
@@ -162,14 +162,13 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
-    // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
-    let is_current = |snapshot: &SessionSnapshot| {
-        snapshot.leases.of(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases)
-    };
     let Ok(snapshot) = snapshot else {
         return Confirmation::Postpone(RETRY_DELAY);
     };
-    if !is_current(&snapshot) {
+    // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
+    let is_current =
+        snapshot.leases.of(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases);
+    if !is_current {
         return Confirmation::Postpone(grace);
     }
     let own_turned_away = router.turned_away.age(Instant::now());
