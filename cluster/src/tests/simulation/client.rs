@@ -440,7 +440,7 @@ impl Client {
                 && let Some((status, _)) = self.head(&exchange, "delete", None).await
             {
                 if status.is_success() {
-                    self.0.watcher.deletion_confirmed(session);
+                    self.0.watcher.deletion_confirmed(session, exchange.host);
                     return;
                 }
                 if status == StatusCode::NOT_FOUND {

@@ -467,9 +467,15 @@ impl Watcher {
     }
 
     /// Records that an instance confirmed the deletion of a session.
-    pub(super) fn deletion_confirmed(&self, session: &str) {
+    pub(super) fn deletion_confirmed(&self, session: &str, by: HostId) {
         let now = self.post.now();
+        self.note(format!("{by} confirms that {} is deleted", short(session)));
         let mut log = self.log();
+        // Otherwise the instance that confirmed it knew no such session, as far as the directory could tell. That is a limit.
+        let owner = log.last_served(session).map(|served| served.0);
+        if !owner.is_some_and(|owner| log.is_alive(owner)) {
+            return;
+        }
         let known = log.sessions.get(session);
         let served = known.map_or_else(Vec::new, |known| known.served.clone());
         let hosts = served.into_iter().map(|served| served.0).collect();
