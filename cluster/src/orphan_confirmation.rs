@@ -1,17 +1,19 @@
-//! Decides whether an orphan may be cancelled. It may be once its client cannot have resumed on another instance.
+//! An orphan may be cancelled only if its client cannot have resumed on another instance.
 //!
 //! | the directory | the orphan |
 //! |---|---|
-//! | was not consistent for the whole grace, and for a lease's time | waits until it was |
-//! | has lost this instance's lease, and possibly the leases and reports of the others | waits for another grace |
-//! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
+//! | is not consistent, or lost consistency during the lookup | waits for another grace |
+//! | has not been consistent for the whole grace and for the lifetime of a lease | waits until it has been |
+//! | lacks this instance's lease, and may have lost the leases and reports of others | waits for another grace |
+//! | is in a different run from the one that answered the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer | waits for a second |
-//! | lacks, for another living instance, a heartbeat composed at least 2.15 s after the grace ended | waits for one |
+//! | has, for another live instance, a heartbeat composed less than 2.15 s after the grace ended | waits for a later one from it |
+//! | is read less than 1.15 s after the grace ended | waits until then, because an instance without a lease yet may have turned a client away |
 //! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
-//! | has this instance as the owner of its session | is cancelled |
-//! | has no record of its session, which is a proof, and the session is not local | is cancelled |
+//! | records this instance as the owner of the session | is cancelled |
+//! | has no record of the session, the leases prove that none exists, and the session is not local | is cancelled |
 //! | has another owner, or no record | waits for another grace; the session is written again, which decides its owner |
-//! | has the tombstone of its session | ends, because its session is closed |
+//! | has a tombstone for the session | is cancelled, because its session is closed |
 
 use std::time::Duration;
 
@@ -38,7 +40,7 @@ const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORT
 
 /// Minimum time from the end of a grace to a heartbeat that counts: 2.15 s. Measured by the directory's clock.
 ///
-/// The clock may have been set back since the heartbeat, which then seems to be newer by [`MAX_BACKWARD_CLOCK_STEP`].
+/// The clock may have been set back since the heartbeat, which then appears newer by up to [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
 /// Delay after a heartbeat is due before it is checked: 100 ms.
@@ -93,9 +95,9 @@ impl OrphanWait {
         remaining.max(leases.turned_away.and_then(|ago| self.remaining_since(ago)))
     }
 
-    /// Returns the remaining wait for a heartbeat of one instance, `None` if there is no wait.
+    /// Returns the remaining wait for a heartbeat of one instance.
     ///
-    /// The heartbeat must include all clients that arrived before the grace ended.
+    /// Returns `None` if there is no need to wait. The heartbeat must cover all clients that arrived before the grace ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let is_early = lease.age + REPORT_DELAY > since_grace;
@@ -114,11 +116,11 @@ impl OrphanWait {
         (!remaining.is_zero()).then_some(remaining)
     }
 
-    /// Returns the remaining wait because a client was turned away this long `ago`.
+    /// Returns the remaining wait after a client was turned away. `ago` is the time since then.
     fn remaining_since(self, ago: Duration) -> Option<Duration> {
-        // Includes clients that were turned away before the call was detached, because the disconnect may have been detected late. The next
-        // heartbeat may carry a later time.
-        // A client that may take its grace to return, for example because the server's `retry` asks it to, may take as long after a 503.
+        // Clients turned away before the call was detached count as well, because the disconnect may have been detected late. The
+        // margin covers a client that only the next heartbeat reports.
+        // If the grace is longer than the backoff, for example because of a long `retry`, the client may take that long after a 503.
         let backoff = self
             .backoff
             .max(self.grace)
@@ -146,11 +148,11 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
     let Some(since) = router.heartbeat.consistent_since() else {
         return Confirmation::Postpone(grace);
     };
-    let missing = grace
+    let remaining = grace
         .max(SETTLE_PERIOD)
         .saturating_sub(Instant::now() - since);
-    if !missing.is_zero() {
-        return Confirmation::Postpone(missing);
+    if !remaining.is_zero() {
+        return Confirmation::Postpone(remaining);
     }
     let snapshot = {
         let started = Instant::now();

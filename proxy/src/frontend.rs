@@ -2,10 +2,10 @@
 //!
 //! 1. The target of a request must be a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
 //!    HTTP/1 is refused, so a request cannot choose its server.
-//! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
-//!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
-//! 3. A head is limited to 64 KiB and 10 s, and a client's body to 4 MiB. A body must make progress. The number of connections
-//!    and the size of all bodies together are limited as well ([`FrontendLimits`]).
+//! 2. `Host` must be a name of this host. Otherwise a website could make its own name resolve to this host and read
+//!    all answers (DNS rebinding). Requests from pages of a foreign `Origin` are refused as well.
+//! 3. The head of a request is limited to 64 KiB, and a client's body to 4 MiB. The first head of a connection must arrive within 10 s.
+//!    A body must make progress. The number of connections and the size of all bodies together are limited as well ([`FrontendLimits`]).
 //! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected even while hyper
 //!    is not reading.
 //! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
@@ -50,16 +50,18 @@ pub use self::request_filter::RequestFilter;
 /// Maximum size of the head of a request: 64 KiB.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// Time for a head to arrive: 10 s. A connection without one is then closed.
+/// Time for the first head of a connection to arrive: 10 s. Otherwise the connection is closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for a head to arrive while other clients are waiting for a connection: 1 s.
+/// How long a connection may wait for a head while the connection limit is reached: 1 s.
+///
+/// Also the interval at which idle connections are checked.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
-/// How long a connection may be without requests in flight after its first: 130 s.
+/// How long a connection may be idle after its first request: 130 s.
 ///
-/// Longer than the clients and reverse proxies that are known keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
-/// closed one first, a POST that is sent at the same moment would be lost, because it must not be repeated.
+/// Longer than known clients and reverse proxies keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
+/// closed one first, a POST sent at the same moment would be lost, because it must not be repeated.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 
 /// Maximum number of concurrent requests on an HTTP/2 connection: 2,048.
@@ -73,7 +75,7 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections, however many descriptors there are: 1,048,576.
 const MAX_CONNECTIONS: usize = 1 << 20;
 
-/// The lifetime of a connection that has no limit.
+/// The lifetime used if connections have no lifetime limit: `u32::MAX` seconds, about 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// How much longer than the stall timeout the kernel waits for a client to read: 30 s.
@@ -97,11 +99,11 @@ pub struct FrontendLimits {
     pub connections: usize,
     /// Maximum size of a request's body.
     pub body: usize,
-    /// Maximum size of all bodies that are being received. A request above it gets 503.
+    /// Maximum total size of the bodies that are being received. A request that would exceed it gets 503.
     pub bodies: usize,
-    /// Maximum lifetime of a connection, if it is limited. Requests in flight may take `CLOSE_TIMEOUT` longer.
+    /// Maximum lifetime of a connection. `None` means no limit. Requests in flight may take `CLOSE_TIMEOUT` longer.
     pub lifetime: Option<Duration>,
-    /// How long a client may leave a stream unread, if that is limited. The kernel closes a connection 30 s later.
+    /// How long a client may leave a stream unread. `None` means no limit. The kernel closes a connection 30 s later.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -118,7 +120,9 @@ struct Shared {
 // === impl FrontendLimits ===
 
 impl Default for FrontendLimits {
-    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, 1,048,576 connections.
+    /// Returns the limits for clients.
+    ///
+    /// Bodies of 4 MiB, 64 MiB in total, 1,048,576 connections, no lifetime limit, and a stall timeout of 60 s.
     fn default() -> Self {
         Self {
             connections: MAX_CONNECTIONS,
@@ -157,13 +161,13 @@ impl Frontend {
 
     /// Serves until `stop` completes, then closes the connections.
     ///
-    /// The output of `stop` is how long clients may still wait for answers, and read them. Once no connection has an answer,
-    /// the rest are closed within 500 ms. The response to a GET counts as an answer once it has started. The response to any
-    /// other request counts from the head of the request on.
+    /// The output of `stop` is how long clients may still wait for answers and read them. Once no answer is in flight, the
+    /// remaining connections are closed within 500 ms. A GET counts as an answer once its response has started, any other
+    /// request as soon as its head has arrived.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
-        // Each response that counts as an answer holds a clone.
+        // Each answer in flight holds a clone.
         let answering = Arc::new(());
         let mut stop = std::pin::pin!(stop);
         let shared = Arc::new(Shared {
@@ -246,7 +250,7 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
 
 /// Serves a connection until it ends.
 ///
-/// The connection is closed gracefully once the sender of `closed` is dropped, and when it is idle or open for too long.
+/// The connection is closed gracefully once the sender of `closed` is dropped, or once it has been idle or open for too long.
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
@@ -265,7 +269,7 @@ async fn connection(
         let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
         let (shared, mut service, answering) = (shared.clone(), service.clone(), answering.clone());
-        // A GET counts only from its response head on: some servers send the head of a stream with its first event.
+        // A GET counts only once it has a response head, because some servers delay the head of a stream until its first event.
         let counted_early = answering
             .upgrade()
             .filter(|_| request.method() != Method::GET);
@@ -291,7 +295,7 @@ async fn connection(
         .max_concurrent_streams(MAX_HTTP2_REQUESTS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Bounds the first head, and the idle time between two requests.
+    // Bounds the wait for the first head and the idle time between requests.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut lifetime_end = std::pin::pin!(sleep(lifetime));
@@ -371,7 +375,7 @@ async fn answer(
     service.call(request).await
 }
 
-/// Reads the body of a refused request, for 5 s at most.
+/// Reads the body of a refused request, for at most 5 s.
 ///
 /// A connection that is closed with unread bytes is reset, and its client may lose the refusal (RFC 9112, section 9.6).
 fn discard(mut body: Incoming) {
@@ -405,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_waits_longer_than_a_client_may_leave_a_stream_unread() {
+    fn the_user_timeout_exceeds_the_stall_timeout() {
         let minute = Duration::from_secs(60);
         for stall in [Duration::from_secs(1), minute, 10 * minute] {
             let expected = DeadPeer::new().user_timeout(stall + STALL_MARGIN);
@@ -414,12 +418,12 @@ mod tests {
         assert_eq!(
             dead_peer(Some(minute)),
             DeadPeer::new(),
-            "the defaults agree"
+            "the default user timeout fits the default stall timeout"
         );
     }
 
     #[test]
-    fn the_kernel_closes_no_connection_whose_client_may_leave_a_stream_unread_forever() {
+    fn without_a_stall_timeout_there_is_no_user_timeout() {
         assert_eq!(
             dead_peer(None),
             DeadPeer::new().user_timeout(Duration::ZERO)

@@ -163,7 +163,7 @@ pub fn dropped() -> u64 {
 // === impl Log ===
 
 impl Log {
-    /// Sends the last traces, for 500 ms at most. Then waits for the last lines, for 200 ms at most.
+    /// Sends the last traces, for at most 500 ms. Then waits for the last lines, for at most 200 ms.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {

@@ -56,9 +56,9 @@ pub(crate) enum Message<'a> {
 pub(crate) struct Request<'a> {
     pub(crate) id: RequestId,
     pub(crate) method: Cow<'a, str>,
-    /// `params.name` of a `tools/call`, if it is a string.
+    /// `params.name` of a `tools/call` if it is a string.
     pub(crate) tool: Option<Cow<'a, str>>,
-    /// The protocol revision in `params._meta`, if it is a string.
+    /// The protocol revision in `params._meta` if it is a string.
     pub(crate) protocol_version: Option<Cow<'a, str>>,
     /// `true` if `params.task` is an object, as in a task-augmented request of MCP 2025-11-25.
     pub(crate) task: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Request<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification<'a> {
     pub(crate) method: Cow<'a, str>,
-    /// `params.requestId` of a `notifications/cancelled`, if it is an id.
+    /// `params.requestId` of a `notifications/cancelled` if it is an id.
     pub(crate) cancels: Option<RequestId>,
 }
 

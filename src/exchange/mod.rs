@@ -40,7 +40,7 @@
 //!
 //! 1. An exchange ends once: [`complete`](Exchange::complete), [`fail`](Exchange::fail) or
 //!    [`on_dropped`](Exchange::on_dropped), whichever is first.
-//! 2. It has one call at most, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
+//! 2. It has at most one call, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body) from the request body.
 //! 3. A cancel has its effects in the order that `cancel` lists. It becomes pending before its call is removed from the registry,
 //!    because closing a session waits for calls in flight and for pending cancels.

@@ -1,8 +1,8 @@
-//! Log lines about a set-up that is incomplete or may surprise.
+//! Log lines about a setup that is incomplete or may behave unexpectedly.
 //!
 //! Each line names the option or the component that changes the behaviour.
 //!
-//! A hint is emitted once for each layer, or for each session manager without a layer.
+//! Each hint is emitted at most once per layer, or per session manager for calls without a layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,26 +10,26 @@ use tracing::{info, warn};
 
 use crate::catch_panic::catch_panic;
 
-/// A hint about the set-up.
+/// A hint about the setup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
-    /// A policy supersedes, but without a session manager repeated calls are not detected.
+    /// A policy sets `supersede`, but without a session manager repeated calls are not detected.
     SupersedeHasNoEffect,
     /// The events of calls are stored, so detached calls keep running.
     StoredCallsKeepRunning,
-    /// A call waits for a client that disconnected.
+    /// A call is waiting for a client that disconnected.
     CallsWait,
     /// The layer is inside another one.
     Nested,
-    /// The session manager received a call that passed no layer.
+    /// The session manager received a call that did not pass through a layer.
     NoLayer,
-    /// The session manager has calls of another layer, so it does not bind those of this one.
+    /// The session manager belongs to another layer, so it does not bind the calls of this one.
     TwoLayers,
     /// The sessions look like those of rmcp, and no session manager binds their calls.
     NoSessionManager,
 }
 
-/// The hints that were emitted.
+/// The hints that have been emitted.
 #[derive(Debug, Default)]
 pub(crate) struct SetupHints(AtomicU8);
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_hint_is_emitted_once() {
+    fn hints_are_recorded_independently() {
         let hints = SetupHints::default();
         assert!(!hints.was_emitted(Hint::Nested));
         hints.emit(Hint::Nested);

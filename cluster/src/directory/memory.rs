@@ -32,7 +32,7 @@ const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 /// A directory in memory, for several instances in one process. Clones share the directory.
 ///
 /// It is for tests, demonstrations, and servers with one runtime per core. Like a Redis, it keeps a session for an hour after
-/// its owner last registered or claimed it. It keeps an answer for ten minutes after its call ended, and 64 MiB of answers at most.
+/// its owner last registered or claimed it. It keeps an answer for ten minutes after its call ended, and at most 64 MiB of answers.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;

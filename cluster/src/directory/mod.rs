@@ -301,7 +301,7 @@ impl DirectoryTime {
         Self(self.0.saturating_sub(millis))
     }
 
-    /// Returns the time since `earlier`, zero if that is later.
+    /// Returns the time since `earlier`, or zero if that is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }

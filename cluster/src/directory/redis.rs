@@ -38,7 +38,7 @@ use self::{
         session_key,
     },
     inspection::{Inspection, Kind},
-    reply::{read_leases, read_record, read_run},
+    reply::{parse_leases, parse_record, parse_run},
     scripts::Scripts,
     source::Source,
 };
@@ -158,7 +158,7 @@ impl RedisDirectory {
         });
         let ((was_alive, was_replaced, time), info): ((bool, bool, u64), String) = answer?;
         Ok(HeartbeatReply {
-            run: read_run(&info)?,
+            run: parse_run(&info)?,
             was_alive,
             was_replaced,
             time: DirectoryTime(time),
@@ -210,10 +210,10 @@ impl Directory for RedisDirectory {
         append_lease_queries(&mut pipeline);
         let answer = pipeline.query_async(&mut self.connection().await?).await?;
         let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = answer;
-        let record = record.map(|text| read_record(session, &text));
+        let record = record.map(|text| parse_record(session, &text));
         Ok(SessionSnapshot {
             record: record.transpose()?,
-            leases: read_leases(leases, time, &info)?,
+            leases: parse_leases(leases, time, &info)?,
         })
     }
 
@@ -223,7 +223,7 @@ impl Directory for RedisDirectory {
         append_lease_queries(&mut pipeline);
         let answer = pipeline.query_async(&mut self.connection().await?).await?;
         let (leases, time, info): (_, _, String) = answer;
-        read_leases(leases, time, &info)
+        parse_leases(leases, time, &info)
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
@@ -231,7 +231,7 @@ impl Directory for RedisDirectory {
         load.arg(session_key(session)).arg("o").arg("p");
         let answer = load.query_async(&mut self.connection().await?).await?;
         let (record, params): (Option<Vec<u8>>, Option<Vec<u8>>) = answer;
-        let record = record.map(|text| read_record(session, &text));
+        let record = record.map(|text| parse_record(session, &text));
         Ok(match record.transpose()? {
             Some(Record::Owned(ownership)) => Some(Entry {
                 ownership,
@@ -268,7 +268,7 @@ impl Directory for RedisDirectory {
         }
         let mut differing = Vec::new();
         for (registered, text) in sessions.iter().zip(records) {
-            match read_record(registered.session, &text) {
+            match parse_record(registered.session, &text) {
                 Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
                 Ok(record) => differing.push((registered.session, record)),
                 // One such record must not block the others.
@@ -288,7 +288,7 @@ impl Directory for RedisDirectory {
         claim.arg(former.to_string()).arg(wanted.to_string());
         claim.arg(millis(RECORD_TTL));
         let stored: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
-        let stored = stored.map(|text| read_record(session, &text));
+        let stored = stored.map(|text| parse_record(session, &text));
         Ok(match stored.transpose()? {
             None => Claim::Unknown,
             Some(record) if record == Record::Owned(wanted) => Claim::Won,

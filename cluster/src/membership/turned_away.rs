@@ -1,11 +1,14 @@
 //! Tracks when this instance last turned a client away.
 //!
-//! A client counts as turned away if it gets 503 from the cluster's layer, or if a resume of a local call gets 408, 429 or 5xx from any layer.
-//! It also counts while it is waiting for an unresponsive owner or inner service. Each heartbeat carries how long ago that was
-//! ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so even an instance that dies soon has
-//! reported the client. The directory has the latest time that any instance reported, including instances that no longer
-//! run. For a while after that time owners cancel no call, because the call may be that client's. The report contains no session. One time
-//! therefore covers all clients, and needs no command of its own.
+//! A client counts as turned away if it gets 503 from the cluster's layer. So does a client whose resume of a local call gets 408, 429 or
+//! 5xx from any layer. A client also counts while it is waiting for an unresponsive owner or inner service. So does a stall of this process,
+//! a suspended machine, or a forward step of the directory's clock, because clients may have waited.
+//!
+//! Each heartbeat reports how long ago a client was last turned away ([`Status`](crate::directory::Status)). A turned-away client brings
+//! the next heartbeat forward, so even an instance that dies soon afterwards will usually have reported the client. The directory has the
+//! latest time that any instance reported, including instances that no longer run. For a while after that time, owners do not cancel any
+//! orphan, because the call may be that client's. The report does not identify a session, so one time covers all clients and is sent with
+//! the heartbeat.
 
 use std::{
     pin::pin,
@@ -22,13 +25,13 @@ use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
 /// Default time within which a turned-away client may return: 40 s.
 ///
-/// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait 30 s at most.
+/// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait at most 30 s.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// Time after which a client that is not served yet counts as turned away: 250 ms.
+/// Time after which a client that has not been served counts as turned away: 250 ms.
 ///
-/// Applies to relayed requests other than POST, and to resumes that wait for the inner service or its response. The call's grace may
-/// expire in the meantime.
+/// Applies to relayed requests other than POST, and to reading the body of such a request before a restore. Also applies to resumes
+/// that wait for the inner service or its response. The call's grace may expire in the meantime.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.
@@ -36,10 +39,10 @@ const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 /// This is the timeout of one lookup plus [`SLOW_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);
 
-/// When a client was last turned away.
+/// Tracks when a client was last turned away.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
-    /// Time within which such a client may return.
+    /// Time within which a turned-away client may return.
     pub(crate) backoff: Duration,
     state: Mutex<State>,
     /// Wakes the task that sends heartbeats.
@@ -53,7 +56,9 @@ struct State {
     waiting: usize,
 }
 
-/// A client that waits until this is dropped. Counts as turned away unless [marked as served](Self::mark_served).
+/// Counts a client as waiting until dropped.
+///
+/// The client is then recorded as turned away unless [marked as served](Self::mark_served).
 #[derive(Debug)]
 pub(crate) struct Waiting {
     turned_away: Arc<TurnedAway>,
@@ -71,18 +76,20 @@ impl TurnedAway {
         }
     }
 
-    /// Waits until a client has been turned away, or has started to wait, since this last returned.
+    /// Waits for a client to be turned away or to start waiting.
+    ///
+    /// Returns at once if that has happened since this last returned.
     pub(crate) async fn until_unreported(&self) {
         self.unreported.notified().await;
     }
 
-    /// Records that a client is asked to retry later.
+    /// Records that a client was, or may have been, turned away.
     pub(crate) fn record(&self) {
         self.state().last = Some(Instant::now());
         self.unreported.notify_one();
     }
 
-    /// Records that a client waits for an owner or an inner service that may not answer.
+    /// Records that a client is waiting for an owner or an inner service that may not answer.
     pub(crate) fn begin_wait(self: &Arc<Self>) -> Waiting {
         self.state().waiting += 1;
         self.unreported.notify_one();
@@ -92,7 +99,9 @@ impl TurnedAway {
         }
     }
 
-    /// Serves a client. If this takes longer than [`SLOW_THRESHOLD`], the client counts as turned away until it is served.
+    /// Awaits `serving`, and counts the client as waiting after [`SLOW_THRESHOLD`].
+    ///
+    /// After that time, the client is recorded as turned away if `serving` fails or is dropped.
     pub(crate) async fn record_if_slow<T, E>(
         self: &Arc<Self>,
         serving: impl Future<Output = Result<T, E>>,
@@ -109,7 +118,9 @@ impl TurnedAway {
         served
     }
 
-    /// Returns how long ago a client was last turned away, zero while one is waiting, `None` if never.
+    /// Returns how long ago a client was last turned away.
+    ///
+    /// Returns zero while one is waiting, or `None` if none ever was turned away.
     pub(crate) fn age(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
         let since = if state.waiting > 0 {

@@ -363,7 +363,7 @@ fn client_disconnect(extensions: &Extensions) -> Option<ClientDisconnect> {
     Some(Box::pin(async move { peer.closed().await }))
 }
 
-/// Returns the address of the client, `None` if the server does not provide it.
+/// Returns the address of the client, or `None` if the server does not provide it.
 fn client(extensions: &Extensions) -> Option<SocketAddr> {
     let connect_info: Option<&ConnectInfo<SocketAddr>> = extensions.get();
     connect_info

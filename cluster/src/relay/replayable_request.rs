@@ -83,7 +83,7 @@ impl ReplayableRequest {
         !matches!(self.body, ReplayableBody::Sent)
     }
 
-    /// Returns the body, `None` if it was not read or cannot be sent again.
+    /// Returns the body, or `None` if it was not read or cannot be sent again.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         match &self.body {
             ReplayableBody::Whole(bytes) => Some(bytes),

@@ -20,7 +20,7 @@ use crate::{
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// Age at which a written session is written again: 1 min. A record that the backend evicted is missing for 70 s at most.
+/// Age at which a written session is written again: 1 min. A record that the backend evicted is missing for at most 70 s.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===

@@ -178,7 +178,7 @@ async fn a_client_that_waited_for_an_instance_that_stalled_keeps_its_call() {
     }
 }
 
-/// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client asks
+/// The directory restarts empty. D cannot reach it for at most 5.9 s, less than its lease, and then writes its session again. A client asks
 /// C before that, and gets 503. The client retries when C has settled, after D has written its session.
 #[tokio::test]
 async fn a_rewritten_session_is_not_reported_missing_because_of_an_older_lookup() {

@@ -97,7 +97,7 @@ impl EventStore {
 
     /// Returns the session with this id, and creates it if it is not known.
     ///
-    /// `requested_revision` is the revision in the client's own `initialize`, if that starts the session. Returns
+    /// `requested_revision` is the revision in the client's own `initialize` if that starts the session. Returns
     /// `None` if there is no room for another session.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;

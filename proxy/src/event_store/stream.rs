@@ -36,9 +36,9 @@ const NO_ROOM: &str = "the proxy has no room for events that the client has not 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
-/// How long the upstream's stream of a cancelled or answered call is still read: 1 s.
+/// How long the upstream stream of a call is read after a cancel or the answer: 1 s.
 ///
-/// Some servers never end it.
+/// Some servers never end the stream.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 
 /// A stream of events that outlives its clients.
@@ -71,7 +71,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event was refused: the stream has ended or had no room. A stream of a call has ended in both cases.
+/// The event was refused because the stream had ended or had no room. The stream of a call has ended in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
@@ -84,7 +84,7 @@ struct Inner {
     /// How long the stream is kept after its end.
     retention: Duration,
     state: Mutex<State>,
-    /// Notified when a reader takes something, attaches or detaches, and when the stream ends.
+    /// Notified when a reader attaches, takes data, or detaches, and when the stream ends.
     reader_progress: Notify,
     /// Notified when `State::close_at` is set.
     close_due: Notify,
@@ -102,18 +102,18 @@ struct State {
     token: Option<CallToken>,
     /// The latest credentials with which the server accepted a request for the call.
     credentials: Option<Arc<Credentials>>,
-    /// The server has refused these credentials since.
+    /// Whether the server has refused `credentials` since it accepted them.
     has_refused_credentials: bool,
     is_cancelled: bool,
     close_at: Option<Instant>,
-    /// The token was notified of the answer.
+    /// Whether `notify_answered` has run for the answer.
     is_notified: bool,
     writer: Option<AbortHandle>,
     /// When the stream expires, once it has ended.
     until: Option<Instant>,
-    /// The index knows that this stream may be evicted.
+    /// Whether the stream has been marked as evictable, or closed. Reset if eviction or expiry finds a client reading it.
     is_evictable: bool,
-    /// A refusal for lack of room was logged.
+    /// Whether a refusal for lack of room was logged.
     has_logged_full: bool,
 }
 
@@ -182,18 +182,18 @@ impl Stream {
         }
     }
 
-    /// Adds an event. Without room, waits until the attached client has read enough.
+    /// Adds an event. If there is no room, waits until the attached client has read enough.
     ///
-    /// Before that, droppable events are dropped, possibly this one. Without room and without a client, the call ends with an
+    /// Before that, droppable events are dropped, possibly this one. If there is neither room nor a client, the call ends with an
     /// error. An event that exceeds the budget bypasses the ring, to the attached client, and is not kept for a resume.
     ///
     /// # Errors
     ///
-    /// [`Refused`], if the stream has ended, or has no room. The stream of a call then ends.
+    /// Returns [`Refused`] if the stream has ended or has no room. The stream of a call has then ended.
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped while it waits, the event may be lost. End the stream then.
+    /// If the future is dropped while it waits, the event may be lost. In that case, end the stream.
     pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             let reader_progress = self.0.reader_progress.notified();
@@ -213,13 +213,13 @@ impl Stream {
         }
     }
 
-    /// Adds an event without waiting. Without room the call ends with an error, even if a client is attached.
+    /// Adds an event without waiting.
     ///
-    /// Use this where other work waits for the writer.
+    /// If there is no room, the call ends with an error, even if a client is attached. Use this where other work waits for the writer.
     ///
     /// # Errors
     ///
-    /// [`Refused`], if the stream has ended, or has no room. The stream of a call then ends.
+    /// Returns [`Refused`] if the stream has ended or has no room. The stream of a call has then ended.
     pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             event = match self.offer(event) {
@@ -301,24 +301,24 @@ impl Stream {
         }
     }
 
-    /// Returns the response that reads from the start.
+    /// Returns a response whose body reads the stream from the start.
     pub fn respond(&self) -> Response<Body> {
         self.read(Start::Beginning, false).unwrap_or_default()
     }
 
-    /// Returns the response that reads what no client has taken yet.
+    /// Returns a response whose body starts at the first event that no client has taken.
     ///
-    /// If `with_position` is set, the response starts with an event without a message, from whose id the client can resume.
+    /// If `with_position` is set and there is an earlier event, the body starts with an event that has only an id to resume from.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
 
-    /// Returns the response that reads after the event `after`, or `None` if there was no such event.
+    /// Returns a response whose body starts after event `after`. Returns `None` if there is no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
         self.read(Start::After(after), false)
     }
 
-    /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`].
+    /// Makes [`close_due`](Self::close_due) return [`UPSTREAM_LINGER`] from now. Later calls do not postpone it.
     ///
     /// Call this once the call has been cancelled or answered.
     pub fn close_soon(&self) {
@@ -333,7 +333,7 @@ impl Stream {
 
     /// Waits until [`UPSTREAM_LINGER`] after the call was cancelled or answered.
     ///
-    /// A cancel counts from when the call's token fires, whether or not the server accepts the cancel.
+    /// A call counts as cancelled once its token fires, whether or not the server accepts the cancel.
     ///
     /// # Cancel safety
     ///
@@ -396,7 +396,7 @@ impl Stream {
         self.state().ring.drop_droppable()
     }
 
-    /// Notifies the token of the answer, once.
+    /// If the call has just been answered, notifies the token and schedules the close. Does so once.
     fn notify_answered(&self) {
         let (is_first, token) = {
             let mut state = self.state();
@@ -411,7 +411,7 @@ impl Stream {
         }
     }
 
-    /// Refuses an event for lack of room. The stream of a call ends with this error. A standalone stream continues.
+    /// Refuses an event for lack of room. The stream of a call ends with `message` as its error. A standalone stream continues.
     fn fail(&self, message: &str) -> Result<(), Refused> {
         // Logged once, because a standalone stream continues, and its server may send many events.
         let is_first = !mem::replace(&mut self.state().has_logged_full, true);

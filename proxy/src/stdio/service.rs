@@ -148,7 +148,7 @@ impl Stdio {
     /// Ends all sessions and waits for their processes to end, for at most `limit`.
     ///
     /// No session can be started afterwards. A process has a third of that time to exit after its stdin was closed, and
-    /// another third after SIGTERM, 2 s each at most.
+    /// another third after SIGTERM, at most 2 s each.
     pub async fn shutdown(&self, limit: Duration) {
         let inner = &self.0;
         let sessions = {

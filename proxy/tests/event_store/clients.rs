@@ -176,7 +176,7 @@ async fn each_ping_has_an_id_of_its_own() {
     assert_eq!(in_time(other.0).await.unwrap().status, 200);
 }
 
-/// A gateway that never ends its answer delays the client for 10 s at most.
+/// A gateway that never ends its answer delays the client for at most 10 s.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_the_ping_that_never_ends_is_a_refusal() {
     let mut setup = Setup::started(WITH_PRIMING).await;

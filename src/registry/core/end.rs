@@ -12,8 +12,9 @@ use crate::call::{CallId, Scope};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Ends a call, and retains `completion` under its streams. Returns `None` if the call has already ended or was untracked
-    /// (invariants 2 and 9).
+    /// Ends a call and retains `completion`, if any, under the event ids of the call.
+    ///
+    /// A call without event ids is not retained. Returns `None` if the call has already ended or was untracked (invariants 2 and 9).
     pub(crate) fn finish(
         &mut self,
         id: CallId,
@@ -21,7 +22,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     ) -> Option<Finished> {
         let is_cancelled = completion
             .as_ref()
-            .is_some_and(|ended| matches!(ended.outcome, RetainedOutcome::Cancelled(..)));
+            .is_some_and(|completion| matches!(completion.outcome, RetainedOutcome::Cancelled(..)));
         let entry = self.remove_entry(id, is_cancelled)?;
         self.has_completed = true;
         let detachment = entry.detachment();
@@ -70,19 +71,23 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Ends a call, as [`finish`](Self::finish) does, if its expiry still holds.
     ///
-    /// The lock is free between the check of the timer and this end. Meanwhile the client may have resumed, or started to
-    /// (invariant 6).
-    pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
+    /// The lock is released between the timer check and this method. In the meantime, the client may have resumed or started to
+    /// resume (invariant 6).
+    pub(crate) fn finish_due(&mut self, id: CallId, completion: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.detached()?.is_expired;
-        is_due.then(|| self.finish(id, Some(ended)))?
+        is_due.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Ends a detached call, unless a resume is pending or the call is maybe resumed.
-    pub(crate) fn finish_detached(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
+    /// Ends a detached call, unless a resume is pending or may have happened unobserved.
+    pub(crate) fn finish_detached(
+        &mut self,
+        id: CallId,
+        completion: Completion<A>,
+    ) -> Option<Finished> {
         let timers = self.timers_of(id)?;
         let may_cancel =
             timers.detached.is_some() && !timers.has_pending_resume() && !timers.is_maybe_resumed;
-        may_cancel.then(|| self.finish(id, Some(ended)))?
+        may_cancel.then(|| self.finish(id, Some(completion)))?
     }
 
     /// Starts closing a session: returns its accepted calls and removes its retained calls.

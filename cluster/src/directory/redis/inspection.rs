@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use redis::{RedisError, aio::ConnectionLike, pipe};
 use tracing::warn;
 
-use super::reply::read_run;
+use super::reply::parse_run;
 use crate::{
     directory::{BackendRunId, DirectoryError},
     lock::lock,
@@ -127,7 +127,7 @@ impl Kind {
         let has_limit = field("maxmemory").is_some_and(|bytes| bytes != "0");
         let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction");
         Self {
-            run: read_run(info).unwrap_or_else(|_| BackendRunId::new("")),
+            run: parse_run(info).unwrap_or_else(|_| BackendRunId::new("")),
             is_cluster: field("cluster_enabled") == Some("1"),
             eviction: policy.filter(|_| has_limit).map(str::to_owned),
             // Reported only if both options are set.

@@ -1,4 +1,4 @@
-//! Converts the replies of the backend.
+//! Parses the replies of the backend.
 
 use std::{fmt::Display, str, time::Duration};
 
@@ -8,27 +8,29 @@ use crate::{
     ids::{Record, SessionHash},
 };
 
-pub(super) fn read_leases(
+pub(super) fn parse_leases(
     fields: Vec<(String, String)>,
     (seconds, micros): (u64, u64),
     info: &str,
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    // A lease that cannot be read was written by another version.
+    // Skips the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
     let leases = fields
         .iter()
-        .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));
+        .filter_map(|(incarnation, text)| parse_lease(incarnation, text, now));
     let mut turned_away = fields.iter().filter(|(field, _)| field == TURNED_AWAY);
     let turned_away = turned_away.next().and_then(|(_, at)| leading_time(at));
     let turned_away = turned_away.max(last_lapse(&fields, now));
     Ok(Leases {
-        run: read_run(info)?,
+        run: parse_run(info)?,
         entries: leases.collect(),
         turned_away: turned_away.map(|at| now.saturating_sub(at)),
     })
 }
 
-/// Returns the latest time at which a lease lapsed that no heartbeat has removed yet. A lease too far ahead of the clock lapses now.
+/// Returns the time of the latest lapse among the leases that no heartbeat has removed yet.
+///
+/// A lease that is too far ahead of the clock counts as lapsing now.
 fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
     let renewed = leases.filter_map(|(_, text)| leading_time(text));
@@ -46,8 +48,8 @@ fn leading_time(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(millis))
 }
 
-/// Reads a lease. Returns `None` if it has lapsed or cannot be read.
-fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
+/// Parses a lease. Returns `None` if it has lapsed or cannot be parsed.
+fn parse_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let renewed = leading_time(text)?;
     let mut parts = text.split(' ').skip(1);
     let _number: u64 = parts.next()?.parse().ok()?;
@@ -64,7 +66,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     })
 }
 
-pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, DirectoryError> {
+pub(super) fn parse_record(session: SessionHash, text: &[u8]) -> Result<Record, DirectoryError> {
     let record = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     record.ok_or_else(|| {
         unreadable(&format_args!(
@@ -74,8 +76,8 @@ pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, D
     })
 }
 
-/// Reads the id of the backend's run from its reply to `INFO`.
-pub(super) fn read_run(info: &str) -> Result<BackendRunId, DirectoryError> {
+/// Parses the id of the backend's run from its reply to `INFO`.
+pub(super) fn parse_run(info: &str) -> Result<BackendRunId, DirectoryError> {
     let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     let run = run.map(str::trim).filter(|run| !run.is_empty());
     run.map(BackendRunId::new)

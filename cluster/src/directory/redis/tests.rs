@@ -26,10 +26,10 @@ fn keys_are_made_of_hashes_and_numbers() {
 #[test]
 fn the_run_id_of_a_backend_is_read_from_its_info() {
     let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:0123abcd\r\ntcp_port:6379\r\n";
-    assert_eq!(read_run(info).unwrap(), BackendRunId::new("0123abcd"));
+    assert_eq!(parse_run(info).unwrap(), BackendRunId::new("0123abcd"));
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
-            read_run(info).unwrap_err().to_string(),
+            parse_run(info).unwrap_err().to_string(),
             "the directory holds a value that no instance wrote: INFO names no run_id"
         );
     }
@@ -45,7 +45,7 @@ fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
         (incarnation.to_string(), text)
     };
     let fields = vec![lease(a, 100_500), lease(b, 101_500)];
-    let leases = read_leases(fields, (100, 0), "run_id:run").unwrap();
+    let leases = parse_leases(fields, (100, 0), "run_id:run").unwrap();
     assert!(leases.of(a).is_some(), "control");
     assert!(leases.of(b).is_none(), "control");
     assert_eq!(leases.turned_away, Some(Duration::ZERO));

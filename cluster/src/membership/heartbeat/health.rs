@@ -203,7 +203,7 @@ impl DirectoryHealth {
         self.renewal_due = self.renewal_due.take().or_else(|| self.run.clone());
     }
 
-    /// Returns the run of the backend before new epochs became due, `None` if they are not due.
+    /// Returns the backend's run before new epochs became due, or `None` if they are not due.
     pub(super) fn renewal_due(&self) -> Option<&BackendRunId> {
         self.renewal_due.as_ref()
     }

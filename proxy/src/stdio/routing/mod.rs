@@ -1,16 +1,17 @@
-//! Finds the stream for each line from the server. Does no I/O and has no clock.
+//! Finds the stream for each line from the server. Does no I/O and reads no clock.
 //!
-//! On stdio all calls of a session share one pipe, and few lines name their call. The rules:
+//! On stdio all calls of a session share one pipe, and few lines identify their call. The rules:
 //!
 //! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused if the server
 //!    may confuse its id with that of an earlier, unanswered request. So at most one call has the id, and a second answer is
-//!    dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type. Otherwise such
+//!    dropped. `"7"` answers 7 and 7 answers `"7"` if the client has never sent an id of the answer's type. Otherwise such
 //!    an answer may be a second one.
-//! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
+//! 2. **Progress** is sent to the call with its token. Once two calls share a token, its progress is sent to the standalone stream
+//!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
-//!    of that call may be disconnected. Then the task of the session uses the standalone stream if a client is reading it, or if the
+//!    of that call may be disconnected. In that case, the session task uses the standalone stream if a client is reading it, or if the
 //!    stream of the call cannot be resumed.
-//! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and that only for
+//! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
 //! 6. **The end** returns every stream that is still open, once. No call can start afterwards.
@@ -41,9 +42,9 @@ pub struct Routes<S> {
     unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
-    /// The client has sent an id that is a string.
+    /// Whether the client has sent a string id.
     has_sent_text: bool,
-    /// The client has sent an id that is a number.
+    /// Whether the client has sent a numeric id.
     has_sent_number: bool,
     has_ended: bool,
 }
@@ -57,7 +58,7 @@ pub enum Route<S> {
     Call(S),
     /// A message for the standalone stream of the session.
     Standalone,
-    /// A message for no stream.
+    /// A message that belongs to no stream.
     Dropped,
 }
 
@@ -72,12 +73,12 @@ pub enum Refused {
     Ended,
 }
 
-/// The actions whose deadlines have passed.
+/// What is due.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due<S> {
-    /// The streams of cancelled calls, to be closed.
+    /// The streams of cancelled calls that must be closed now.
     pub closed: Vec<S>,
-    /// A cancelled call was not answered in time.
+    /// Whether a cancelled call was not answered in time.
     pub overdue: bool,
 }
 
@@ -97,22 +98,24 @@ struct Unanswered<S> {
     since: Instant,
     /// How long the process has been blocked since the cancel.
     blocked_for: Duration,
-    /// The call may still become [overdue](Due::overdue).
+    /// Whether the call may still become [overdue](Due::overdue).
     may_be_overdue: bool,
 }
 
-/// The call of a progress token.
+/// The calls that share a progress token.
 #[derive(Debug)]
 struct Owner {
     calls: usize,
-    /// `None` once there was more than one.
+    /// The only call. `None` once there has been more than one.
     only: Option<LooseIdKey>,
 }
 
 // === impl Routes ===
 
 impl<S: Clone> Routes<S> {
-    /// Creates routes without a call. With `kill_after`, a cancelled call is overdue after that time.
+    /// Creates routes with no calls.
+    ///
+    /// If `kill_after` is set, a cancelled call becomes overdue after that time.
     #[must_use]
     pub fn new(kill_after: Option<Duration>) -> Self {
         Self {
@@ -238,9 +241,9 @@ impl<S: Clone> Routes<S> {
         Route::Dropped
     }
 
-    /// Registers that the client has cancelled the call with this id.
+    /// Records that the client has cancelled the call with this id.
     ///
-    /// Returns the stream of an older cancelled call that is evicted for this one, if that stream is still open.
+    /// Returns the stream of an older cancelled call that is evicted to make room for this one, if that stream is still open.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
@@ -284,16 +287,16 @@ impl<S: Clone> Routes<S> {
         due.flatten().min()
     }
 
-    /// Registers that the process was blocked until now, for `blocked`, and could not answer.
+    /// Records that the process was blocked until now, for `blocked`, and could not answer.
     ///
-    /// The blocked time does not count for [`Due::overdue`].
+    /// The blocked time does not count toward [`Due::overdue`].
     pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
         for unanswered in self.unanswered.values_mut() {
             unanswered.blocked_for += blocked.min(now - unanswered.since);
         }
     }
 
-    /// Returns the actions whose deadlines have passed, each of them once.
+    /// Returns what is due, each item once.
     ///
     /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) the blocked time once it is unblocked.
     pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
