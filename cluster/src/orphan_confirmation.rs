@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use mcp_cancel_on_disconnect::{Confirmation, Orphan};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     directory::{Directory as _, Lease, Leases},
@@ -46,10 +46,13 @@ const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLO
 /// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
-/// Maximum number of concurrent lookups for orphans: 128.
+/// Maximum number of concurrent lookups for orphans: 256.
 ///
 /// They share a connection with the heartbeats, which must not wait for them when thousands of graces end at once.
-pub(crate) const MAX_CONFIRMATIONS: usize = 128;
+pub(crate) const MAX_CONFIRMATIONS: usize = 256;
+
+/// How long a lookup waits for its turn: 5 s. Less than the time that the library gives a confirmation, which it then postpones by a grace.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Delay before a directory that has not answered is asked again: 1 s.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -156,7 +159,13 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
     }
     let snapshot = {
         let started = Instant::now();
-        let _permit = router.confirmation_permits.acquire().await;
+        let permit = timeout(PERMIT_TIMEOUT, router.confirmation_permits.acquire()).await;
+        let Ok(_permit) = permit else {
+            return Confirmation::Postpone(RETRY_DELAY);
+        };
+        if router.heartbeat.consistent_since() != Some(since) {
+            return Confirmation::Postpone(grace);
+        }
         wait.lasted += started.elapsed();
         // Not read from the cache, which may be older than a claim.
         router.directory.look_up(session).await

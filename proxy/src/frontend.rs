@@ -60,7 +60,7 @@ const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
 /// How long a connection may be idle after its first request: 130 s.
 ///
-/// Longer than known clients and reverse proxies keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
+/// Longer than most clients and reverse proxies keep an idle connection (Caddy 120 s, Go 90 s, nginx 60 s). If the proxy
 /// closed one first, a POST sent at the same moment would be lost, because it must not be repeated.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 

@@ -4,9 +4,10 @@
 //! field counts, except for those of [`HARMLESS`], which do not identify a client, or differ between its requests. Some
 //! servers read a key from the path or the query.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use http::{HeaderName, HeaderValue, Request, Uri, uri::PathAndQuery};
+use tokio::time::Instant;
 
 /// Fields that are not credentials.
 ///
@@ -72,14 +73,21 @@ const SINGLE_MESSAGE: [&str; 8] = [
     "x-idempotency-key",
 ];
 
-/// Cost of a field, in addition to its name and its value: 96 bytes.
-pub(super) const FIELD_OVERHEAD: usize = 96;
-
 /// The credentials of a request: path, query, and all fields but the harmless ones.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     target: Option<PathAndQuery>,
     fields: Box<[(HeaderName, HeaderValue)]>,
+}
+
+/// The credentials of a request that is sent to the server.
+#[derive(Debug, Clone)]
+pub(super) struct SentCredentials {
+    pub(super) credentials: Arc<Credentials>,
+    /// The approximate size of the head of the request. The credentials may be slices of it.
+    pub(super) bytes: usize,
+    /// When the request was sent.
+    pub(super) at: Instant,
 }
 
 /// Returns `true` if a field does not identify the client.
@@ -103,14 +111,6 @@ impl Credentials {
             target: request.uri().path_and_query().cloned(),
             fields: fields.into(),
         }
-    }
-
-    /// Returns the approximate number of bytes that they take up. Returns 0 if there are no header fields.
-    pub(super) fn size(&self) -> usize {
-        let of_field = |(name, value): &(HeaderName, HeaderValue)| {
-            FIELD_OVERHEAD + name.as_str().len() + value.len()
-        };
-        self.fields.iter().map(of_field).sum()
     }
 
     /// Replaces the credentials of a request with these.
@@ -137,6 +137,29 @@ impl Credentials {
             }
         }
     }
+}
+
+// === impl SentCredentials ===
+
+impl SentCredentials {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        Self {
+            credentials: Arc::new(Credentials::of(request)),
+            bytes: head_size(request),
+            at: Instant::now(),
+        }
+    }
+}
+
+/// Returns the approximate size of the head of a request.
+fn head_size<B>(request: &Request<B>) -> usize {
+    let of_header =
+        |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
+    let headers: usize = request.headers().iter().map(of_header).sum();
+    headers
+        + size_of::<PathAndQuery>()
+        + request.uri().path().len()
+        + request.uri().query().map_or(0, str::len)
 }
 
 /// Shows neither names nor values, because both may be secret.

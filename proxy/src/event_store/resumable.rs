@@ -23,23 +23,20 @@ use std::{
     convert::Infallible,
     mem,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, uri::PathAndQuery,
-};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
 use mcp_cancel_on_disconnect::CallToken;
 use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
     call::Call,
-    credentials::{Credentials, FIELD_OVERHEAD},
+    credentials::SentCredentials,
     ping::Ping,
     session::Session,
     sessions::{EventStore, Lookup, unknown_event},
@@ -181,33 +178,37 @@ where
         session: Option<Session>,
         request: Request<Body>,
     ) -> Response<Body> {
-        let credentials = session.map(|session| (session, Arc::new(Credentials::of(&request))));
+        let accepting = session.map(|session| (session, SentCredentials::of(&request)));
         let response = self.forward(request).await;
-        if let Some((session, credentials)) = credentials {
-            session.on_response(&credentials, &response);
+        if let Some((session, sent)) = accepting.filter(|_| response.status().is_success()) {
+            session.accept_credentials(sent);
         }
         response
     }
 
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
+        let id = exactly_one(headers, &SESSION_ID).unwrap_or_default();
+        let session = self.store.session(id);
         let Some(last) = exactly_one(headers, &LAST_EVENT_ID).filter(|last| self.store.owns(last))
         else {
-            return self.forward(request).await;
+            return self.forward_in(session, request).await;
         };
-        let session = exactly_one(headers, &SESSION_ID).unwrap_or_default();
-        let Lookup::Stream(stream, seq) = self.store.look_up(session, last) else {
+        let Lookup::Stream(stream, seq) = self.store.look_up(id, last) else {
             return unknown_event();
         };
         if !stream.has_credentials_of(&request) {
-            let credentials = Credentials::of(&request);
+            let sent = SentCredentials::of(&request);
             let _pending_check = stream.begin_check();
             let ping = Ping::new();
             let answer = self.forward(ping_request(request, &ping)).await;
             if let Some(refusal) = ping.refusal(answer).await {
                 return refusal;
             }
-            stream.accept_credentials(credentials);
+            stream.accept_credentials(sent.credentials.clone());
+            if let Some(session) = session {
+                session.accept_credentials(sent);
+            }
         }
         self.store.respond_after(&stream, seq)
     }
@@ -248,6 +249,7 @@ where
                 let key = message.params().request_id.and_then(IdKey::of);
                 let session = self.store.session(&id);
                 let call = session
+                    .clone()
                     .zip(key)
                     .and_then(|(session, key)| Some((session.find(&key)?, session)));
                 let response = match &call {
@@ -255,7 +257,7 @@ where
                         let cancel = with_body(&body).map(|_| body.clone());
                         self.cancel(stream, session, &message, cancel).await
                     }
-                    _ => self.forward(with_body(&body)).await,
+                    _ => self.forward_in(session, with_body(&body)).await,
                 };
                 if let Some((stream, _)) = call.filter(|_| response.status().is_success()) {
                     stream.close_soon();
@@ -279,11 +281,11 @@ where
 
     /// Serves a call in a session.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
-        let credentials = Arc::new(Credentials::of(&request));
+        let sent = SentCredentials::of(&request);
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
-            .credentials(credentials.clone())
-            .with_extra(head_size(&request));
+            .credentials(sent.credentials.clone())
+            .with_extra(sent.bytes);
         // The session may be older than the proxy. A client with this revision supports priming events anyway.
         let supports_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
@@ -318,8 +320,8 @@ where
                 Ok(response) => response,
                 Err(never) => match never {},
             };
-            if let Some(session) = session {
-                session.on_response(&credentials, &response);
+            if let Some(session) = session.filter(|_| response.status().is_success()) {
+                session.accept_credentials(sent);
             }
             response
         });
@@ -391,18 +393,6 @@ fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
         HeaderValue::from_static("application/json, text/event-stream"),
     );
     Request::from_parts(head, Body::from(ping))
-}
-
-/// Returns the approximate size of the head of a request.
-fn head_size(request: &Request<Body>) -> usize {
-    let of_header = |(name, value): (&HeaderName, &HeaderValue)| {
-        FIELD_OVERHEAD + name.as_str().len() + value.len()
-    };
-    let headers: usize = request.headers().iter().map(of_header).sum();
-    headers
-        + size_of::<PathAndQuery>()
-        + request.uri().path().len()
-        + request.uri().query().map_or(0, str::len)
 }
 
 /// Returns `true` if a request may be of a revision with sessions, which is always a date.

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -15,13 +15,13 @@ use tokio::time::Instant;
 use super::{
     budget::{Budget, Exhausted, Limits, Reservation},
     call::Call,
-    credentials::Credentials,
+    credentials::{Credentials, SentCredentials},
     event::{Origin, StreamName},
     ring::{BufferLimits, Ring},
     stream::Stream,
     stream_index::{EndedStreams, StreamIndex},
 };
-use crate::{lock::lock, message::IdKey};
+use crate::message::IdKey;
 
 /// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
 ///
@@ -48,17 +48,8 @@ struct Inner {
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
-    accepted: Mutex<AcceptedCredentials>,
     /// Covers the cost of the session itself.
     _reservation: Reservation,
-}
-
-/// The credentials of the latest request of a session that the server has accepted.
-#[derive(Debug)]
-struct AcceptedCredentials {
-    credentials: Option<Arc<Credentials>>,
-    /// Covers the credentials.
-    reservation: Reservation,
 }
 
 /// What the sessions of an event store share.
@@ -84,10 +75,6 @@ impl Session {
             primes: AtomicBool::new(false),
             index: Arc::new(StreamIndex::new(budget, ended_streams)),
             shared,
-            accepted: Mutex::new(AcceptedCredentials {
-                credentials: None,
-                reservation: reservation.sibling(),
-            }),
             _reservation: reservation,
         }))
     }
@@ -131,19 +118,16 @@ impl Session {
         self.0.index.find(call)
     }
 
-    /// Keeps the credentials of a request if the server has accepted it. Without room none are kept.
-    pub(super) fn on_response(&self, credentials: &Arc<Credentials>, response: &Response<Body>) {
-        let mut accepted = lock(&self.0.accepted);
-        if !response.status().is_success() || accepted.credentials.as_ref() == Some(credentials) {
-            return;
-        }
-        let is_kept = accepted.reservation.resize(credentials.size()).is_ok();
-        accepted.credentials = is_kept.then(|| credentials.clone());
+    /// Keeps the credentials of a request that the server has accepted, while the session has a stream.
+    ///
+    /// Does nothing if a later request was accepted before, or if there is no room.
+    pub(super) fn accept_credentials(&self, sent: SentCredentials) {
+        self.0.index.accept_credentials(sent);
     }
 
     /// Returns the credentials of the latest request that the server has accepted, unless they are `refused`.
     pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
-        let accepted = lock(&self.0.accepted).credentials.clone();
+        let accepted = self.0.index.accepted_credentials();
         accepted.filter(|accepted| **accepted != *refused)
     }
 

@@ -15,6 +15,7 @@ use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
     budget::{Budget, Reservation},
+    credentials::{Credentials, SentCredentials},
     event::StreamName,
 };
 use crate::{lock::lock, message::IdKey};
@@ -37,8 +38,18 @@ struct IndexState<S> {
     calls: HashMap<Arc<IdKey>, u64>,
     /// Ended streams that may be evicted: read by their client, or of a cancelled call.
     evictable: BTreeSet<u64>,
+    /// `None` if there is no stream.
+    accepted: Option<AcceptedCredentials>,
     is_closed: bool,
     last_used: Instant,
+}
+
+/// The credentials of the latest request of the session that the server has accepted.
+#[derive(Debug)]
+struct AcceptedCredentials {
+    sent: SentCredentials,
+    /// Covers the credentials.
+    _reservation: Reservation,
 }
 
 #[derive(Debug)]
@@ -86,6 +97,7 @@ impl<S: Clone> StreamIndex<S> {
                 names: HashMap::new(),
                 calls: HashMap::new(),
                 evictable: BTreeSet::new(),
+                accepted: None,
                 is_closed: false,
                 last_used: Instant::now(),
             }),
@@ -172,10 +184,43 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
+    /// Keeps the credentials of an accepted request, unless there is no stream or no room, or a later request was accepted before.
+    pub(super) fn accept_credentials(&self, sent: SentCredentials) {
+        let mut reservation = self.global_reservation();
+        if reservation.grow(sent.bytes).is_err() {
+            return;
+        }
+        let mut state = self.state();
+        let is_latest = state
+            .accepted
+            .as_ref()
+            .is_none_or(|former| former.sent.at <= sent.at);
+        if is_latest && !state.streams.is_empty() {
+            let accepted = AcceptedCredentials {
+                sent,
+                _reservation: reservation,
+            };
+            let _former = state.accepted.replace(accepted);
+            drop(state);
+        }
+    }
+
+    /// Returns the credentials of the latest request that the server has accepted.
+    pub(super) fn accepted_credentials(&self) -> Option<Arc<Credentials>> {
+        let state = self.state();
+        state
+            .accepted
+            .as_ref()
+            .map(|accepted| accepted.sent.credentials.clone())
+    }
+
     /// Removes and returns a stream.
     pub(super) fn remove(&self, number: u64) -> Option<S> {
         let mut state = self.state();
         let entry = state.streams.remove(&number)?;
+        if state.streams.is_empty() {
+            state.accepted = None;
+        }
         state.evictable.remove(&number);
         state.names.remove(&entry.name);
         if let Some(call) = entry.call
@@ -210,6 +255,7 @@ impl<S: Clone> StreamIndex<S> {
         state.names.clear();
         state.calls.clear();
         state.evictable.clear();
+        state.accepted = None;
         let streams = std::mem::take(&mut state.streams);
         streams.into_values().map(|entry| entry.stream).collect()
     }

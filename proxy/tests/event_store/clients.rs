@@ -466,27 +466,57 @@ async fn a_cancel_names_the_call_as_its_client_wrote_it() {
     }
 }
 
+/// Answers cancels as a server that accepts the fresh token only.
+async fn expect_cancel_with_fresh_token(setup: &mut Setup) {
+    let cancel = in_time(setup.next()).await;
+    assert!(cancel.body.contains(r#""requestId":1"#));
+    assert_eq!(cancel.headers["authorization"], "old");
+    cancel.status(401);
+    let cancel = in_time(setup.next()).await;
+    assert!(cancel.body.contains(r#""requestId":1"#));
+    assert_eq!(cancel.headers["authorization"], "fresh");
+    cancel.status(202);
+}
+
 /// The token of the call expires while the call is running. The client has sent other requests of the session with a fresh one.
 #[tokio::test(start_paused = true)]
 async fn the_cancel_of_a_call_whose_token_has_expired_reaches_the_server() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (client, _server, _last) = begin_call(&mut setup, &[("authorization", "old")]).await;
-    let ping = r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#;
-    let waiting = setup.send(with_headers(
-        posted(SESSION, ping),
-        &[("authorization", "fresh")],
-    ));
+    let ping = |id, token| {
+        let ping = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
+        with_headers(posted(SESSION, ping), &[("authorization", token)])
+    };
+    let late = setup.send(ping(2, "old"));
+    let late_arrived = setup.next().await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let waiting = setup.send(ping(3, "fresh"));
     setup.next().await.pong();
-    assert_eq!(in_time(waiting).await.unwrap().text().await, pong_of("2"));
+    assert_eq!(in_time(waiting).await.unwrap().text().await, pong_of("3"));
+    // The response to an older request does not count.
+    late_arrived.pong();
+    assert_eq!(in_time(late).await.unwrap().text().await, pong_of("2"));
     drop(client);
-    // The server accepts the fresh token only.
-    for _ in 0..3 {
-        let cancel = in_time(setup.next()).await;
-        assert!(cancel.body.contains(r#""requestId":1"#));
-        if cancel.headers["authorization"] == "fresh" {
-            return cancel.status(202);
-        }
-        cancel.status(401);
-    }
-    panic!("the server is never told");
+    expect_cancel_with_fresh_token(&mut setup).await;
+}
+
+/// The client has resumed another call of the session with a fresh token.
+#[tokio::test(start_paused = true)]
+async fn the_token_of_a_resume_counts_for_cancels_of_other_calls() {
+    let mut setup = Setup::started(WITH_PRIMING).await;
+    let (client, _server, _last) = begin_call(&mut setup, &[("authorization", "old")]).await;
+    let other = with_headers(posted(SESSION, call(2)), &[("authorization", "old")]);
+    let waiting = setup.send(other);
+    let other_server = setup.next().await.events();
+    let mut other = in_time(waiting).await.unwrap();
+    let last = other.event().await.unwrap().id.unwrap();
+    drop(other);
+    let fresh = with_headers(resumed(SESSION, &last), &[("authorization", "fresh")]);
+    let waiting = setup.send(fresh);
+    setup.next().await.pong();
+    let resumed = in_time(waiting).await.unwrap();
+    assert_eq!(resumed.status, 200);
+    drop(client);
+    expect_cancel_with_fresh_token(&mut setup).await;
+    drop((resumed, other_server));
 }

@@ -393,3 +393,21 @@ async fn a_stream_that_a_client_is_reading_again_is_not_evicted() {
         rest.len()
     );
 }
+
+/// The connection breaks after the proxy has written the whole answer to it. The client resumes in time, is cut off, and resumes again.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_read_a_second_time_does_not_expire_before_the_next_resume() {
+    let (setup, mut client, primed, server) = Setup::primed().await;
+    let whole = large_answer(1, 900_000);
+    server.message(&whole).await;
+    drop(server);
+    client.rest().await;
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    let mut client = setup.resumed(&primed).await;
+    client.read_frame().await;
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest.last(), Some(&whole));
+}

@@ -74,9 +74,11 @@ def version(package):
 
 async def npm_install(folder, packages):
     folder.mkdir(parents=True, exist_ok=True)
-    # Modules are resolved from the folder of the script.
-    shutil.copy(HERE / "clients" / "client.mjs", folder)
     async with installing(folder, packages) as wanted:
+        # Modules are resolved from the folder of the script. It is replaced, because another process may be loading it.
+        script = folder / "client.mjs"
+        shutil.copy(HERE / "clients" / "client.mjs", script.with_suffix(".new"))
+        script.with_suffix(".new").replace(script)
         if wanted:
             (folder / "package.json").write_text('{"private": true}')
             await command("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *packages.split(), cwd=folder)

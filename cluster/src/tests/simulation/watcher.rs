@@ -473,7 +473,8 @@ impl Watcher {
         let mut log = self.log();
         // Otherwise the instance that confirmed it knew no such session, as far as the directory could tell. That is a limit.
         let owner = log.last_served(session).map(|served| served.0);
-        if !owner.is_some_and(|owner| log.is_alive(owner)) {
+        if !owner.is_some_and(|owner| log.is_alive(owner)) && log.recorded_owner(session).is_none()
+        {
             return;
         }
         let known = log.sessions.get(session);
@@ -762,6 +763,7 @@ impl Log {
     /// Returns `true` if a call has ended on an instance that sends its answer on the next stream, and is not shutting down.
     fn owner_sends_answer(&self, label: &str) -> bool {
         let Some(Call {
+            session,
             started: Some((host, _)),
             ended: Some((End::Done, _)),
             ..
@@ -769,6 +771,12 @@ impl Log {
         else {
             return false;
         };
+        if self
+            .last_served(session)
+            .is_none_or(|served| served.0 != *host)
+        {
+            return false;
+        }
         let process = self.processes.get(host);
         process
             .is_some_and(|process| process.state == State::Alive && process.leaving_since.is_none())

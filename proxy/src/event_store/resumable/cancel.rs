@@ -1,6 +1,6 @@
 //! Sends the layer's cancel of a call to the server.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, future::poll_fn};
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -56,6 +56,8 @@ where
             return response;
         };
         drop(response);
+        // Ready for one request only.
+        let Ok(()) = poll_fn(|cx| self.inner.poll_ready(cx)).await;
         self.forward(with_credentials(Some(&other)).map(Body::from))
             .await
     }

@@ -33,8 +33,7 @@ impl Stream {
     }
 
     /// Records credentials that the server has accepted.
-    pub(in crate::event_store) fn accept_credentials(&self, credentials: Credentials) {
-        let credentials = Arc::new(credentials);
+    pub(in crate::event_store) fn accept_credentials(&self, credentials: Arc<Credentials>) {
         {
             let mut state = self.state();
             state.credentials = Some(credentials);

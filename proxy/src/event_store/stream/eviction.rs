@@ -9,7 +9,7 @@ use std::{
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 
-use super::Stream;
+use super::{State, Stream};
 use crate::event_store::{
     budget::{Exhausted, Reservation},
     event::error,
@@ -29,18 +29,20 @@ impl Stream {
         }
     }
 
-    /// Removes the stream at once, unless a client is reading it. Returns `false` in that case.
+    /// Removes the stream at once, if it is marked as evictable and no client is reading it. Returns `false` otherwise.
     fn evict_unless_reading(&self) -> bool {
-        {
-            let mut state = self.state();
-            if state.ring.is_in_progress() {
-                // The stream is marked again once it has been read completely.
-                state.is_evictable = false;
-                return false;
-            }
+        let Some(index) = self.0.index.upgrade() else {
+            return false;
+        };
+        let ended_streams = index.ended_streams();
+        let is_closed = self.close_if(ended_streams.as_deref(), |state| {
+            // A client that reads the stream again has cleared the mark. It is set again once the client has read everything.
+            state.is_evictable && !state.ring.is_in_progress()
+        });
+        if is_closed {
+            index.remove(self.0.number);
         }
-        self.evict();
-        true
+        is_closed
     }
 
     /// Removes the stream, unless a client is reading it, or has stopped within the retention before it had everything.
@@ -48,9 +50,7 @@ impl Stream {
         let now = Instant::now();
         let postponed = {
             let mut state = self.state();
-            let last_read = if state.ring.is_in_progress() {
-                // The stream is marked again once it has been read completely.
-                state.is_evictable = false;
+            let last_read = if state.ring.is_in_progress() || self.has_pending_check() {
                 Some(now)
             } else {
                 state.detached_at.filter(|_| !state.is_evictable)
@@ -165,8 +165,20 @@ impl Stream {
 
     /// Ends the stream at once and releases everything it has. The caller must have removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
+        self.close_if(ended_streams, |_| true);
+    }
+
+    /// Closes the stream if it may be closed. Returns `false` otherwise.
+    fn close_if(
+        &self,
+        ended_streams: Option<&EndedStreams<Self>>,
+        may_close: impl FnOnce(&State) -> bool,
+    ) -> bool {
         let (reader, token, writer, until, gaps) = {
             let mut state = self.state();
+            if !may_close(&state) {
+                return false;
+            }
             state.ring.clear();
             state.is_evictable = true;
             let until = state.until.replace(Instant::now());
@@ -178,6 +190,7 @@ impl Stream {
         if let Some(ended_streams) = ended_streams {
             ended_streams.on_closed(self.0.number, until, gaps);
         }
+        true
     }
 }
 

@@ -31,6 +31,10 @@ impl Stream {
         let (id, position_event, former) = {
             let mut state = self.state();
             let id = state.ring.attach(from)?;
+            if state.ring.is_in_progress() {
+                // Marked again once this reader has everything.
+                state.is_evictable = false;
+            }
             let position_event = state.ring.position_event(id).filter(|_| with_position);
             (id, position_event, state.reader.take())
         };

@@ -6,11 +6,14 @@ use std::{
 };
 
 use crate::{
-    clock::{MILLI, Micros},
+    clock::{MILLI, Micros, SECOND},
     fact::{Call, CloseKind, Fact, Gauge, Line, Stream as Number},
-    job::Job,
+    job::{Job, Reaction},
     setup::{GRACE, Setup},
 };
+
+/// Maximum time for which a stream may be open and not read: 2 min. The kernel closes its connection after 90 s.
+const MAX_UNREAD: Micros = 120 * SECOND;
 
 /// Everything known of a run.
 #[derive(Debug, Default)]
@@ -19,7 +22,7 @@ pub(super) struct History {
     pub(super) sessions: HashMap<Arc<str>, SessionHistory>,
     /// The standalone streams, which have no call.
     pub(super) standalone: HashMap<Number, Stream>,
-    /// When a stream of a session was not read, by session: from when, and until its client had certainly disconnected.
+    /// When a stream of a flooding handler was not read, by session: from when, and until its client had certainly disconnected.
     pub(super) unread: HashMap<Arc<str>, Vec<(Micros, Micros)>>,
     pub(super) stalls: Stalls,
     pub(super) drains: Vec<(Micros, Option<Micros>)>,
@@ -105,13 +108,14 @@ impl History {
             history.take(line.at, &line.fact, &mut streams);
         }
         history.stalls.merge();
-        for call in history.calls.values() {
+        let floods = |call: &&CallHistory| call.job.reaction == Reaction::Floods;
+        for call in history.calls.values().filter(floods) {
             let Some(session) = &call.session else {
                 continue;
             };
             for stream in &call.streams {
                 if let Some(stops) = stream.stops {
-                    let until = stream.disconnected_by().unwrap_or(Micros::MAX);
+                    let until = stream.disconnected_by().unwrap_or(stops + MAX_UNREAD);
                     let unread = history.unread.entry(session.clone()).or_default();
                     unread.push((stops, until));
                 }
