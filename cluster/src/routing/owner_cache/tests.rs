@@ -157,7 +157,7 @@ async fn a_failed_look_up_is_not_cached() {
     let error = owners.find(hash("a")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the directory failed: it is switched off"
+        "the directory failed: the directory is switched off"
     );
     directory.set(Fault::None);
     assert_eq!(owner_of(&owners, "a").await, Some(other));
