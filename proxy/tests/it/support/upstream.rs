@@ -151,7 +151,7 @@ impl ReceivedRequest {
 
     /// Starts a stream of events, which ends with the connection.
     pub(crate) async fn stream(&mut self) {
-        self.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.write("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             .await;
     }
 
