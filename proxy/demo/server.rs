@@ -374,7 +374,7 @@ impl Server {
         stdout.flush()
     }
 
-    /// Logs a line: time in microseconds, process id, event, and label of the call.
+    /// Logs a line: time in milliseconds, process id, event, and label of the call.
     fn note(&self, what: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;
@@ -384,7 +384,7 @@ impl Server {
             .unwrap_or_default();
         let line = format!(
             "{} {} {what} {label}\n",
-            now.as_micros(),
+            now.as_millis(),
             std::process::id()
         );
         let file = OpenOptions::new().create(true).append(true).open(path);
