@@ -20,6 +20,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use mcp_cancel_proxy::{
     http_service::ResponseFuture,
+    lock::lock,
     message::{Kind, Message},
 };
 use tokio::{
@@ -29,8 +30,6 @@ use tokio::{
     task::JoinSet,
 };
 use tower_service::Service;
-
-use super::lock;
 
 /// Sessions, each with a process.
 #[derive(Clone)]

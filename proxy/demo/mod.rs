@@ -7,11 +7,7 @@
 //!
 //! `shared` is a link to the folder that the demo of the library has its clients and its table from.
 
-use std::{
-    ffi::OsString,
-    process::ExitCode,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{ffi::OsString, process::ExitCode};
 
 use self::{
     disconnects::print,
@@ -65,9 +61,4 @@ async fn run() -> ExitCode {
         Setup::ALL.map(Setup::name),
         &cells,
     )
-}
-
-/// Locks a mutex, even after a thread has panicked while it held the lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,11 +19,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use mcp_cancel_proxy::lock::lock;
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tokio::signal::unix::{SignalKind, signal};
-
-use super::lock;
 
 /// Writes a line to standard error, and ignores errors.
 macro_rules! print_error {

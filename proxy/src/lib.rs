@@ -21,6 +21,7 @@
 //! | [`log`] | writes log lines |
 //! | [`refusal`] | builds the proxy's own responses |
 //! | [`subcommand`] | runs sub-commands: health, manual page, completions |
+//! | [`lock`] | locks a mutex, even after a panic |
 //! | [`http_service`] | defines the trait that the services behind the layer implement |
 //!
 //! [`Proxy`] assembles them.
@@ -46,7 +47,7 @@ pub mod http_service;
 mod keep_running;
 #[cfg(feature = "program")]
 mod listing;
-mod lock;
+pub mod lock;
 #[cfg(feature = "program")]
 pub mod log;
 pub mod message;

@@ -325,6 +325,16 @@ async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reaso
     assert!(rest[1].contains("is compressed"), "{rest:?}");
 }
 
+/// Reads to the end, which must be the whole answer.
+async fn expect_whole(mut client: Stream, whole: &str) {
+    let rest = client.rest().await;
+    assert!(
+        rest.last().is_some_and(|last| last == whole),
+        "the answer is cut off: {} whole events",
+        rest.len()
+    );
+}
+
 /// The client takes a frame every 31 s, which is within the default stall timeout.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_reads_an_answer_for_longer_than_the_retention_gets_all_of_it() {
@@ -336,12 +346,7 @@ async fn a_client_that_reads_an_answer_for_longer_than_the_retention_gets_all_of
         client.read_frame().await;
         tokio::time::sleep(Duration::from_secs(31)).await;
     }
-    let rest = client.rest().await;
-    assert!(
-        rest.last().is_some_and(|last| *last == whole),
-        "the answer is cut off: {} whole events",
-        rest.len()
-    );
+    expect_whole(client, &whole).await;
 }
 
 /// The client resumes 50 s after the end of its call, in time, and needs more than 10 s to read its answer.
@@ -356,12 +361,7 @@ async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
     let mut client = setup.resumed(&primed).await;
     client.read_frame().await;
     tokio::time::sleep(Duration::from_secs(12)).await;
-    let rest = client.rest().await;
-    assert!(
-        rest.last().is_some_and(|last| *last == whole),
-        "the answer is cut off: {} whole events",
-        rest.len()
-    );
+    expect_whole(client, &whole).await;
 }
 
 /// The connection breaks after the proxy has written the whole answer to it. The client resumes, and reads the answer again
@@ -386,12 +386,7 @@ async fn a_stream_that_a_client_is_reading_again_is_not_evicted() {
         drop(server);
         settle().await;
     }
-    let rest = client.rest().await;
-    assert!(
-        rest.last().is_some_and(|last| *last == whole),
-        "the answer is cut off: {} whole events",
-        rest.len()
-    );
+    expect_whole(client, &whole).await;
 }
 
 /// The connection breaks after the proxy has written the whole answer to it. The client resumes in time, is cut off, and resumes again.
@@ -408,6 +403,5 @@ async fn an_answer_that_is_read_a_second_time_does_not_expire_before_the_next_re
     client.read_frame().await;
     drop(client);
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let rest = setup.resumed(&primed).await.rest().await;
-    assert_eq!(rest.last(), Some(&whole));
+    expect_whole(setup.resumed(&primed).await, &whole).await;
 }

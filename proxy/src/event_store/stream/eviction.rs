@@ -35,9 +35,13 @@ impl Stream {
             return false;
         };
         let ended_streams = index.ended_streams();
-        let is_closed = self.close_if(ended_streams.as_deref(), |state| {
+        let is_closed = self.close_by(ended_streams.as_deref(), |state| {
             // A client that reads the stream again has cleared the mark. It is set again once the client has read everything.
-            state.is_evictable && !state.ring.is_in_progress()
+            let may_close = state.is_evictable && !state.ring.is_in_progress();
+            if may_close {
+                state.ring.clear();
+            }
+            may_close
         });
         if is_closed {
             index.remove(self.0.number);
@@ -118,33 +122,19 @@ impl Stream {
     ///
     /// An attached client gets the remaining events, and an error in place of a missing answer.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
-        let has_reader = self.state().ring.has_reader();
-        if !has_reader {
-            return self.close(ended_streams);
-        }
         let call = self.0.call.as_ref();
         let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
-        let (reader, token, writer, until, gaps) = {
-            let mut state = self.state();
-            if let Some(error) = error.filter(|_| state.until.is_none()) {
-                state.ring.push_reserved(error);
+        self.close_by(ended_streams, |state| {
+            if state.ring.has_reader() {
+                if let Some(error) = error.filter(|_| state.until.is_none()) {
+                    state.ring.push_reserved(error);
+                }
+                state.ring.end();
+            } else {
+                state.ring.clear();
             }
-            state.ring.end();
-            state.is_evictable = true;
-            let until = state.until.replace(Instant::now());
-            let reader = state.reader.take();
-            (
-                reader,
-                state.token.take(),
-                state.writer.take(),
-                until,
-                state.ring.gaps(),
-            )
-        };
-        self.release(reader, token, writer);
-        if let Some(ended_streams) = ended_streams {
-            ended_streams.on_closed(self.0.number, until, gaps);
-        }
+            true
+        });
     }
 
     fn release(
@@ -165,21 +155,23 @@ impl Stream {
 
     /// Ends the stream at once and releases everything it has. The caller must have removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
-        self.close_if(ended_streams, |_| true);
+        self.close_by(ended_streams, |state| {
+            state.ring.clear();
+            true
+        });
     }
 
-    /// Closes the stream if it may be closed. Returns `false` otherwise.
-    fn close_if(
+    /// Closes the stream if `end` has ended its ring. Returns `false` if `end` did not.
+    fn close_by(
         &self,
         ended_streams: Option<&EndedStreams<Self>>,
-        may_close: impl FnOnce(&State) -> bool,
+        end: impl FnOnce(&mut State) -> bool,
     ) -> bool {
         let (reader, token, writer, until, gaps) = {
             let mut state = self.state();
-            if !may_close(&state) {
+            if !end(&mut state) {
                 return false;
             }
-            state.ring.clear();
             state.is_evictable = true;
             let until = state.until.replace(Instant::now());
             let gaps = state.ring.gaps();
