@@ -84,6 +84,8 @@ impl CancelError {
     }
 
     /// Returns the status with which the inner service refused the replayed cancel.
+    ///
+    /// Returns `None` if the cancel failed in any other way.
     pub fn status(&self) -> Option<StatusCode> {
         match self.0 {
             Kind::Refused(status) => Some(status),

@@ -280,7 +280,7 @@ mod tests {
             }),
             DisconnectAction::KeepRunning
         );
-        // Without a session only a store makes event ids.
+        // Without a session, only an event store issues event ids.
         let stateless = call("tools/call", false);
         assert_eq!(
             Grace::Auto.decide(&stateless, STREAMING),

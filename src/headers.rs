@@ -88,7 +88,8 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
 
 /// Returns `true` if a `Content-Type` is certainly not that of a JSON-RPC message.
 ///
-/// Some servers also accept `application/json-rpc`, and types that end in `+json`.
+/// Returns `false` if the header is absent or repeated. Some servers also accept `application/json-rpc`, and types that end in
+/// `+json`.
 pub(crate) fn is_certainly_not_json(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {
         return false;

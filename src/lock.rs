@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex, even if a thread has panicked while it held the lock.
 ///
-/// No callback runs under a lock, and no code that can panic leaves a value partly changed.
+/// That is sound because no callback runs under a lock, and no code that can panic leaves a value partly changed.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

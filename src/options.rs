@@ -64,7 +64,7 @@ type AddExtension = dyn Fn(&HeaderMap, &Extensions, &mut Extensions) + Send + Sy
 // === impl Options ===
 
 impl Options {
-    /// Returns the extensions for a request's calls, if there are any.
+    /// Returns the extensions for a request's calls, or `None` if no closure adds one. A closure that panics adds none.
     pub(crate) fn extensions_for<B>(&self, request: &Request<B>) -> Option<Arc<Extensions>> {
         if self.extensions.is_empty() {
             return None;
@@ -76,6 +76,7 @@ impl Options {
         (!extensions.is_empty()).then(|| Arc::new(extensions))
     }
 
+    /// Returns the rules for a call. A policy that panics sets nothing, and an exemption that panics counts as `false`.
     pub(crate) fn policy_for(&self, call: &CallInfo) -> EffectivePolicy {
         let policy = self.policy.as_ref();
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));

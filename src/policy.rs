@@ -19,6 +19,8 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call keeps running after its client disconnected.
 ///
+/// Under every grace, a disconnect cancels `subscriptions/listen` at once, and never a call that runs as a task.
+///
 /// This is how long the *layer* lets the call run. rmcp 3 itself stops the handler of a stateless call as soon as the call's stream
 /// is dropped, unless the call's events are stored.
 ///
@@ -51,7 +53,7 @@ pub enum Grace {
     /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot observe that a client without a session resumes
     /// its call from an event store. Use another grace for such calls.
     After(Duration),
-    /// The call keeps running to its end.
+    /// A disconnect does not end the call. A [`call_timeout`](Policy::call_timeout) and explicit cancels still do.
     ///
     /// The SHOULD NOT of revisions up to 2025-11-25 asks for this, but later revisions require a cancel.
     Never,
@@ -86,7 +88,7 @@ pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
-    /// `true` if neither a disconnect nor `supersede` cancels the call.
+    /// `true` if neither a disconnect nor `supersede` cancels the call. A subscription still ends with its stream.
     pub(crate) is_exempt: bool,
 }
 

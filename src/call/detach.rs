@@ -63,7 +63,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Returns the cancel reason when nothing waits for a resume.
+    /// Returns the reason of a cancel that does not wait for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {

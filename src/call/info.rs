@@ -75,7 +75,7 @@ struct Custom {
 #[derive(Clone, Default)]
 struct TypedMeta {
     progress_token: Option<RequestId>,
-    /// Keyed hash of the method and the parameters, if the policy of the call supersedes.
+    /// Keyed hash of the method and the parameters. `None` unless the policy of the call sets `supersede`.
     fingerprint: Option<u64>,
 }
 
@@ -132,7 +132,7 @@ impl CallInfo {
         self.typed = OnceLock::from(typed);
     }
 
-    /// Merges the parts that only the typed message of the call has.
+    /// Merges the parts that only the typed message of the call has. A second merge has no effect.
     pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
         // Even without such parts, `is_task` must find that a session manager has bound the call.

@@ -110,7 +110,7 @@ struct Meta<'a> {
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, params)?.message()?;
-    cursor.end()?;
+    cursor.expect_end()?;
     Ok(message)
 }
 
@@ -202,7 +202,7 @@ fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     }
 }
 
-/// Skips a member with another name. Fails if its key has an escape.
+/// Skips a member with another name. Fails if its key has an escape, a control character or invalid UTF-8.
 fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;
@@ -222,7 +222,7 @@ fn check_key(key: &[u8]) -> Result<(), ParseFailure> {
     Ok(())
 }
 
-/// Decodes a string from its span.
+/// Decodes a string from its span. A value of another type is a [`WrongType`](ParseFailure::WrongType).
 fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
         return Err(ParseFailure::WrongType);
@@ -237,7 +237,7 @@ fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
 
 /// Decodes a member that is used only if it is a string.
 ///
-/// Returns `None` for another type: no id depends on it.
+/// Returns `None` if the member is absent or of another type, because no id depends on it.
 fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {
     match span.map(text) {
         None | Some(Err(ParseFailure::WrongType)) => Ok(None),

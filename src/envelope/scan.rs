@@ -48,7 +48,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips white space. Returns the byte after it, which starts a value.
+    /// Skips white space. Returns the next byte without consuming it, or `None` at the end.
     pub(super) fn next_byte(&mut self) -> Option<u8> {
         match self.peek() {
             Some(..=b' ') => self.after_space(),
@@ -91,14 +91,14 @@ impl<'a> Cursor<'a> {
         let first = self.next_byte();
         let start = self.at;
         match first {
-            Some(b'{' | b'[') => self.container()?,
-            first => self.scalar(first)?,
+            Some(b'{' | b'[') => self.skip_container()?,
+            first => self.skip_scalar(first)?,
         }
         Ok(self.body.get(start..self.at).unwrap_or_default())
     }
 
     /// Checks that nothing but white space is left.
-    pub(super) fn end(&mut self) -> Result<(), ParseFailure> {
+    pub(super) fn expect_end(&mut self) -> Result<(), ParseFailure> {
         match self.next_byte() {
             None => Ok(()),
             Some(_) => Err(ParseFailure::NotJson),
@@ -106,14 +106,14 @@ impl<'a> Cursor<'a> {
     }
 
     /// Skips the container that starts here.
-    fn container(&mut self) -> Result<(), ParseFailure> {
+    fn skip_container(&mut self) -> Result<(), ParseFailure> {
         let outside = self.depth;
         loop {
             let opened = match self.next_byte() {
                 Some(b'{') => self.open(OBJECT)?,
                 Some(b'[') => self.open(ARRAY)?,
                 first => {
-                    self.scalar(first)?;
+                    self.skip_scalar(first)?;
                     false
                 }
             };
@@ -171,7 +171,7 @@ impl<'a> Cursor<'a> {
         if self.kinds & 1 == OBJECT { b'}' } else { b']' }
     }
 
-    // `key` and `scalar` are inlined, so that text with many keys costs a quarter less.
+    // `key` and `skip_scalar` are inlined, so that text with many keys costs a quarter less.
 
     #[inline(always)]
     fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
@@ -183,16 +183,16 @@ impl<'a> Cursor<'a> {
 
     /// Skips the value with this `first` byte, which is not a container.
     #[inline(always)]
-    fn scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
+    fn skip_scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
             Some(b'"') => {
                 self.at += 1;
                 self.rest_of_string().map(|_| ())
             }
-            Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(b't') => self.literal(b"true"),
-            Some(b'f') => self.literal(b"false"),
-            Some(b'n') => self.literal(b"null"),
+            Some(b'-' | b'0'..=b'9') => self.skip_number(),
+            Some(b't') => self.skip_literal(b"true"),
+            Some(b'f') => self.skip_literal(b"false"),
+            Some(b'n') => self.skip_literal(b"null"),
             _ => Err(self.unexpected()),
         }
     }
@@ -209,24 +209,24 @@ impl<'a> Cursor<'a> {
         text.get(..quote).ok_or(ParseFailure::Truncated)
     }
 
-    fn number(&mut self) -> Result<(), ParseFailure> {
+    fn skip_number(&mut self) -> Result<(), ParseFailure> {
         self.eat(b'-');
         // No digit may follow a leading zero. Such a digit fails later, where a comma is expected.
         if !self.eat(b'0') {
-            self.digits()?;
+            self.skip_digits()?;
         }
         if self.eat(b'.') {
-            self.digits()?;
+            self.skip_digits()?;
         }
         if let Some(b'e' | b'E') = self.peek() {
             self.at += 1;
             let _sign = self.eat(b'+') || self.eat(b'-');
-            self.digits()?;
+            self.skip_digits()?;
         }
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), ParseFailure> {
+    fn skip_digits(&mut self) -> Result<(), ParseFailure> {
         let start = self.at;
         while let Some(b'0'..=b'9') = self.peek() {
             self.at += 1;
@@ -237,7 +237,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn literal(&mut self, word: &[u8]) -> Result<(), ParseFailure> {
+    fn skip_literal(&mut self, word: &[u8]) -> Result<(), ParseFailure> {
         if !word.iter().all(|byte| self.eat(*byte)) {
             return Err(self.unexpected());
         }
@@ -288,7 +288,7 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     words.iter().all(plain) && rest.iter().all(plain_byte)
 }
 
-/// Returns the position of the first quote, if one of the first two words of 8 bytes has it.
+/// Returns the position of the first quote. Returns `None` if it is not in the first two words of 8 bytes.
 ///
 /// Most strings are short, and a call of `memchr` costs more than this loop.
 fn near_quote(text: &[u8]) -> Option<usize> {

@@ -75,7 +75,7 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// How it ended.
         outcome: Outcome,
-        /// The detachment, if the call was detached at its end.
+        /// The detachment. `None` if the call was attached at its end.
         detachment: Option<Detachment>,
     },
     /// A call was cancelled, but the cancel was not delivered to the server. There is no further attempt.

@@ -232,8 +232,8 @@ pub(crate) fn log_evicted(answers: u64) {
 
 /// Returns the text in a form that stays on one line of any log.
 ///
-/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. The text is truncated
-/// after [`MAX_TEXT`] characters.
+/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped. A text of more than
+/// [`MAX_TEXT`] characters is truncated and ends with `…`.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }

@@ -98,7 +98,7 @@ impl Metrics {
     /// Adds the label `tool` to all metrics with the label `method`.
     ///
     /// Its value is the name of one of these tools, or `other`. Calls without a tool do not get the label. A client may name any tool,
-    /// so other names do not become labels.
+    /// so other names do not become labels. Replaces the names that were set before.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
@@ -116,7 +116,7 @@ impl Metrics {
         self
     }
 
-    /// Adds the label `tool` with names that can be added later. Replaces those of [`tools`](Self::tools).
+    /// Adds the label `tool` with names that can be added later. Replaces the names that were set before.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};
@@ -136,7 +136,7 @@ impl Metrics {
         call: &CallInfo,
         more: [(&'static str, &'static str); N],
     ) -> Vec<Label> {
-        let method = Label::from_static_parts("method", method(call.method()));
+        let method = Label::from_static_parts("method", method_label(call.method()));
         let more = more.map(|(key, value)| Label::from_static_parts(key, value));
         let tool = self.tool(call).map(|tool| Label::new("tool", tool));
         [method].into_iter().chain(more).chain(tool).collect()
@@ -151,7 +151,7 @@ impl Metrics {
         Some(known.unwrap_or(SharedString::const_str(OTHER)))
     }
 
-    fn ended(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
+    fn record_end(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
         let outcome_label = ("outcome", outcome.name());
         gauge!(IN_FLIGHT, self.labels(call, [])).decrement(1);
         histogram!(DURATION, self.labels(call, [outcome_label])).record(call.age());
@@ -165,11 +165,16 @@ impl Metrics {
         } else {
             counter!(ENDED, self.labels(call, [outcome_label])).increment(1);
         }
-        self.attached(call, outcome_label.1, detachment);
+        self.record_detachment(call, outcome_label.1, detachment);
     }
 
-    /// Counts a detachment that has ended, if there was one.
-    fn attached(&self, call: &CallInfo, until: &'static str, detachment: Option<Detachment>) {
+    /// Records a detachment that has ended. Does nothing if the call was attached.
+    fn record_detachment(
+        &self,
+        call: &CallInfo,
+        until: &'static str,
+        detachment: Option<Detachment>,
+    ) {
         if let Some(detachment) = detachment {
             gauge!(DETACHED, self.labels(call, [])).decrement(1);
             let labels = self.labels(call, [("until", until)]);
@@ -204,13 +209,13 @@ impl Observer for Metrics {
             }
             Event::Resumed { call, detachment } => {
                 counter!(RESUMES, self.labels(call, [])).increment(1);
-                self.attached(call, "resumed", *detachment);
+                self.record_detachment(call, "resumed", *detachment);
             }
             Event::Ended {
                 call,
                 outcome,
                 detachment,
-            } => self.ended(call, *outcome, *detachment),
+            } => self.record_end(call, *outcome, *detachment),
             Event::CancelFailed { call, .. } => {
                 counter!(CANCELS_FAILED, self.labels(call, [])).increment(1);
             }
@@ -271,7 +276,7 @@ fn describe() {
 }
 
 /// Returns the name if a revision or an extension of MCP defines it, and [`OTHER`] if not.
-fn method(name: &str) -> &'static str {
+fn method_label(name: &str) -> &'static str {
     const KNOWN: [&str; 22] = [
         "tools/call",
         "tools/list",
@@ -326,8 +331,8 @@ mod tests {
             "skills/get",
             "resources/directory/read",
         ] {
-            assert_eq!(method(name), name);
+            assert_eq!(method_label(name), name);
         }
-        assert_eq!(method("tools/made-up"), OTHER);
+        assert_eq!(method_label("tools/made-up"), OTHER);
     }
 }

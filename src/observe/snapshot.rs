@@ -85,7 +85,7 @@ impl CallSnapshot {
         self.state
     }
 
-    /// Returns how long the call may still last. Returns `None` without a [`call_timeout`](crate::Policy::call_timeout).
+    /// Returns how long the call may still last. Returns `None` if no [`call_timeout`](crate::Policy::call_timeout) applies to it.
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
     }

@@ -77,9 +77,10 @@ impl ToolNames {
         Self::default()
     }
 
-    /// Adds a name for the calls that start from now on. Returns `true` if it is new.
+    /// Adds a name for the calls that start from now on. Returns `true` if it was added.
     ///
-    /// A name beyond [`MAX`](Self::MAX) or [`MAX_LENGTH`](Self::MAX_LENGTH) is not added: its calls are `other`.
+    /// Returns `false` if the name is known. A name beyond [`MAX`](Self::MAX) or [`MAX_LENGTH`](Self::MAX_LENGTH) is not added
+    /// either, and its calls are `other`.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::ToolNames;
@@ -109,7 +110,7 @@ impl ToolNames {
         self.0.last_started.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Returns the name of the call's tool, if it was known when the call started.
+    /// Returns the name of the call's tool, or `None` if it was not known when the call started.
     pub(super) fn label_of(&self, call: &CallInfo, tool: &str) -> Option<SharedString> {
         let names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let (name, first) = names.get_key_value(tool)?;

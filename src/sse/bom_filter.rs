@@ -29,7 +29,9 @@ impl BomFilter {
         }
     }
 
-    /// Returns the bytes to send for the next frame. Bytes that are held back at the end of the body are dropped.
+    /// Returns the bytes to send for the next frame, which may be none or include held-back ones.
+    ///
+    /// Bytes that are still held back at the end of the body are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;

@@ -5,7 +5,7 @@ use super::lines::{Lines, Piece};
 /// Finds the places between two events of a body.
 ///
 /// The start of the body is such a place, and so is the end of a comment between events. The line feed of a split CR LF may still
-/// follow. After an injected message it makes a blank line, which ends no event.
+/// follow. After an injected message, it makes a blank line, which does not end an event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,

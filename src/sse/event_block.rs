@@ -4,7 +4,9 @@ use std::{borrow::Cow, mem, time::Duration};
 
 use crate::envelope::{Answers, ParseFailure, answers};
 
-/// Maximum size of the data of an event: 4 MiB, as for a request body.
+/// Maximum size of the buffered data of an event: 4 MiB, as for a request body.
+///
+/// Data on one line of one frame is not buffered, so it may be larger.
 const MAX_DATA: usize = 4 * 1024 * 1024;
 
 /// Maximum size of the value of an `id` or a `retry`: 512 KiB.
@@ -45,7 +47,7 @@ pub(super) struct EventBlock<'f> {
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
     retry: Option<Duration>,
-    /// The value of the line that is being read, if it is an `id` or a `retry`.
+    /// The value of an `id` or a `retry` that is being read, and otherwise empty.
     value: Text<'f>,
 }
 
@@ -104,6 +106,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
+    /// Takes the value of an `id` or a `retry`. Returns `None` if it exceeds [`MAX_VALUE`].
     fn take_value(&mut self) -> Option<Cow<'f, [u8]>> {
         match mem::take(&mut self.value) {
             Text::Whole(value) if value.len() <= MAX_VALUE => Some(value),

@@ -5,7 +5,7 @@
 //!
 //! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), with any of its three line endings. An event ends at its
 //!    blank line. Its type is ignored, because MCP has only messages.
-//! 2. **An event without data counts too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
+//! 2. **An event without data counts, too**, provided that it has an `id` or a `retry`. The standard does not dispatch such an event, but
 //!    its id becomes the last event id. MCP primes a stream that way.
 //! 3. **Where the body is split into frames changes nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside one frame is

@@ -121,7 +121,9 @@ impl TimerEntries {
         }
     }
 
-    /// Disarms and returns the earliest expired entry. The caller must drop its target without the lock.
+    /// Disarms and returns the earliest expired entry, or `None` if no entry has expired.
+    ///
+    /// The caller must drop its target without the lock.
     pub(super) fn take_expired(&mut self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
         loop {
             let (at, id) = *self.due.first().filter(|(at, _)| *at <= now)?;
@@ -144,7 +146,9 @@ impl TimerEntries {
         }
     }
 
-    /// Sets the next deadline of an entry, unless its handle was dropped in the meantime.
+    /// Sets the next deadline of an entry.
+    ///
+    /// Has no effect if an earlier deadline was set, or the handle was dropped, in the meantime.
     pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.rechecks = requeue.rechecks;
@@ -170,7 +174,9 @@ impl TimerEntries {
         is_earlier
     }
 
-    /// Records the end of a turn. Returns when the next turn is due, which is at once if expired entries remain.
+    /// Records the end of a turn. Returns when the next turn is due.
+    ///
+    /// That is at once if expired entries remain. Returns `None` if no entry is armed.
     pub(super) fn end_turn(&mut self, now: Instant) -> Option<Instant> {
         self.next_wake = self.next();
         if self.next_wake.is_some_and(|at| at <= now) {

@@ -86,7 +86,7 @@ impl LatenessTracker {
         self.record_polled();
     }
 
-    /// Records that other tasks were polled since the last turn, unless the runtime stalled.
+    /// Records that the runtime polled other tasks since the last turn. A longer gap is a stall and does not count.
     fn record_polled(&mut self) {
         let (since, polled) = &mut self.polled;
         if self.last_gap.length() <= RECHECK_TOLERANCE {

@@ -118,7 +118,7 @@ impl Timer {
 
     /// Runs a task on the current runtime, or on another one if this one does not poll it.
     ///
-    /// The task is dropped if no runtime is left.
+    /// The task is dropped if no runtime is left, or if too many runtimes end while they have it.
     pub(crate) fn spawn(
         &self,
         migration: Migration,
@@ -143,7 +143,9 @@ impl Timer {
         }
     }
 
-    /// Changes the entries and wakes the timer tasks if there is an earlier deadline now.
+    /// Changes the entries. If there is an earlier deadline now, wakes the timer tasks.
+    ///
+    /// The task of the current runtime then also becomes the leader (rule 1).
     fn update<R>(&self, change: impl FnOnce(&mut TimerEntries) -> R) -> R {
         let (result, is_earlier) = {
             let mut entries = self.entries();
@@ -162,7 +164,7 @@ impl Timer {
         result
     }
 
-    /// Handles expired entries for [`POLL_BUDGET`]. Returns when the next turn is due.
+    /// Handles expired entries for [`POLL_BUDGET`], but at most [`MAX_PER_POLL`]. Returns when the next turn is due.
     ///
     /// Several timer tasks may call this concurrently.
     fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
@@ -312,7 +314,9 @@ impl TimerTask {
         self.run_turn(timer, lateness)
     }
 
-    /// Handles what the leader has not handled in time, and becomes the leader.
+    /// If the leader is [`FAILOVER_DELAY`] late, becomes the leader and starts a turn.
+    ///
+    /// Otherwise returns when the leader would be that late, or `None` if no entry is armed.
     fn run_as_standby(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
         let takeover_at = timer.entries().turn_due_at()?.checked_add(FAILOVER_DELAY)?;
         if takeover_at > now {

@@ -74,7 +74,9 @@ impl PendingTasks {
         self.waiting.remove(&id)
     }
 
-    /// Returns `true` if the timer tasks must be woken so that they look again at `takeover_at`.
+    /// Returns `true` if the timer tasks must be woken so that they check again at `takeover_at`.
+    ///
+    /// Records that they are woken.
     pub(super) fn needs_wake(&mut self, takeover_at: Instant, now: Instant) -> bool {
         let is_earlier = self.wake_at.is_none_or(|at| at <= now || takeover_at < at);
         if is_earlier {
@@ -83,7 +85,7 @@ impl PendingTasks {
         is_earlier
     }
 
-    /// Takes the tasks that any runtime may run. Also returns when to look again.
+    /// Takes the tasks that any runtime may run. Also returns when to check again.
     pub(super) fn take_overdue(
         &mut self,
         now: Instant,

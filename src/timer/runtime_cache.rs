@@ -34,7 +34,7 @@ pub(super) struct RuntimeCache {
 struct CurrentRuntime {
     /// Epoch of the timer when the entry was recorded.
     epoch: u64,
-    /// The runtime, if the thread may drive another one later.
+    /// The runtime. `None` for a worker thread, which never drives another one.
     pinned_to: Option<Id>,
 }
 

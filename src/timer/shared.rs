@@ -66,7 +66,7 @@ impl Runtimes {
         self.leader.take_if(|leader| *leader == runtime);
     }
 
-    /// Makes this runtime the leader, if it can sleep.
+    /// Makes this runtime the leader if it has a timer task and can sleep.
     pub(super) fn set_leader(&mut self, runtime: Id) {
         let mut entries = self.entries.iter();
         if entries.any(|entry| entry.runtime == runtime && entry.can_sleep) {
@@ -74,7 +74,7 @@ impl Runtimes {
         }
     }
 
-    /// Returns `true` if this runtime is the leader. Without a leader, it becomes the leader.
+    /// Returns `true` if this runtime is the leader. If there is no leader, makes it the leader if it can sleep.
     pub(super) fn is_or_becomes_leader(&mut self, runtime: Id) -> bool {
         if self.leader.is_none() {
             self.set_leader(runtime);
@@ -82,6 +82,7 @@ impl Runtimes {
         self.leader == Some(runtime)
     }
 
+    /// Records that a runtime cannot sleep, so that it is not the leader.
     pub(super) fn disable_sleep(&mut self, runtime: Id) {
         let mut entries = self.entries.iter_mut();
         if let Some(entry) = entries.find(|entry| entry.runtime == runtime) {

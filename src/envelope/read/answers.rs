@@ -40,7 +40,7 @@ fn message(data: &[u8]) -> Result<Answers, ParseFailure> {
             .map_or(Err(ParseFailure::BadId), id)
             .map(Answers::One)?,
     };
-    cursor.end()?;
+    cursor.expect_end()?;
     Ok(answers)
 }
 

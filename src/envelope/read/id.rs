@@ -24,7 +24,9 @@ pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     }
 }
 
-/// Parses a number that has only digits. `None` if it has more than 18, which may not fit an `i64`.
+/// Parses a number that has only digits. Returns `None` for any other text.
+///
+/// Also returns `None` for more than 18 digits, which may not fit an `i64`.
 fn digits(span: &[u8]) -> Option<i64> {
     if span.len() > 18 {
         return None;
@@ -35,9 +37,9 @@ fn digits(span: &[u8]) -> Option<i64> {
     })
 }
 
-/// Returns the integer value of a number, if it is unambiguous.
+/// Returns the integer value of a number, or `None` if it is uncertain or not an `i64`.
 ///
-/// An integer in float form counts only below 2^53: from there on several integers share one `f64`. One check goes beyond rmcp's.
+/// An integer in float form counts only below 2^53, because from there on, several integers share one `f64`. One check goes beyond rmcp's.
 /// Unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one. Version 1.0.154 reads `9007199254740991.0` as
 /// the integer before it, and `950884728136105.9` as an integer. If `std` parses another number, the client may do so too.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
