@@ -384,7 +384,7 @@ impl CancelOnDisconnectLayer {
     /// # }
     /// ```
     pub fn limits(self, limits: Limits) -> Self {
-        self.registry.limit(limits);
+        self.registry.set_limits(limits);
         self
     }
 

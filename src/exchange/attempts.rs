@@ -13,7 +13,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, DetachCause, Key, Outcome, SessionKey},
     cancel::Canceller,
-    registry::{POST_GENERATION, report},
+    registry::{POST_GENERATION, notify_untracked},
 };
 
 /// What happened to one attempt of a request.
@@ -197,7 +197,7 @@ impl Exchange {
             session: SessionKey { scope, .. },
             request,
         } = key;
-        report(
+        notify_untracked(
             self.with_session(|session| session.rekey(id, &scope, request))
                 .flatten(),
         );

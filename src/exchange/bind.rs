@@ -17,7 +17,7 @@ use crate::{
     call::{CallId, CallInfo, DetachCause, Key},
     cancel::Canceller,
     limits::Limit,
-    registry::{Generation, POST_GENERATION, report},
+    registry::{Generation, POST_GENERATION, notify_untracked},
 };
 
 /// Marks that a task reads a stream of a call in the background, and observes the call's end.
@@ -210,7 +210,7 @@ impl Exchange {
         drop(state);
         deferred.run();
         drop(replay);
-        report(untracked);
+        notify_untracked(untracked);
         self.notify_changed();
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.signal.reason()

@@ -20,7 +20,7 @@ use crate::{
     disconnect::StreamEnd,
     jsonrpc,
     observe::Hint,
-    registry::{Generation, POST_GENERATION, report},
+    registry::{Generation, POST_GENERATION, notify_untracked},
     sse,
 };
 
@@ -190,7 +190,7 @@ impl Exchange {
             let hints = &self.shared.registry.hints;
             hints.emit(Hint::SupersedeHasNoEffect);
         }
-        report(self.with_session(|session| session.accept(id)).flatten());
+        notify_untracked(self.with_session(|session| session.accept(id)).flatten());
         self.notify_changed();
         Some(Attachment {
             exchange: self.clone(),

@@ -100,8 +100,9 @@ pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 pub(crate) enum DetachOutcome {
     /// The call has ended, or another stream of it is open, or this one was removed already.
     Ignored,
-    /// Its deadline is now.
+    /// The call's deadline is now.
     CancelNow,
+    /// The call keeps running and waits for a resume, its deadline or its end.
     Waiting,
     /// The call is no longer tracked, because it would exceed a limit.
     OverLimit(Limit, Finished),
@@ -187,16 +188,17 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- The start of a call ---
 
-    /// Starts a call that is cancelled at `deadline` at the latest. `name` is its lookup key: `None` for a stateless call, and while
-    /// the session's scope is unknown.
+    /// Starts a call that is cancelled at `deadline` at the latest.
+    ///
+    /// `key` is its lookup key. It is `None` for a stateless call, and while the session's scope is unknown.
     pub(crate) fn start(
         &mut self,
         id: CallId,
-        name: Option<(Scope, RequestId)>,
+        key: Option<(Scope, RequestId)>,
         call: T,
         deadline: Option<Instant>,
     ) {
-        let key = name.and_then(|(scope, request)| {
+        let key = key.and_then(|(scope, request)| {
             let session = self.session(&scope)?;
             self.scopes = self.scopes.with(session);
             Some(CallKey::new(session, request))
@@ -218,14 +220,16 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .insert(slot, id)
             .filter(|older| *older != id)?;
         let key = self.calls.get(id)?.key.as_ref()?;
-        // Otherwise the older call has another key with the same hash.
         let previous = self.calls.get(older);
+        // If only the hashes are equal, the older call has another key and stays tracked.
         let previous = previous.filter(|previous| previous.has_key(key.session, &key.request))?;
         let call = previous.call.clone();
         Some((older, call, self.finish(older, None)?))
     }
 
-    /// Makes an accepted call the owner of its id, unless another call in flight owns it. Returns `true` if the call owns it now.
+    /// Makes an accepted call the owner of its id, unless another call in flight owns it.
+    ///
+    /// Returns `true` if the call owns the id now, has no key, or has ended. Must be called once for each call.
     pub(crate) fn try_accept(&mut self, id: CallId) -> bool {
         let Some(key) = self.calls.get(id).and_then(|entry| entry.key.as_ref()) else {
             return true;
@@ -242,6 +246,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     /// Accepts a call under a key other than the one it was started with. Its event ids are recorded anew.
+    ///
+    /// As with [`accept`](Self::accept), an older call with that key is untracked and returned.
     pub(crate) fn rekey(
         &mut self,
         id: CallId,
@@ -364,8 +370,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes a background reader that has ended. Without one, the call's end is not observed, so the call is removed at
-    /// `unobserved_until`, which is `None` if the end is observed elsewhere.
+    /// Removes a background reader that has ended.
+    ///
+    /// Once none is left, the end of a detached call is not observed. The call is then removed at `unobserved_until`, which is `None` if
+    /// the end is observed elsewhere.
     pub(crate) fn remove_background_reader(
         &mut self,
         id: CallId,

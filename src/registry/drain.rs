@@ -13,15 +13,18 @@ impl<T: Tracked> Registry<T> {
         self.completions_since(0)
     }
 
+    /// Returns the number of calls that have ended without a cancel since `before` was counted.
     pub(crate) fn completions_since(&self, before: usize) -> usize {
         let completions = self.sessions.shared.totals.completions();
         completions.saturating_sub(before)
     }
 
+    /// Counts an answer that is on its way to its client.
     pub(crate) fn begin_delivery(&self) {
         self.deliveries.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Removes an answer that [`begin_delivery`](Self::begin_delivery) counted. The last one wakes the drains.
     pub(crate) fn end_delivery(&self) {
         if self.deliveries.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.sessions.ended.notify_waiters();

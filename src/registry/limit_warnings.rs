@@ -26,14 +26,14 @@ struct RateLimitedCounter {
 // === impl LimitWarnings ===
 
 impl LimitWarnings {
-    /// Counts a call over a limit. Returns the number of calls since the last log line, if another line is due.
+    /// Counts a call over a limit. If another log line is due, returns the number of calls since the last one.
     pub(crate) fn record(&self, limit: Limit, now: Instant) -> Option<u64> {
         let mut limits = lock(&self.limits);
         let index = Limit::ALL.iter().position(|other| *other == limit);
         limits.get_mut(index?)?.add(1, now)
     }
 
-    /// Counts evicted answers. Returns the number of answers since the last log line, if another line is due.
+    /// Counts evicted answers. If another log line is due, returns the number of answers since the last one.
     pub(crate) fn record_evictions(&self, answers: usize, now: Instant) -> Option<u64> {
         let mut evictions = lock(&self.evictions);
         evictions.add(answers as u64, now)
@@ -43,7 +43,7 @@ impl LimitWarnings {
 // === impl RateLimitedCounter ===
 
 impl RateLimitedCounter {
-    /// Adds occurrences. Returns the number since the last log line, if another line is due.
+    /// Adds occurrences. If another log line is due, returns their number since the last one.
     fn add(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unlogged += times;
         let is_time = |at: Instant| now.saturating_duration_since(at) >= LOG_INTERVAL;

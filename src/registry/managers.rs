@@ -35,6 +35,7 @@ pub(super) struct Managers {
 // === impl Managers ===
 
 impl Managers {
+    /// Adds a manager. Also removes dropped managers of the overflow list.
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut rest = Some(manager);
         for slot in &self.inline {

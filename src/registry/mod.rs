@@ -139,7 +139,7 @@ impl<T: Tracked> Registry<T> {
         event_match.unwrap_or(EventMatch::Nothing)
     }
 
-    /// Returns the call with this key, if its request is accepted.
+    /// Returns the call with this key, or `None` if no accepted request has it.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
         self.with_session(&key.session.id, |session| {
             session.find(&key.session.scope, &key.request)
@@ -226,8 +226,8 @@ impl<T: Tracked> Registry<T> {
         self.sessions.shared.totals.detached()
     }
 
-    pub(crate) fn limit(&self, limits: Limits) {
-        self.sessions.shared.totals.limit(limits);
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        self.sessions.shared.totals.set_limits(limits);
     }
 
     /// Returns `true` if another call may be tracked. Checked without a lock, so a few calls that start at the same moment may
@@ -259,8 +259,8 @@ impl<T: Tracked> Registry<T> {
     }
 }
 
-/// Reports a call that is no longer tracked, if any. Must be called without locks.
-pub(crate) fn report<T: Tracked>(untracked: Option<UntrackedCall<T>>) {
+/// Notifies a call that it is no longer tracked. Must be called without locks.
+pub(crate) fn notify_untracked<T: Tracked>(untracked: Option<UntrackedCall<T>>) {
     if let Some((id, call, finished)) = untracked {
         call.on_untracked(id, finished);
     }

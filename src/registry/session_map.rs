@@ -77,7 +77,7 @@ pub(crate) struct DeferredEffects<T> {
 }
 
 struct Effects {
-    /// The new deadline, if it is earlier than that of the timer.
+    /// The new deadline. `None` unless it is earlier than that of the timer.
     earlier_deadline: Option<Instant>,
     /// Set if a call has ended and completions are tracked.
     has_completed: bool,

@@ -31,6 +31,7 @@ pub(super) struct OpenStreams {
 // === impl OpenStreams ===
 
 impl OpenStreams {
+    /// Adds a stream. Purges the ended ones whenever the number of streams has doubled.
     pub(super) fn add(&mut self, stream: Weak<dyn StreamHandle>) {
         if self.open.len() >= MIN_PURGE_LEN.max(2 * self.len_after_purge) {
             self.open.retain(|stream| stream.strong_count() > 0);
@@ -40,6 +41,7 @@ impl OpenStreams {
         self.open.push(stream);
     }
 
+    /// Removes and returns the streams that are still open.
     pub(super) fn take(&mut self) -> Vec<Arc<dyn StreamHandle>> {
         self.len_after_purge = 0;
         let streams = mem::take(&mut self.open);

@@ -87,7 +87,7 @@ fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
             session.accept(id)
         });
     deferred.run();
-    report(untracked);
+    notify_untracked(untracked);
     assert!(!is_drained);
     (id, call)
 }
@@ -130,7 +130,7 @@ fn a_session_has_an_entry_while_it_has_calls() {
         assert!(call.with(|session| session.finish(id, None)).is_some());
         assert!(
             call.with(|session| session.finish(id, None)).is_none(),
-            "once"
+            "the call ended twice"
         );
     }
     assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
@@ -269,7 +269,7 @@ fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
     const MAX_CALLS: usize = 1_000_000;
     for round in 0..500 {
         let registry = Registry::new();
-        registry.limit(Limits::default().retained(MAX_CALLS));
+        registry.set_limits(Limits::default().retained(MAX_CALLS));
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             for id in ["one", "other"] {
@@ -281,7 +281,7 @@ fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
             }
         });
         let bytes = registry.sessions.shared.totals.bytes();
-        assert!(bytes > 300_000, "round {round}: one fits");
+        assert!(bytes > 300_000, "round {round}: neither answer is retained");
         assert!(bytes < 600_000, "round {round}: {bytes} bytes are retained");
     }
 }
@@ -293,7 +293,7 @@ fn after_concurrent_operations_all_counters_are_zero() {
     const THREADS: usize = 3;
     for round in 0..10_u64 {
         let registry = Registry::new();
-        registry.limit(
+        registry.set_limits(
             Limits::default()
                 .detached(40)
                 .detached_of_session(9)
@@ -513,7 +513,7 @@ fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
             seen.sort_unstable();
             let all = seen.len();
             seen.dedup();
-            assert_eq!(seen.len(), all, "none twice");
+            assert_eq!(seen.len(), all, "a call was returned twice");
             seen.retain(|id| permanent.binary_search(id).is_ok());
             assert_eq!(seen, permanent);
         }

@@ -42,7 +42,7 @@ impl Default for Totals {
 }
 
 impl Totals {
-    pub(super) fn limit(&self, limits: Limits) {
+    pub(super) fn set_limits(&self, limits: Limits) {
         for (max, limit) in self.limits.iter().zip(Limit::ALL) {
             max.store(limits.get(limit), Ordering::Relaxed);
         }

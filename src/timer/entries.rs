@@ -148,7 +148,7 @@ impl TimerEntries {
 
     /// Sets the next deadline of an entry.
     ///
-    /// Has no effect if an earlier deadline was set, or the handle was dropped, in the meantime.
+    /// An earlier deadline that was set in the meantime stays. Does nothing if the handle was dropped.
     pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.rechecks = requeue.rechecks;

@@ -63,7 +63,7 @@ pub(super) struct CallTimers {
     last_grace_deadline: Option<Instant>,
 }
 
-/// A call without an open stream, and when its grace ends, if it has one.
+/// The state and the timers of a call without an open stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Detached {
     pub(super) detachment: Detachment,
@@ -126,7 +126,7 @@ impl CallTimers {
         }
     }
 
-    /// Starts the grace timer. Returns its deadline.
+    /// Starts a detachment. Returns when its timer is checked, or `None` if the call waits without a deadline.
     pub(super) fn detach(
         &mut self,
         mut state: DetachedState,
@@ -183,6 +183,8 @@ impl CallTimers {
     }
 
     /// Postpones the end of the grace to `until`, because the cancel was not confirmed.
+    ///
+    /// A later stall may extend the grace again.
     pub(super) fn postpone(&mut self, until: Instant) {
         self.invalidate_expiry();
         if let Some(detached) = &mut self.detached
@@ -238,7 +240,7 @@ impl CallTimers {
         self.pending_resumes > 0
     }
 
-    /// Adds a pending resume. While any is pending, the expiry of the grace is deferred.
+    /// Adds a pending resume. While any is pending, the grace expires [`MAX_RESUME_WAIT`] later.
     ///
     /// A resume may be the first to find the grace expired late (invariant 7). The lateness is checked here, because it cannot be
     /// determined once the resume has ended.
@@ -252,7 +254,9 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
-    /// Starts the grace anew, because its client was asked to retry later. At most [`MAX_EMPTY_RESUMES`] times in a row.
+    /// Starts the grace anew, because its client was asked to retry later. Never shortens the grace.
+    ///
+    /// Has no effect after [`MAX_EMPTY_RESUMES`] empty or refused resumes in a row, nor on an attached call.
     pub(super) fn renew_grace(&mut self, now: Instant) {
         if let Some(detached) = &mut self.detached
             && let DetachedState::GraceUntil { deadline, .. } = &mut detached.state
@@ -357,6 +361,7 @@ impl CallTimers {
         }
     }
 
+    /// Postpones a grace that is found expired late (invariant 7). Returns `false` if the expiry may be acted on now.
     fn postpone_if_late(
         &mut self,
         now: Instant,

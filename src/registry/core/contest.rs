@@ -8,6 +8,8 @@ use crate::call::{CallId, RequestId, Scope};
 impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Counts an untracked request with the same id as a call in flight, and returns that call.
     ///
+    /// Returns `None` if no accepted call in flight has the id.
+    ///
     /// Until [`end_contest`](Self::end_contest), no cancel of the call may be injected, because the server could apply it to that
     /// request (invariant 2).
     pub(crate) fn contest(&mut self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {

@@ -16,8 +16,9 @@ use crate::{call::CallId, timer::LatenessTracker};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Returns the calls with a deadline that has passed by `now`. They are in flight until they are finished, except for those
-    /// that are [forgotten](Expired::Forgotten).
+    /// Checks all deadlines that have passed by `now`. Returns the calls on which the caller must act.
+    ///
+    /// These are in flight until they are finished, except for those that are [forgotten](Expired::Forgotten).
     #[cfg(any(test, fuzzing))]
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
         self.expire_some(&LatenessTracker::new(now, Timeliness::OnTime), usize::MAX)
@@ -25,6 +26,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Checks at most `max` expired deadlines of calls and removes at most `max` retained calls.
     ///
+    /// Returns the calls on which the caller must act. Postponed calls are not among them.
     /// `tracker` determines how late each deadline runs (invariant 7).
     pub(crate) fn expire_some(
         &mut self,

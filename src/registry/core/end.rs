@@ -12,9 +12,9 @@ use crate::call::{CallId, Scope};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Ends a call and retains `completion`, if any, under the event ids of the call.
+    /// Ends a call. Retains a `completion` under the event ids of the call.
     ///
-    /// A call without event ids is not retained. Returns `None` if the call has already ended or was untracked (invariants 2 and 9).
+    /// A call without a key or without event ids is not retained. Returns `None` if the call has already ended or was untracked (invariants 2 and 9).
     pub(crate) fn finish(
         &mut self,
         id: CallId,
@@ -69,7 +69,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.retained.take_evicted()
     }
 
-    /// Ends a call, as [`finish`](Self::finish) does, if its expiry still holds.
+    /// Ends a call as [`finish`](Self::finish) does. Returns `None` if its expiry no longer holds.
     ///
     /// The lock is released between the timer check and this method. In the meantime, the client may have resumed or started to
     /// resume (invariant 6).
@@ -78,7 +78,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_due.then(|| self.finish(id, Some(completion)))?
     }
 
-    /// Ends a detached call, unless a resume is pending or may have happened unobserved.
+    /// Ends a detached call as [`finish`](Self::finish) does.
+    ///
+    /// Returns `None` if the call is attached, or a resume is pending or may have happened unobserved.
     pub(crate) fn finish_detached(
         &mut self,
         id: CallId,

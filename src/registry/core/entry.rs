@@ -137,7 +137,7 @@ impl<T> Entry<T> {
         self.detachment().map(|detachment| detachment.since())
     }
 
-    /// Returns when it is cancelled if its client does not resume.
+    /// Returns when it is cancelled if its client does not resume. Returns `None` if it is attached or keeps running.
     pub(crate) fn grace_deadline(&self) -> Option<Instant> {
         match self.detached()?.state {
             DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),

@@ -16,7 +16,7 @@ use crate::call::{RequestId, Scope};
 /// A stream, as one of its event ids identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamId {
-    /// The number behind the slash in `<index>/<stream>`.
+    /// The number after the slash in `<index>/<stream>`.
     Numbered(u64),
     /// Keyed hash of a whole event id.
     Opaque(u64),
@@ -25,7 +25,7 @@ pub(super) enum StreamId {
 /// An event id, in the form in which it is compared with known ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
-    /// Index and stream, if it has the form of rmcp's.
+    /// Index and stream. `None` if the id does not have the form of rmcp's.
     pub(super) numbers: Option<(u64, u64)>,
     /// Keyed hash of the whole event id.
     pub(super) hash: u64,
@@ -159,7 +159,9 @@ impl StreamId {
     }
 }
 
-/// Returns the numbers in `<index>/<stream>`. Both are decimal and have at most 19 digits, as rmcp writes and reads them.
+/// Returns the numbers in `<index>/<stream>`, or `None` for any other text.
+///
+/// Both are decimal and have at most 19 digits, as rmcp writes and reads them.
 pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
     let (mut index, mut number, mut digits) = (None, 0_u64, 0);
     for byte in event_id {
@@ -242,13 +244,13 @@ mod tests {
         for hashes in sets {
             for shift in [0, 24, 48] {
                 let low: HashSet<u64> = hashes.iter().map(|hash| hash >> shift & 0xffff).collect();
-                // Of 4,096 random values of 16 bits about 3,970 differ.
+                // Of 4,096 random values of 16 bits, about 3,970 differ.
                 assert!(low.len() > 3_900, "{} at {shift}", low.len());
             }
         }
     }
 
-    /// The collisions of one process tell nothing about those of another.
+    /// A collision that a client finds in one process is of no use in another.
     #[test]
     fn every_process_has_its_own_hashes() {
         let [one, other] = [KeyHasher::default(), KeyHasher::default()];

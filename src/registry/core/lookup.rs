@@ -43,7 +43,7 @@ impl<T, A> EventMatch<T, A> {
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Records an event id of a call's stream.
+    /// Records an event id of a call's stream. Has no effect on a call that has no key or has ended.
     pub(crate) fn record_event_id(&mut self, id: CallId, event_id: &[u8], format: EventIdFormat) {
         let entry = self.calls.get_mut(id);
         let Some(entry) = entry.filter(|entry| entry.key.is_some()) else {
@@ -117,7 +117,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.shared.hasher.session(*id, scope))
     }
 
-    /// Returns the call of a session with this JSON-RPC id, if its request is accepted.
+    /// Returns the call of a session whose accepted request has this JSON-RPC id.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.accepted(self.session(scope)?, request)
     }
@@ -185,7 +185,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls_where(|entry| has_event(entry) || may_have(entry))
     }
 
-    /// Returns the call in flight that has an event id, in any scope. `None` if several have it.
+    /// Returns the call in flight that has an event id, in any scope. Returns `None` if none or several have it.
     pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
         let event_match = match self.scopes {
             ScopeSet::None => return None,
@@ -253,12 +253,14 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.get(id)?.detachment()
     }
 
-    /// Returns the resume window of a detached call, as it was decided at the detach.
+    /// Returns the resume window of a call, or `None` if the call is attached or has ended.
     pub(crate) fn resume_window(&self, id: CallId) -> Option<Duration> {
         Some(self.calls.get(id)?.detached()?.resume_window)
     }
 
-    /// Returns the cause of the detach, if the call has no grace. Only a pending resume has kept such a call running.
+    /// Returns the cause of the detach of a call without a grace, and `None` for any other call.
+    ///
+    /// Only a pending resume has kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let detached = self.calls.get(id)?.detached()?;
         detached

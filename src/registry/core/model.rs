@@ -1,7 +1,7 @@
 //! Compares a session state with a model that is too simple to be wrong, under random operations.
 //!
-//! After each operation, the observable states of the two are compared. Without the model, [`Witness`] checks that the session
-//! state returns no call that has ended before.
+//! After each operation, the observable states of the two are compared. Independently of the model, [`Witness`] checks that the
+//! session state does not return a call that has ended.
 
 use std::ops::Range;
 
@@ -211,7 +211,7 @@ impl Run {
         let limits = Limits::default().retained(usize::MAX);
         shared
             .totals
-            .limit(limits.retained_of_session(capacity * UNIT + UNIT / 2));
+            .set_limits(limits.retained_of_session(capacity * UNIT + UNIT / 2));
         Self {
             session: SessionState::new(shared.clone(), Some(session_id(&shared))),
             shared,
@@ -286,10 +286,11 @@ impl Run {
                 });
             }),
             Op::RequestConfirmation(call) => self.on(call, |run, id| {
-                let (due, expected) = (run.session.expiry(id), run.model.due(id));
-                assert_eq!(due.is_some(), expected.is_some());
+                let (expiry, expected) = (run.session.expiry(id), run.model.expiry(id));
+                assert_eq!(expiry.is_some(), expected.is_some());
+                let confirmation = expiry.zip(expected);
                 run.confirmations
-                    .extend(due.zip(expected).map(|(due, its)| (id, due, its)));
+                    .extend(confirmation.map(|(expiry, expected)| (id, expiry, expected)));
             }),
             Op::Confirm(index, decision) => self.confirm(index, decision),
             Op::FinishDetached(call, completed) => self.on(call, |run, id| {
@@ -315,7 +316,7 @@ impl Run {
         self.compare();
     }
 
-    /// Runs an operation on the picked call, if there is a call.
+    /// Runs an operation on the picked call. Does nothing if there is no call.
     fn on(&mut self, call: Pick, operation: impl FnOnce(&mut Self, CallId)) {
         let in_flight = self.model.calls();
         let id = match call {
@@ -369,7 +370,7 @@ impl Run {
         calls.map(|id| self.model.detachment(*id)).collect()
     }
 
-    /// Checks which call was untracked for another, if one was.
+    /// Checks which call was untracked for another: the expected one or none.
     fn check_untracked(
         &mut self,
         untracked: Option<UntrackedCall<u32>>,
@@ -524,17 +525,17 @@ impl Run {
         let Some(at) = index.checked_rem(self.confirmations.len()) else {
             return;
         };
-        let (id, due, expected_due) = self.confirmations[at];
+        let (id, expiry, expected_expiry) = self.confirmations[at];
         let is_applied = match decision {
-            Decision::Cancel => self.session.confirm(id, due, self.now),
+            Decision::Cancel => self.session.confirm(id, expiry, self.now),
             Decision::Postpone { wait_ms } => {
                 let until = self.now + Duration::from_millis(wait_ms);
-                self.session.postpone(id, due, until)
+                self.session.postpone(id, expiry, until)
             }
         };
         assert_eq!(
             is_applied,
-            self.model.confirm(id, expected_due, decision, self.now)
+            self.model.confirm(id, expected_expiry, decision, self.now)
         );
     }
 

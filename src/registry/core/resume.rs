@@ -18,7 +18,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Starts the grace of a call anew, because a pending resume was turned away, and its client was asked to retry later.
+    /// Starts the grace of a call anew, because its client was asked to retry a resume later.
+    ///
+    /// Has no effect after [`MAX_EMPTY_RESUMES`](super::call_timers::MAX_EMPTY_RESUMES) in a row.
     pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
         if let Some(timers) = self.timers_of(id) {
             timers.renew_grace(now);

@@ -4,7 +4,7 @@
 //! then gets: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
 //! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
-//! call may therefore outlive its own deadline, if an older one has a later deadline. Retained calls are in no map, because a late
+//! call may therefore outlive its own deadline, because an older one may have a later deadline. Retained calls are in no map, because a late
 //! client is rare, and its resume searches only the calls of its session.
 //!
 //! # Limits
@@ -76,6 +76,7 @@ struct RetainedQueue<A> {
 impl<A> RetainedCalls<A> {
     /// Retains an ended call if it fits, and evicts older ones of the session id for it.
     ///
+    /// If other sessions take the space in the meantime, the call is not retained in spite of the evictions.
     /// Returns `true` if evictions must be reported.
     pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
         let queue = self.0.get_or_insert_default();

@@ -26,7 +26,7 @@ fn session() -> TestSession {
 
 fn limited(limits: Limits) -> TestSession {
     let shared = Arc::new(RegistryShared::default());
-    shared.totals.limit(limits);
+    shared.totals.set_limits(limits);
     SessionState::new(shared.clone(), Some(session_id(&shared)))
 }
 
@@ -82,14 +82,14 @@ fn detach(session: &mut TestSession, id: CallId, now: Instant) -> DetachOutcome 
     )
 }
 
-/// Returns a session with an accepted call, and the time.
+/// Returns a session with an accepted call, and the current time.
 fn with_call(call: &'static str) -> (TestSession, CallId, Instant) {
     let mut session = session();
     let id = accepted(&mut session, request(1), call);
     (session, id, Instant::now())
 }
 
-/// Does the same and detaches the call.
+/// Returns a session with a detached call, and the time of the detach.
 fn with_detached_call(call: &'static str) -> (TestSession, CallId, Instant) {
     let (mut session, id, now) = with_call(call);
     detach(&mut session, id, now);
@@ -383,7 +383,7 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
     assert_eq!(
         session.next_deadline(),
         Some(recheck + RECHECK_DELAY),
-        "not as long"
+        "the second extension is only a recheck"
     );
     assert_eq!(
         expire_next(&mut session, Duration::ZERO),
@@ -410,7 +410,7 @@ fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
     assert_eq!(
         session.next_deadline(),
         Some(postponed + RECHECK_DELAY),
-        "not as long"
+        "the second extension is only a recheck"
     );
     let expired = expire_next(&mut session, Duration::ZERO);
     assert_eq!(expired, [(id, "call", Expired::Grace)]);
@@ -496,7 +496,7 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
         assert_eq!(
             session.next_deadline(),
             Some(postponed),
-            "nor is the grace renewed"
+            "the empty resume renewed the grace"
         );
     }
 }
@@ -533,8 +533,7 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
 }
 
 #[test]
-fn invariant_8_ids_in_the_format_of_rmcp_are_not_taken_for_those_of_rmcp_if_any_server_may_have_issued_them()
- {
+fn invariant_8_ids_in_the_format_of_rmcp_are_opaque_if_another_server_may_have_issued_them() {
     for ids in [
         // A counter and a constant, a stream and its counter, and counters that continue from call to call.
         [["1/7", "2/7"], ["3/7", "4/7"]],
@@ -751,7 +750,7 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
     assert!(is_retained(&session, 8), "so nothing was evicted for it");
     assert!(
         session.take_evicted().is_empty(),
-        "of these nothing is reported"
+        "evicted delivered answers are not reported"
     );
     session.expire(now + SECOND);
     assert_empty(&session);
@@ -765,8 +764,8 @@ fn invariant_11_of_the_delivered_answers_the_latest_64_are_retained() {
     for stream in 0..66 {
         end_with(&mut session, now, stream, false, 2);
     }
-    let is_kept = [0, 1, 2, 65, 100].map(|stream| is_retained(&session, stream));
-    assert_eq!(is_kept, [false, false, true, true, true]);
+    let are_retained = [0, 1, 2, 65, 100].map(|stream| is_retained(&session, stream));
+    assert_eq!(are_retained, [false, false, true, true, true]);
     assert!(session.take_evicted().is_empty());
     session.expire(now + SECOND);
     assert_empty(&session);
@@ -774,7 +773,9 @@ fn invariant_11_of_the_delivered_answers_the_latest_64_are_retained() {
 
 fn sessions<const N: usize>(retained: usize) -> [TestSession; N] {
     let shared = Arc::new(RegistryShared::default());
-    shared.totals.limit(Limits::default().retained(retained));
+    shared
+        .totals
+        .set_limits(Limits::default().retained(retained));
     [(); N].map(|()| TestSession::new(shared.clone(), Some(session_id(&shared))))
 }
 
@@ -809,7 +810,7 @@ fn invariant_11_a_session_retains_no_more_than_remains_for_all_others() {
     }
     let bytes = greedy.shared.totals.bytes_of(DeliveryState::Undelivered);
     assert!((12_000..=15_000).contains(&bytes), "{bytes}");
-    assert!(is_retained(&greedy, 29), "the latest");
+    assert!(is_retained(&greedy, 29), "the latest answer was evicted");
     assert!(!is_retained(&greedy, 0) && !greedy.take_evicted().is_empty());
 
     end_with(&mut modest, now, 0, true, 4_000);

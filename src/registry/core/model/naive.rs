@@ -90,7 +90,7 @@ pub(super) struct Call {
     resumes_ended_at: Option<Instant>,
     pending_resumes: usize,
     background_readers: usize,
-    /// When the call is removed, if no background reader will observe its end.
+    /// When the call is removed. `None` unless its last background reader has ended while it was detached.
     unobserved_until: Option<Instant>,
     /// The grace has expired, and the call is about to be cancelled.
     is_expired: bool,
@@ -367,7 +367,7 @@ impl Model {
     }
 
     /// Returns the expiry for which the cancel was decided, or `None` if the decision no longer holds.
-    pub(super) fn due(&self, id: CallId) -> Option<usize> {
+    pub(super) fn expiry(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)
     }
@@ -376,11 +376,11 @@ impl Model {
     pub(super) fn confirm(
         &mut self,
         id: CallId,
-        due: usize,
+        expiry: usize,
         decision: Decision,
         now: Instant,
     ) -> bool {
-        if self.due(id) != Some(due) {
+        if self.expiry(id) != Some(expiry) {
             return false;
         }
         let Some(call) = self.get_mut(id) else {
@@ -443,8 +443,8 @@ impl Model {
     /// undelivered ones, each oldest first. No undelivered answer is evicted for a delivered one. Only the latest
     /// delivered answers are retained.
     fn retain_answer(&mut self, new: RetainedAnswer) {
-        let is_kept = if new.undelivered { 0 } else { self.units(true) };
-        if new.completed.units + is_kept > self.capacity {
+        let units_to_keep = if new.undelivered { 0 } else { self.units(true) };
+        if new.completed.units + units_to_keep > self.capacity {
             if new.undelivered {
                 self.evicted.push(new.id);
             }
