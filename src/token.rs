@@ -89,7 +89,7 @@ impl CallToken {
         self.0.signal.reason()
     }
 
-    /// Waits until the call is cancelled. Never completes if the call ends without a cancel.
+    /// Waits until the call is cancelled. Never completes if the call ends without a cancel. Completes at once after a cancel.
     ///
     /// # Cancel safety
     ///
@@ -329,7 +329,9 @@ impl CallToken {
         self.0.is_replay()
     }
 
-    /// Returns a [`CancellationToken`] that fires when the call is cancelled. Cancelling it does not cancel the call.
+    /// Returns a [`CancellationToken`] that fires when the call is cancelled.
+    ///
+    /// Cancelling it does not cancel the call. If the call is already cancelled, the token has fired.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};

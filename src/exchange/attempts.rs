@@ -28,13 +28,14 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Starts the dispatch of a further attempt of the request.
+    /// Starts the dispatch of a further attempt of the request, whose call is in flight.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;
         } else {
             self.dispatch = Dispatch::InProgress(Attempts {
                 in_progress: 1,
+                // The call is in flight, so an earlier attempt was not refused.
                 was_accepted: true,
                 ..Attempts::default()
             });
@@ -58,7 +59,8 @@ impl Exchange {
 
     /// Binds a further attempt of the same request.
     ///
-    /// The attempt is another stream of the call, or a call of its own if the call has ended.
+    /// The attempt is another stream of the call, or a call of its own if the call has ended. Returns `None` if the attempt is not
+    /// tracked, for example because it has another request id or session.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,

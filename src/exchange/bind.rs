@@ -65,7 +65,9 @@ impl Attachment {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Sets the session manager as the canceller. Returns the previous one, which is for calls without a session manager.
+    /// Sets the session manager as the canceller, and starts the dispatch of the first attempt.
+    ///
+    /// Returns the previous canceller, which is for calls without a session manager.
     fn set_canceller(
         &mut self,
         canceller: Arc<dyn Canceller>,
@@ -87,8 +89,12 @@ impl Exchange {
     /// Binds the call of a typed message to its session manager, and attaches it. Returns `None` if it is not tracked.
     ///
     /// From here on a cancel is deferred until the session manager has accepted the request, see
-    /// [`on_dispatched`](Self::on_dispatched). Until then the call affects no other call, tracked or not: it supersedes no call, and
-    /// an older call in flight keeps its id. Next, the caller sets whether the call [waits for a cancel](Self::set_pending_cancel).
+    /// [`on_dispatched`](Self::on_dispatched). Until then, the call does not affect any other call, tracked or not. So it does not
+    /// supersede a call, and an older call in flight keeps its id. Next, the caller sets whether the call
+    /// [waits for a cancel](Self::set_pending_cancel).
+    ///
+    /// `initialize` is not tracked. Nor is a call without a session, with an ambiguous session header, over the limit, or that was
+    /// answered before.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -177,7 +183,8 @@ impl Exchange {
 
     /// Binds a call whose body was read before the session manager got the message.
     ///
-    /// A call that was cancelled in the meantime is still dispatched, and its cancel is sent afterwards.
+    /// A call that was cancelled in the meantime is still dispatched, and its cancel is sent afterwards. Returns `None` if the message has
+    /// another request id or session than the body.
     #[cold]
     fn rebind(
         self: &Arc<Self>,

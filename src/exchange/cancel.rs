@@ -186,7 +186,7 @@ impl Exchange {
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let cancelled = self.begin_cancel(id, Cancel::before_close(), None);
         if let Some(injection) = cancelled.flatten() {
-            // A session that has ended on its own accepts no message and has stopped its handlers. The session is about to be
+            // A session that has ended on its own does not accept messages and has stopped its handlers. The session is about to be
             // closed, whatever the result.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }

@@ -2,7 +2,7 @@
 //!
 //! 1. The confirmation does not change the call: its client may still resume it, and another cancel may end it. The decision then has
 //!    no effect ([`ExpiryToken`]).
-//! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed.
+//! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed by its grace.
 //! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels at once.
 
 use std::{sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time for a confirmation: 10 s. The call is then postponed.
+/// Maximum time for a confirmation: 10 s. After that, the call is postponed by its grace.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Minimum time a call is postponed for: 100 ms. Chosen so that `Postpone(Duration::ZERO)` does not cause a busy loop.
@@ -27,7 +27,9 @@ pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 /// Maximum time a call is postponed for: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A pending confirmation. Its drop applies `decision`: a postponement, unless the future of `confirm` has completed.
+/// A pending confirmation. Its drop applies `decision`.
+///
+/// That is a postponement by the grace, unless the future of `confirm` has completed.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -38,7 +40,7 @@ struct PendingConfirmation {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Requests the confirmation that an orphan may be cancelled.
+    /// Requests the confirmation that an orphan may be cancelled. Does nothing if the expiry no longer holds.
     #[cold]
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
         let request = self.with_session(|session| {
@@ -48,7 +50,7 @@ impl Exchange {
                 session.resume_window(id)?,
             ))
         });
-        // Without all three, the client has resumed, or the call has ended.
+        // If one of the three is missing, the client has resumed, or the call has ended.
         let (Some((expiry, detachment, grace)), Some(call)) = (request.flatten(), self.call(id))
         else {
             return;

@@ -32,7 +32,7 @@ impl Contest {
         Some(Self { older, exchange })
     }
 
-    /// Untracks the call, because the server accepted the request.
+    /// Untracks the older call, because the server accepted the request. Does nothing if that call has ended.
     #[cold]
     pub(crate) fn on_accepted(self) {
         let Self { older, exchange } = &self;

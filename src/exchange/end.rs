@@ -23,7 +23,8 @@ const MIN_RETENTION: Duration = Duration::from_secs(60);
 impl Exchange {
     /// Ends a call whose answer was observed.
     ///
-    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the answer will be retained.
+    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the layer retains answers of such calls
+    /// ([`RetainAnswers`]).
     pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
@@ -62,6 +63,7 @@ impl Exchange {
         }
     }
 
+    /// Ends a call with this outcome, and retains no answer. Does nothing if the call has ended.
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
         self.end(id, outcome, None);
     }
@@ -110,6 +112,7 @@ impl Exchange {
         self.report_end(id, outcome, finished);
     }
 
+    /// Reports the end of a call and any evicted outcomes, and closes the call's span.
     pub(super) fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         if let Some(call) = self.call(id) {
             self.report(&Event::Ended {

@@ -14,7 +14,7 @@ pub(crate) struct Guard {
     tap: Option<Box<Tap>>,
 }
 
-/// Reports a panic in one call or poll of the inner service.
+/// Reports a panic in one call or poll of the inner service. Its drop does so while unwinding.
 ///
 /// The runtime may drop the future only after it has caught the panic, when the cause can no longer be determined.
 pub(crate) struct Polling<'a>(&'a Arc<Exchange>);
@@ -49,7 +49,7 @@ impl Guard {
         self.tap = Some(tap);
     }
 
-    /// Returns the tap, if the body must be read.
+    /// Returns the tap, or `None` if the body need not be read.
     pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
         self.tap.as_deref_mut()
     }

@@ -50,7 +50,9 @@ impl SessionHeader {
         }
     }
 
-    /// Returns the session key. `scope` maps the session id to the scope that issued it.
+    /// Returns the session key, or `None` unless the header has one readable id.
+    ///
+    /// `scope` maps the session id to the scope that issued it.
     pub(super) fn key(&self, scope: impl FnOnce(&str) -> Scope) -> Option<SessionKey> {
         let id = self.id()?;
         Some(SessionKey {

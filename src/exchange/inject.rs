@@ -23,7 +23,7 @@ pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// The delivery of a cancel. Dropping it reports the error, if any.
+/// The delivery of a cancel. Its drop reports the error unless the cancel was delivered.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -96,7 +96,8 @@ impl Exchange {
 
     /// Returns `true` if another call has reused the id of this ended call. The cancel would hit that call.
     ///
-    /// Waits for another call that is not accepted yet. If that call is refused, the cancel must still be sent.
+    /// Waits for another call that is not accepted yet. If that call is refused, the cancel must still be sent. A call that waits for
+    /// this cancel does not count.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;

@@ -34,7 +34,7 @@ pub(super) enum BodyKind {
 
 /// A call in flight with the same id as a request that is not tracked.
 pub(super) trait Contested: Send {
-    /// Untracks the call, because the server accepted the request.
+    /// Untracks that call, because the server accepted the request.
     fn on_accepted(self: Box<Self>);
 }
 

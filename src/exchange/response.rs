@@ -71,6 +71,7 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
+    /// Handles the response head. Returns what is done with the body.
     pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
         if !matches!(head, Head::Refusal { .. }) {
             self.on_accepted();
@@ -100,7 +101,7 @@ impl Exchange {
 
     /// Records that the body is the answer to the call.
     ///
-    /// Returns `None` if the call is not in flight, or a session manager tracks it.
+    /// Returns `None` if the call is not in flight, a session manager tracks it, or the exchange has ended.
     fn begin_answer(self: &Arc<Self>) -> Option<Attachment> {
         self.call_in_flight()?;
         {
@@ -148,6 +149,7 @@ impl Exchange {
         }
     }
 
+    /// Handles the head of an event stream.
     fn on_stream_head(self: &Arc<Self>, readable: bool) -> BodyPlan {
         let is_bound = {
             let mut state = self.state();
@@ -183,6 +185,9 @@ impl Exchange {
         }))
     }
 
+    /// Makes the call the owner of its request id, and returns its first stream.
+    ///
+    /// Returns `None` if the request is not known to carry a call.
     fn accept_call(self: &Arc<Self>) -> Option<Attachment> {
         let call = self.info()?;
         let id = call.id();
@@ -359,11 +364,14 @@ impl Exchange {
     }
 
     /// Returns the server's last `retry`, which is how long the client waits before it resumes.
+    ///
+    /// Returns `None` if the server sent none, or zero.
     pub(super) fn retry(&self) -> Option<Duration> {
         let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))
     }
 
+    /// Returns what is known of the call's streams when one of them ends.
     pub(super) fn stream_end(&self, by_server: bool) -> StreamEnd {
         let canceller = self.state().canceller.clone();
         StreamEnd {

@@ -103,7 +103,7 @@ impl Resume {
         };
         let event_id = as_utf8(event_id.as_bytes().trim_ascii());
         let event_id = &*event_id;
-        let held = shared.registry.with_session(&session.id, |session| {
+        let held_calls = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
             // In any scope: the issuer of the session id may not be known yet.
             let mut calls = session.candidates_for_event(event_id);
@@ -112,7 +112,7 @@ impl Resume {
         });
         Some(Self {
             event_id: event_id.into(),
-            held_calls: Mutex::new(held.unwrap_or_default()),
+            held_calls: Mutex::new(held_calls.unwrap_or_default()),
             session,
         })
     }
@@ -122,7 +122,9 @@ impl Resume {
         self.session.scope.path().is_none()
     }
 
-    /// Handles a resume that the inner service answered with a stream.
+    /// Handles a resume that the inner service answered with a stream, and ends it.
+    ///
+    /// If several calls match, each of them is marked as maybe resumed.
     pub(super) fn accept(&self, shared: &LayerShared) -> Accepted {
         if self.is_managed() {
             self.end();
@@ -152,6 +154,8 @@ impl Resume {
     }
 
     /// Returns the exchange of the call in flight that this resume refers to.
+    ///
+    /// Returns `None` unless exactly one call matches.
     pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
         let call = shared.registry.with_session(&self.session.id, |session| {
             session.unique_match_for_event(&self.event_id)
@@ -173,16 +177,18 @@ impl Resume {
     /// Starts the graces of its calls anew: the client is still connected and was asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
-        let held = lock(&self.held_calls).clone();
-        for (id, exchange) in held {
+        let held_calls = lock(&self.held_calls).clone();
+        for (id, exchange) in held_calls {
             exchange.with_session(|session| session.renew_grace(id, Instant::now()));
         }
     }
 
     /// Ends the resume. The graces that it deferred may expire, unless another resume of their call is pending.
+    ///
+    /// May be called more than once.
     pub(super) fn end(&self) {
-        let held = mem::take(&mut *lock(&self.held_calls));
-        for (id, exchange) in held {
+        let held_calls = mem::take(&mut *lock(&self.held_calls));
+        for (id, exchange) in held_calls {
             exchange.with_session(|session| session.end_resume(id, Instant::now()));
         }
     }

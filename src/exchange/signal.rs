@@ -66,7 +66,7 @@ impl Signal {
         self.reason.get().copied()
     }
 
-    /// Returns the token, which the first call creates.
+    /// Returns the token, which the first call creates. If the signal has fired, the token is cancelled.
     pub(crate) fn token(&self) -> CancellationToken {
         let token = self.pending().token.get_or_insert_default().clone();
         // `fire` sets the reason before it takes the lock. So either `fire` finds the token, or this finds the reason.
@@ -91,6 +91,8 @@ impl Signal {
     }
 
     /// Adds a hook that runs when the token fires.
+    ///
+    /// If the token has fired, runs the hook at once. If the token can no longer fire, drops the hook.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
             let mut pending = self.pending();
@@ -107,6 +109,7 @@ impl Signal {
         }
     }
 
+    /// Fires the token and runs the hooks. Only the first call has an effect.
     pub(super) fn fire(&self, reason: CancelReason, spawn: impl Fn(CleanUpTask)) {
         if self.reason.set(reason).is_err() {
             return;
@@ -180,7 +183,7 @@ impl Hook {
     fn run(self, reason: CancelReason, spawn: &impl Fn(CleanUpTask)) {
         match self {
             Self::Fire(token) => token.cancel(),
-            // Without a runtime the task is dropped here.
+            // If there is no runtime, `spawn` drops the task.
             Self::CleanUp(clean_up) => drop(catch_panic(|| spawn(clean_up(reason)))),
         }
     }

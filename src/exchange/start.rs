@@ -111,6 +111,8 @@ impl Exchange {
 
     /// Reports a body that the layer cannot read, because no session manager will bind its call.
     ///
+    /// If the inner service `accepted` the request, an open exchange becomes [`Phase::Streaming`].
+    ///
     /// A body that was dropped before its end is reported only if the inner service `accepted` the request. A service may refuse a request
     /// without reading its body.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
@@ -149,6 +151,7 @@ impl Exchange {
         is_first
     }
 
+    /// Starts the call in a parsed message, unless a session manager has bound it. Records what any other message is.
     fn start(self: &Arc<Self>, message: Message<'_>) {
         let request = match message {
             Message::Request(request) => Some(request),
@@ -206,11 +209,11 @@ impl Exchange {
     ) -> Registered {
         let (id, deadline) = (call.id(), call.deadline());
         let session_id = call.session_id().cloned();
-        let name = key.map(|key| (key.session.scope, key.request));
+        let key = key.map(|key| (key.session.scope, key.request));
         let registry = &self.shared.registry;
         let (is_contested, deferred, is_drained) =
             registry.start(id, session_id.as_ref(), |entry, session| {
-                session.start(id, name, self.clone(), deadline);
+                session.start(id, key, self.clone(), deadline);
                 // A thread that finds the call in the session finds it here, and vice versa, because the session entry is locked.
                 // `get_or_init` is compiled for size: it would move the value once more, byte by byte.
                 let _first = self.call.set(CallRef {
@@ -226,7 +229,9 @@ impl Exchange {
         }
     }
 
-    /// Reports that its call has started. Must be called without locks.
+    /// Reports that its call has started, and cancels it if the server has been drained.
+    ///
+    /// Must be called without locks.
     pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {
         let Registered {
             deferred,
@@ -243,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the call that a client's cancel refers to, even if its request is not accepted yet.
+    /// Returns the call in flight that a client's cancel refers to, accepted or not.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;

@@ -116,7 +116,7 @@ pub(super) struct ExchangeState {
     pub(super) late_answer: LateAnswer,
     /// Its call was answered while its client was connected, as a session manager observed.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of its call is ending, if the stream itself cannot determine that.
+    /// Why a resumed stream of its call is ending. Set where the stream itself observes only that it is dropped.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
     /// The exchange of a further attempt that is a call of its own, because the first call has ended.
@@ -128,9 +128,9 @@ pub(super) struct ExchangeState {
 /// A message that only its session manager can read.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// Whether a stream can still deliver the answer, if the call's stream ended early.
+/// Whether a stream can still deliver the answer of a call.
 ///
-/// The transport of the session then has an answer that this stream did not deliver.
+/// If the call's streams end early, only the transport of the session observes the answer.
 #[derive(Default)]
 pub(super) enum LateAnswer {
     /// A stream will deliver the answer, as far as is known.
@@ -169,7 +169,7 @@ pub(super) struct Attempts {
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted an attempt or may have accepted one.
     pub(super) was_accepted: bool,
-    /// The call's key, if an older call in flight has the same key. The older call keeps the key if the request is refused.
+    /// The call's key while an older call in flight has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
@@ -291,7 +291,7 @@ impl Exchange {
         &self.shared.registry
     }
 
-    /// Returns its call, if it is known to carry one.
+    /// Returns its call, or `None` if it is not known to carry one.
     pub(super) fn info(&self) -> Option<&CallInfo> {
         Some(&self.call.get()?.info)
     }
@@ -331,7 +331,7 @@ impl Exchange {
         self.with_session(|session| session.add_background_reader(id));
     }
 
-    /// Returns its call, if the call has this id.
+    /// Returns its call if the call has this id, and `None` otherwise.
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
         self.info().filter(|call| call.id() == id)
     }

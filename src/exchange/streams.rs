@@ -40,7 +40,8 @@ impl Drop for Delivering {
 impl Exchange {
     /// Adds an open stream of its call, or of the call that it resumes.
     ///
-    /// Returns the exchange of the resumed call, if any.
+    /// A stream that a drain would not find through a call in flight is also registered. Returns the exchange of the resumed call, or
+    /// `None` if the stream does not resume a call in flight.
     pub(crate) fn on_stream_opened(&self, stream: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
         match &self.kind {
@@ -119,6 +120,7 @@ impl Exchange {
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
     }
 
+    /// Adds a stream. If the call was cancelled here, sends the error on the stream and closes it.
     fn add_stream(&self, stream: Weak<dyn StreamHandle>) {
         let error = self.state().streams.add(stream);
         if let Some((message, stream)) = error {
@@ -156,7 +158,7 @@ impl Exchange {
         self.state().streams.error()
     }
 
-    /// Returns its call, if the call has not ended.
+    /// Returns its call if the call is in flight, and `None` otherwise.
     pub(crate) fn call_in_flight(&self) -> Option<&CallInfo> {
         let call = self.info()?;
         self.is_in_flight(call.id()).then_some(call)
@@ -173,6 +175,8 @@ impl Exchange {
     }
 
     /// Sets the timer of a stream. Its first deadline is `timeout` from now.
+    ///
+    /// Returns `None` if the deadline is too far in the future for the clock.
     pub(crate) fn set_stream_timer(
         &self,
         stream: Weak<dyn OnDeadline>,

@@ -136,6 +136,9 @@ impl Tap {
         });
     }
 
+    /// Reports the end of the body, unless the answer has passed.
+    ///
+    /// The call completes if the server has ended a body that is the answer itself. Otherwise it has lost a stream.
     pub(super) fn finish(self, cause: DetachCause) {
         let Some(call) = self.call else {
             return;
