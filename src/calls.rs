@@ -139,8 +139,8 @@ impl Calls {
 
     /// Cancels a call, attached or not. Returns `false` if the call has ended or runs as a task.
     ///
-    /// The call's token fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
-    /// [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
+    /// The call's token fires, and the server of a session call is notified. A connected client gets the JSON-RPC error -32800, or
+    /// -32001 for [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.cancel(id, Cancel::now(reason)))
@@ -169,7 +169,7 @@ impl Calls {
     /// Records that a client has resumed a call on another server, through a shared event store.
     ///
     /// The call then keeps running without a client here, even if the loss of its old connection is detected only later. This ends
-    /// when the client resumes here. Returns `false` if no call in flight has that event id.
+    /// when the client resumes here. Returns `false` if no call in flight may have that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///
     /// ```
@@ -193,11 +193,12 @@ impl Calls {
 
     /// Waits at most `limit` for all calls to end, and cancels the rest.
     ///
-    /// The reason for these cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then
-    /// the drain closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every
-    /// new one. It does not wait for subscriptions to end.
+    /// The drain also waits for answers that are on their way to their clients, but not for subscriptions to end. The reason for its
+    /// cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then the drain closes every
+    /// open event stream of the layer, including standalone ones and subscriptions, and from then on every new one. A call that starts
+    /// later is cancelled at once.
     ///
-    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Start the drain and the
+    /// `axum::serve(…).with_graceful_shutdown(…)` alone never ends while an event stream is open. Start the drain and the
     /// graceful shutdown at the same time, so that no new call arrives while the calls end. A drain cannot end a connection on which
     /// only a part of a request has arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
     ///

@@ -31,6 +31,8 @@ fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
 
 impl<M: SessionManager> ManagerInner<M> {
     /// Binds the call in `message` to its exchange.
+    ///
+    /// Returns `None` if the message is not a request, if the exchange does not track it, or if it passed no layer or another one.
     pub(super) fn bind(
         self: &Arc<Self>,
         session: &SessionId,
@@ -107,7 +109,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Handles a cancel that the client sent and the manager accepted.
     ///
-    /// The call may have ended in the meantime, and another call may have reused its id.
+    /// Does nothing if `target` has ended in the meantime, even if another call has reused its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {
         let found = self.find(session, request);
         if let Some((id, exchange)) = found.filter(|(id, _)| *id == target) {

@@ -110,7 +110,9 @@ where
 // === impl ManagerInner ===
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Submits a request to the inner manager, after waiting for any pending cancel that would hit the request.
+    /// Submits a request to the inner manager, after any pending cancel that would hit it.
+    ///
+    /// Waits for such cancels for at most [`INJECTION_TIMEOUT`].
     pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
@@ -151,7 +153,6 @@ impl<M: SessionManager> ManagerInner<M> {
         let request = request.map(|request| request.request_id().clone());
         let tracked = exchange.cloned().zip(info.cloned());
         Either::Right(Box::pin(async move {
-            // A cancel takes at most `INJECTION_TIMEOUT`.
             session
                 .wait_for_cancels(request.as_ref(), INJECTION_TIMEOUT)
                 .await;
@@ -188,7 +189,7 @@ impl Untracked {
         }
     }
 
-    /// Untracks the older call, if any, because the manager accepted the request.
+    /// Untracks an older call with the same id, because the manager accepted the request.
     #[cold]
     fn on_opened(self) {
         if let Some(contest) = self.contest {

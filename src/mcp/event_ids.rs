@@ -52,7 +52,7 @@ pub(super) struct Seal {
 }
 
 pin_project! {
-    /// A stream of events that seals their ids, if there is a seal.
+    /// A stream of events that seals their ids. Without a seal, it passes them on unchanged.
     pub(super) struct Sealed<S> {
         #[pin]
         events: S,
@@ -84,6 +84,7 @@ impl EventIdKey {
         OF_PROCESS.get_or_init(random).clone()
     }
 
+    /// Creates a key from bytes of any length.
     pub(super) fn new(key: &[u8]) -> Self {
         let mut block = [0; BLOCK];
         let long: [u8; 32];

@@ -8,7 +8,7 @@ use crate::token::CallToken;
 impl CallToken {
     /// Returns the token of the call that a handler of rmcp serves.
     ///
-    /// Returns `None` without the layer, for example over a transport other than HTTP. For rmcp before 3.9 see
+    /// Returns `None` if the request did not pass the layer, for example over a transport other than HTTP. For rmcp before 3.9 see
     /// [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp).
     ///
     /// ```

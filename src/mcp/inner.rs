@@ -114,7 +114,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the call in flight of a session with this JSON-RPC id.
+    /// Returns the call in flight of a session whose accepted request has this JSON-RPC id.
     pub(super) fn find(
         &self,
         session: &SessionId,
@@ -131,9 +131,9 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels the calls in flight and waits for pending cancels.
+    /// Cancels the calls in flight, removes the retained calls, and waits for pending cancels.
     ///
-    /// A closed session accepts no cancel, and rmcp lets its handlers run for another 5 s.
+    /// Needed because a closed session does not accept cancels, and rmcp lets its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.begin_close(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
@@ -146,7 +146,9 @@ impl<M> ManagerInner<M> {
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends the calls of a session that is restored under its old id. Its event ids count from `0/0` again.
+    /// Ends the calls of a session that is restored under its old id.
+    ///
+    /// Also removes its retained calls. The event ids of the restored session start at `0/0` again, so they could refer to old calls.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -198,7 +200,9 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the session of a new call if a pending cancel has the call's id. The call must wait for that cancel.
+    /// Returns the session of a new call if a pending cancel has the call's id.
+    ///
+    /// The call must wait for that cancel.
     pub(super) fn pending_cancel_for(
         &self,
         session: &SessionId,
@@ -263,7 +267,7 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Adds a session, which is closed when it is idle.
+    /// Adds a session, in place of an older one with the same id, and starts its idle timer.
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
@@ -292,7 +296,9 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Closes a session, even if this future is dropped, for example because the client disconnects.
+    /// Closes a session. If the inner manager does not close it, the session stays open.
+    ///
+    /// If this future is dropped, for example because the client disconnects, a task completes the close and logs an error.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This may be the first request on this runtime.
         self.timer.ensure_on_current_runtime();

@@ -128,7 +128,7 @@ pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> 
     }
 }
 
-/// Returns the stream of an ended call, or an empty one.
+/// Returns the stream for a client that resumes an ended call. It is empty if nothing is retained.
 pub(super) fn replay(
     end: Option<RetainedOutcome<Answer>>,
     last_event_id: &str,

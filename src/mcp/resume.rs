@@ -29,7 +29,7 @@ pub(super) struct ResumeRequest<'a, M> {
     pub(super) shared: &'a Arc<ManagerInner<M>>,
     pub(super) session: &'a SessionId,
     pub(super) last_event_id: String,
-    /// Binds the event ids to the session, if they are in an event store.
+    /// Binds the event ids to the session. `None` without an event store.
     pub(super) seal: Option<Box<Seal>>,
     pub(super) session_use: Option<SessionUse>,
 }
@@ -149,7 +149,9 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
-    /// Waits for the call's permit, if the event belongs to a call in flight.
+    /// Waits for the call's permit, which earlier resumes may hold.
+    ///
+    /// After a timeout, continues without the permit. Returns `None` if the event does not belong to a call in flight.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reader = BackgroundReader::new(exchange, id);
@@ -182,7 +184,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                     exchange.reopen_late_answer();
                     BoundCall::new(attachment, self.shared.event_id_format())
                 });
-                // Without an attachment the call has just ended.
+                // If there is no attachment, the call has just ended.
                 let client_stream = call
                     .as_ref()
                     .map_or(ClientStream::OfCall, |_| ClientStream::None);
@@ -209,6 +211,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     }
 
     /// Reads this resume's stream in the background, because its client has disconnected.
+    ///
+    /// Drops the resume if its event does not belong to a call in flight, or if the manager does not reply within [`DRAIN_TIMEOUT`].
     ///
     /// The manager may already have moved the call's stream to this resume. Then only this stream yields further messages, including
     /// the answer. The call stays detached, because its client did not complete the resume.

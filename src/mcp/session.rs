@@ -104,7 +104,7 @@ pub(super) trait Owner: Send + Sync {
     /// Returns the call in flight with this JSON-RPC id.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
-    /// Closes an idle session, which no longer accepts requests.
+    /// Closes a session that was marked as closed for being idle.
     fn close_idle(self: Arc<Self>, session: SessionId);
 }
 
@@ -152,7 +152,8 @@ impl Sessions {
 
     /// Marks a session as ending while the inner manager is closing it. Requests no longer find it.
     ///
-    /// It stays in the map, so that its close is reported before the opening of a session that replaces it.
+    /// It stays in the map, so that its close is reported before the opening of a session that replaces it. Returns `None` if there is
+    /// no session with this id, or if it is ending already.
     pub(super) fn begin_end(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
         let session = self.find(id)?;
         let is_first = !session.is_ending.swap(true, Ordering::Relaxed);
@@ -272,7 +273,7 @@ impl Session {
         mem::replace(&mut *notified, now)
     }
 
-    /// Starts the timer that closes the session once it is idle.
+    /// Starts the timer that closes the session once it is idle. Does nothing if the session has no timeout.
     pub(super) fn start_idle_timer(self: &Arc<Self>, timer: &Arc<Timer>) {
         let timeout = self.idle_timeouts.shortest();
         if let Some(at) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {

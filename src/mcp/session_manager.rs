@@ -288,6 +288,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     }
 
     /// Records a request, because rmcp calls this for every GET and POST of a session.
+    ///
+    /// If the session is being closed as idle, waits for that.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
@@ -295,7 +297,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     /// Cancels the calls of a session, and then closes it.
     ///
-    /// In this order, because a closed session accepts no cancel, and rmcp would let its handlers run for another 5 s.
+    /// In this order, because a closed session does not accept cancels, and rmcp would let its handlers run for another 5 s. Does nothing
+    /// if the current task served a session that another one has replaced.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // A task that has served a session closes only that session, not one that was restored under its id.
         let served = self.shared.serve_tasks.end(id);

@@ -40,6 +40,7 @@ pub(super) enum ClientStream {
 // === impl Sessions ===
 
 impl Sessions {
+    /// Starts a use of a session. Returns `None` if there is no such session, or if it is ending.
     pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
         let session = self.find(id)?;
         session.begin_use();

@@ -220,7 +220,7 @@ pub(super) async fn read_in_background(
     let mut finished = select(cancelled, ended);
     while let Either::Left((event, _)) = select(stream.next(), &mut finished).await {
         let Some(event) = event else {
-            return call.answer_not_on_this_stream(session_use.as_ref());
+            return call.on_end_without_answer(session_use.as_ref());
         };
         call.record(&event);
         if call.is_answered_by(&event) {
@@ -283,10 +283,10 @@ impl BoundCall {
         exchange.add_background_reader(*id);
     }
 
-    /// Records that the stream has ended without the answer. Only the transport of the session can still observe the answer.
+    /// Records that the stream has ended without the answer.
     ///
-    /// If another stream of the call is open, it has replaced this one.
-    fn answer_not_on_this_stream(&self, session_use: Option<&SessionUse>) {
+    /// If it was the last stream, only the transport of the session can still observe the answer. If another stream of the call is open, it has replaced this one.
+    fn on_end_without_answer(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(session_use) = session_use {
             session_use.early_ends.mark_possible();
@@ -348,7 +348,7 @@ impl BoundCall {
     fn on_ended_by_server(mut self, session_use: Option<&SessionUse>) {
         self.reader = StreamReader::None;
         self.attachment.detach(DetachCause::EndedByServer, false);
-        self.answer_not_on_this_stream(session_use);
+        self.on_end_without_answer(session_use);
     }
 }
 

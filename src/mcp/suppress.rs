@@ -38,8 +38,8 @@ use crate::lock::lock;
 
 /// Maximum number of cancelled calls that a session suppresses: 256.
 ///
-/// Beyond it, the messages of the oldest call are delivered again. Also the maximum number of untracked calls that may run in a
-/// session at once. Once it is exceeded, the session never suppresses anything again.
+/// Beyond it, the messages of the oldest call are delivered again. It is also the maximum number of untracked calls that may run in a
+/// session at once. If more untracked calls run at once, the session never suppresses anything again.
 const MAX_SUPPRESSED: usize = 256;
 
 /// The cancelled calls of a session, and the requests that its calls made to the client.
@@ -163,7 +163,7 @@ impl Suppressed {
         self.is_active() && self.state().is_suppressed(message)
     }
 
-    /// Removes the request to the client that a message answers, if it answers one.
+    /// Removes the request to the client that a message answers. Ignores any other message.
     pub(super) fn on_received(&self, message: &RxJsonRpcMessage<RoleServer>) {
         if let Some(id) = answered_id(message)
             && self.is_active()
@@ -301,6 +301,8 @@ impl HashedIds {
 }
 
 /// Returns the id of the call that a request to the client was made for.
+///
+/// Returns `None` if rmcp did not record it.
 fn origin(message: &JsonRpcRequest<ServerRequest>) -> Option<RequestId> {
     let OriginatingRequestId(origin) = message.request.extensions().get()?;
     Some(origin.into())

@@ -81,6 +81,7 @@ impl<B> TeeBody<B> {
         }
     }
 
+    /// Returns the body of a replayed cancel.
     pub(crate) fn replay(content: Bytes) -> Self {
         Self {
             source: EitherBody::bytes(content),
@@ -202,6 +203,7 @@ impl Drop for BodyObserver {
 // === impl Capture ===
 
 impl Capture {
+    /// Returns how a body is captured, according to the head of its request.
     pub(crate) fn of(method: &Method, headers: &McpHeaders<'_>) -> Self {
         if method != Method::POST {
             return Self::Off;

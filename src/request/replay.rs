@@ -107,6 +107,7 @@ impl<S, B> Replay<S, B> {
         }
     }
 
+    /// Returns the POST that cancels a call.
     fn request(&self, call: &CallInfo, reason: CancelReason) -> Request<TeeBody<B>> {
         let content = jsonrpc::cancel(call.request_id(), reason);
         let length = content.len();

@@ -52,7 +52,7 @@ pin_project! {
             guard: Guard,
             #[pin]
             source: EitherBody<B>,
-            // Number of bytes left, if it is known.
+            // Number of bytes left. `None` if it is unknown.
             remaining: Option<u64>,
             // `None` if the connection is not watched or has been closed.
             peer: Option<PeerClosed>,
@@ -64,7 +64,9 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// Returns a body with `remaining` bytes, if that number is known. The body ends early if `peer` closes while it is pending.
+    /// Returns a body with `remaining` bytes, which is `None` if their number is unknown.
+    ///
+    /// The body ends early if `peer` closes while the inner body is pending.
     pub(super) fn plain(
         mut guard: Guard,
         inner: B,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     Polled,
-    head::{has_type, read_head},
+    head::{classify_head, has_type},
 };
 use crate::{
     call::{DetachCause, RequestId},
@@ -137,7 +137,7 @@ where
         }
     }
 
-    /// Handles the answer. Returns the bytes to send at once, if any.
+    /// Handles the answer. Returns the bytes to send at once, or `None` if the body must be polled first.
     fn on_answer(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
         let Some(answer) = answer else {
             guard.fail();
@@ -147,7 +147,7 @@ where
         };
         let (parts, body) = answer.into_parts();
         let mcp_headers = McpHeaders::of(&parts.headers);
-        let head = read_head(parts.status, &mcp_headers);
+        let head = classify_head(parts.status, &mcp_headers);
         match guard.exchange().map(|exchange| exchange.on_head(head)) {
             Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
             Some(BodyPlan::Answer(call)) => guard.set_tap(Box::new(Tap::answer_as_event(call))),

@@ -20,7 +20,7 @@ use super::{
     PeerClosed, Sleeper,
     body::ResponseBody,
     commit::CommittedBody,
-    head::{content_length, has_no_content, has_type, read_head},
+    head::{classify_head, content_length, has_no_content, has_type},
     is_ready,
     late::Late,
     peer_closed,
@@ -35,7 +35,7 @@ use crate::{
     options::Options,
 };
 
-/// Interval of the probes of a stream that was committed early, without [`keep_alive`]: 15 s.
+/// Interval of probes in an early committed stream if [`keep_alive`] is not set: 15 s.
 ///
 /// Chosen because it is a quarter of the shortest idle limit that proxies have by default.
 ///
@@ -262,7 +262,7 @@ impl<F: Future> InnerFuture<F> {
 // === impl Silence ===
 
 impl Silence {
-    /// Returns `None` without a runtime.
+    /// Returns `None` outside of a tokio runtime.
     fn new(limit: Duration) -> Option<Self> {
         Some(Self {
             limit,
@@ -339,7 +339,7 @@ impl ResponseOptions {
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length, None));
         };
         let keep_alive = exchange.keep_alive();
-        let head = read_head(parts.status, &mcp_headers);
+        let head = classify_head(parts.status, &mcp_headers);
         let mut answered_call = None;
         match exchange.on_head(head) {
             BodyPlan::Late { request, error } if !has_no_content(parts.status) => {

@@ -7,12 +7,14 @@ use crate::{
     headers::{self, McpHeaders},
 };
 
+/// Returns the first `Content-Length`, or `None` if it is absent or not a number.
 pub(super) fn content_length(headers: &McpHeaders<'_>) -> Option<u64> {
     let length = headers.content_length.first()?;
     length.to_str().ok()?.parse().ok()
 }
 
-pub(super) fn read_head(status: StatusCode, headers: &McpHeaders<'_>) -> Head {
+/// Returns what a response head means for the call of its request.
+pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Head {
     if !status.is_success() {
         return Head::Refusal {
             is_temporary: is_temporary(status),

@@ -45,7 +45,7 @@ struct HeldBack {
     error: Bytes,
     reader: Reader,
     held: BytesMut,
-    /// `None` without a runtime.
+    /// `None` outside of a tokio runtime.
     silence: Option<Sleeper>,
 }
 

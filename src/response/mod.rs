@@ -6,7 +6,7 @@
 //! | `body` | from the head to the end, for any body; defines what counts as its end |
 //! | `stream` | a body of events: probes, injected messages, a client that is not reading |
 //! | `slot` | holds the inner body of a stream, so that the timer can drop it too |
-//! | `commit` | the inner answer as events, if the head was sent first |
+//! | `commit` | the inner answer as events, after a head that was sent early |
 //! | `late` | a resumed stream of a cancelled call: the answer if the server has it, otherwise the error |
 
 use std::{
@@ -53,7 +53,7 @@ fn peer_closed(_: &Extensions) -> Option<PeerClosed> {
     None
 }
 
-/// Polls a future, if any. Returns `true` if it is ready.
+/// Polls a future. Returns `true` if it is ready, and `false` if there is none.
 fn is_ready<F>(future: &mut Option<Pin<Box<F>>>, cx: &mut Context<'_>) -> bool
 where
     F: Future + ?Sized,
@@ -63,7 +63,7 @@ where
         .is_some_and(|future| future.as_mut().poll(cx).is_ready())
 }
 
-/// Returns a timer, or `None` without a runtime.
+/// Returns a timer, or `None` outside of a tokio runtime.
 fn timer(time: Duration) -> Option<Sleeper> {
     Handle::try_current().ok()?;
     Some(Box::pin(sleep(time)))

@@ -121,7 +121,7 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Sets the timer that detects a reader that does not poll.
+    /// Sets the timer that detects a reader that does not poll. Has no effect without a stall timeout.
     pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
             // Called once for each slot.
@@ -139,9 +139,9 @@ impl<B> BodySlot<B> {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
 
-    /// Returns the next injected message, if the slot was closed with an error.
+    /// Returns the next injected message, even in the middle of an event.
     ///
-    /// The message is returned even in the middle of an event.
+    /// Returns `None` if no message is left, or if the slot was not closed with an error.
     pub(super) fn next_remaining_message(&self) -> Option<Bytes> {
         let mut state = self.state();
         let has_error = matches!(state.closing(), Some(Closing::WithError));

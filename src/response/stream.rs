@@ -209,12 +209,15 @@ where
         Poll::Ready(None)
     }
 
-    /// Returns the next message for the client, if the inner body was dropped in the middle of an event.
+    /// Returns the next message for the client after the inner body was dropped.
+    ///
+    /// That may be in the middle of an event. Returns `None` if no message is left, or if messages cannot be injected into the body.
     fn next_remaining_message(&self) -> Option<Bytes> {
         let is_injectable = matches!(self.content, Content::Injectable { .. });
         is_injectable.then(|| self.slot.next_remaining_message())?
     }
 
+    /// Returns the frame, or the piece of it, that is delivered now. Restores the inner body.
     fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
         let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
@@ -383,7 +386,7 @@ impl Content {
 // === impl Probes ===
 
 impl Probes {
-    /// Returns `None` without a runtime.
+    /// Returns `None` outside of a tokio runtime.
     pub(super) fn new(every: Duration) -> Option<Self> {
         Some(Self {
             every,

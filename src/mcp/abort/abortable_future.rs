@@ -19,7 +19,7 @@ use crate::{
 };
 
 pin_project! {
-    /// Polls a handler. Drops it when its [`AbortTimer`] completes, if it has one.
+    /// Polls a handler, and drops it when its [`AbortTimer`] completes. Without a timer, the handler runs to its end.
     pub(super) struct AbortableFuture<F> {
         #[pin]
         handler: Option<F>,

@@ -133,7 +133,7 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         AbortableFuture::new(request_info, None, || method(&self.handler, context))
     }
 
-    /// Runs a method for a subscription.
+    /// Runs a method for a subscription. It is not stopped, because its own context fires.
     fn subscription<'a, F>(
         &'a self,
         context: SubscriptionContext,
