@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_server::{
 
 use crate::tool::{Log, Worker};
 
-/// The layers between client and tool.
+/// What a server uses: bare rmcp, or parts of this crate with it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Setup {
     Bare,

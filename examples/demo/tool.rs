@@ -37,7 +37,7 @@ enum Work {
     Ended(End),
 }
 
-/// The part of the log that concerns one caller, of this many.
+/// The part of the log that concerns one of `callers` callers.
 pub(crate) struct CallLog<'a> {
     pub(crate) log: &'a Log,
     pub(crate) caller: usize,

@@ -70,7 +70,7 @@ pub(crate) struct Cell {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Expected {
-    /// Cancelled after this time from the disconnect.
+    /// Cancelled this long after the disconnect.
     Cancelled(Duration),
     RunsOn,
     Answered,
@@ -78,9 +78,9 @@ pub(crate) enum Expected {
 }
 
 pub(crate) enum Outcome {
-    /// The tool was cancelled, after this time from the disconnect.
+    /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
-    /// The tool worked to its end, for this time after the disconnect.
+    /// The tool worked to its end, this long after the disconnect.
     RanOn(Duration),
     /// The client got the answer.
     Answered,
@@ -134,7 +134,7 @@ async fn run(
         }
     }
     sleep(RESUME_DELAY).await;
-    // Without an event id, there is nothing to resume.
+    // A client that has received no event id has nothing to resume with.
     let mut ids = received
         .lines()
         .filter_map(|line| line.strip_prefix("id: "));

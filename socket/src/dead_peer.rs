@@ -122,7 +122,7 @@ impl DeadPeer {
 
     /// Sets how long a connection may be silent before it is probed (`TCP_KEEPIDLE`).
     ///
-    /// Rounded up to whole seconds.
+    /// Rounded up to whole seconds, at least one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -136,7 +136,7 @@ impl DeadPeer {
         self
     }
 
-    /// Sets the time between two probes (`TCP_KEEPINTVL`), rounded up to whole seconds.
+    /// Sets the time between two probes (`TCP_KEEPINTVL`), rounded up to whole seconds, at least one.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = whole_seconds(interval);
         self
@@ -152,13 +152,16 @@ impl DeadPeer {
 
     /// Sets how long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`).
     ///
-    /// Also limits how long data may stay unsent while the peer's receive window is full. Zero keeps the kernel's own limit.
+    /// Also limits how long data may stay unsent while the peer's receive window is full. Zero keeps the kernel's own limit. Any other
+    /// value counts as at least 1 ms and at most 24 days.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
     }
 
     /// Sets the options on a listening or a connected TCP socket.
+    ///
+    /// Leaves out the options that this platform lacks, which [`Applied`] lists.
     ///
     /// # Errors
     ///

@@ -136,7 +136,7 @@ impl Peer {
     /// This needs no read or write, and works even while bytes from the peer are unread.
     /// [`WatchedStream`](super::WatchedStream) has an example.
     ///
-    /// - If this side closes the connection first, the future releases the socket and never completes.
+    /// - If this side closes the connection first, or the runtime ends, the future releases the socket and never completes.
     /// - A peer that shuts down only its sending side, and still reads, counts as disconnected, as it does for hyper. Do not
     ///   await this on a server that sets hyper's `half_close`.
     /// - The future completes only on Linux and Android.
@@ -153,7 +153,9 @@ impl Peer {
         future::pending().await
     }
 
-    /// Returns `true` if [`closed`](Self::closed) would complete at once. `false` if this side has closed the connection.
+    /// Returns `true` if [`closed`](Self::closed) would complete at once.
+    ///
+    /// Returns `false` if this side has closed the connection, and always on systems other than Linux and Android.
     pub fn is_closed(&self) -> bool {
         self.shared
             .upgrade()
@@ -177,6 +179,8 @@ impl SharedStream {
 
     /// Waits until our read side is closed. Returns `true` if the peer caused that.
     ///
+    /// Returns `false` if this side did, or if the runtime is shutting down.
+    ///
     /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports it without
     /// reporting data too. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait while
     /// hyper waits.
@@ -199,7 +203,7 @@ impl SharedStream {
         }
     }
 
-    /// Returns `true` if our read side is closed, and the peer caused that. Does not wait for that.
+    /// Returns `true` if our read side is closed by now, and the peer caused that.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)

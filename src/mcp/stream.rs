@@ -285,7 +285,8 @@ impl BoundCall {
 
     /// Records that the stream has ended without the answer.
     ///
-    /// If it was the last stream, only the transport of the session can still observe the answer. If another stream of the call is open, it has replaced this one.
+    /// If it was the last stream, only the transport of the session can still observe the answer. If another stream of the call is
+    /// open, that stream has replaced this one.
     fn on_end_without_answer(&self, session_use: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(session_use) = session_use {

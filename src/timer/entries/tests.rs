@@ -91,29 +91,29 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A target that does this in its deadline. Its entry ends with it.
-struct Acts {
+/// A target that calls `at_deadline` at its deadline. Its drop removes its entry.
+struct CallbackTarget {
     at_deadline: Box<dyn Fn(Instant) -> Option<Rearm> + Send + Sync>,
     handle: OnceLock<TimerHandle>,
 }
 
-impl Acts {
+impl CallbackTarget {
     fn set(
         timer: &Arc<Timer>,
         deadline: Instant,
         at_deadline: impl Fn(Instant) -> Option<Rearm> + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let acts = Arc::new(Self {
+        let target = Arc::new(Self {
             at_deadline: Box::new(at_deadline),
             handle: OnceLock::new(),
         });
-        let weak: Weak<Self> = Arc::downgrade(&acts);
-        assert!(acts.handle.set(timer.set(deadline, weak)).is_ok());
-        acts
+        let weak: Weak<Self> = Arc::downgrade(&target);
+        assert!(target.handle.set(timer.set(deadline, weak)).is_ok());
+        target
     }
 }
 
-impl OnDeadline for Acts {
+impl OnDeadline for CallbackTarget {
     fn on_deadline(&self, lateness: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
         (self.at_deadline)(lateness.now())
     }
@@ -130,7 +130,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let others = timer.clone();
-    let target = Acts::set(&timer, now, move |now| {
+    let target = CallbackTarget::set(&timer, now, move |now| {
         assert_eq!(
             run_elsewhere(&others, now),
             None,
@@ -144,13 +144,13 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A callback that does not return delays no other entry. The other entries are still queued.
+/// While a callback does not return, another timer task handles the other entries, which are still queued.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let others = timer.clone();
-    let _slow = Acts::set(&timer, now, move |now| {
+    let _slow = CallbackTarget::set(&timer, now, move |now| {
         assert_eq!(run_elsewhere(&others, now), Some(now + MINUTE));
         None
     });
@@ -163,7 +163,7 @@ fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
 fn a_callback_that_panics_affects_no_other_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let _panics = Acts::set(&timer, now, |_| std::panic::panic_any("on purpose"));
+    let _panics = CallbackTarget::set(&timer, now, |_| std::panic::panic_any("on purpose"));
     let _other = Stream::timed(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
@@ -195,7 +195,7 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     for (callbacks, is_used) in uses {
         for _ in 0..callbacks {
             target.0.lock().expect("no panic").0 = is_used;
-            now = next(&timer).expect("not over") + 2 * RECHECK_TOLERANCE;
+            now = next(&timer).expect("an armed entry") + 2 * RECHECK_TOLERANCE;
             timer.run_expired_now(now);
         }
     }
