@@ -131,10 +131,10 @@ impl Calls {
     ///
     /// Returns `None` if there is no such call, or several, because two servers behind the layer issued the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
-        let found = self
+        let call = self
             .registry
             .with_session(session, |state| state.find_unique(request));
-        found.flatten()
+        call.flatten()
     }
 
     /// Cancels a call, attached or not. Returns `false` if the call has ended or runs as a task.

@@ -34,20 +34,20 @@ pub(crate) enum Header<'a> {
 
 impl<'a> McpHeaders<'a> {
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
-        let mut found = Self::default();
+        let mut mcp_headers = Self::default();
         for (name, value) in headers {
             // Standard names are compared as numbers.
             let header = if *name == header::CONTENT_TYPE {
-                &mut found.content_type
+                &mut mcp_headers.content_type
             } else if *name == header::CONTENT_LENGTH {
-                &mut found.content_length
+                &mut mcp_headers.content_length
             } else if *name == header::CONTENT_ENCODING {
-                found.is_encoded |= names_coding(value);
+                mcp_headers.is_encoded |= names_coding(value);
                 continue;
             } else if *name == SESSION_ID {
-                &mut found.session_id
+                &mut mcp_headers.session_id
             } else if *name == PROTOCOL_VERSION {
-                &mut found.protocol_version
+                &mut mcp_headers.protocol_version
             } else {
                 continue;
             };
@@ -56,7 +56,7 @@ impl<'a> McpHeaders<'a> {
                 Header::One(first) | Header::Several(first) => Header::Several(first),
             };
         }
-        found
+        mcp_headers
     }
 }
 
@@ -156,12 +156,12 @@ mod tests {
             let name: HeaderName = name.parse().unwrap();
             headers.append(name, HeaderValue::from_static(value));
         }
-        let found = McpHeaders::of(&headers);
-        assert!(matches!(found.session_id, Header::One(value) if value == "c"));
-        assert!(matches!(found.content_type, Header::Several(first) if first == "b"));
-        assert!(found.is_encoded);
-        assert!(found.protocol_version.first().is_none());
-        assert!(found.content_length.first().is_none());
+        let mcp_headers = McpHeaders::of(&headers);
+        assert!(matches!(mcp_headers.session_id, Header::One(value) if value == "c"));
+        assert!(matches!(mcp_headers.content_type, Header::Several(first) if first == "b"));
+        assert!(mcp_headers.is_encoded);
+        assert!(mcp_headers.protocol_version.first().is_none());
+        assert!(mcp_headers.content_length.first().is_none());
     }
 
     #[test]

@@ -329,9 +329,7 @@ impl CallToken {
         self.0.is_replay()
     }
 
-    /// Returns a [`CancellationToken`] that fires when the call is cancelled.
-    ///
-    /// Cancelling it does not cancel the call. If the call is already cancelled, the token has fired.
+    /// Returns a [`CancellationToken`] that fires when the call is cancelled. Cancelling it does not cancel the call.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};

@@ -161,7 +161,7 @@ impl DeadPeer {
 
     /// Sets the options on a listening or a connected TCP socket.
     ///
-    /// Leaves out the options that this platform lacks, which [`Applied`] lists.
+    /// An option that this platform lacks is not set and is no error: see [`Applied`].
     ///
     /// # Errors
     ///

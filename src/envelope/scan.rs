@@ -253,12 +253,13 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
+    /// Consumes this byte if it is next. Returns `false` otherwise.
     fn eat(&mut self, byte: u8) -> bool {
-        let found = self.peek() == Some(byte);
-        if found {
+        let is_next = self.peek() == Some(byte);
+        if is_next {
             self.at += 1;
         }
-        found
+        is_next
     }
 
     fn peek(&self) -> Option<u8> {
@@ -281,8 +282,8 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     let plain = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
         // Sets the highest bit of each byte that had it set or is below a space, because the subtraction then borrows.
-        let others = word | word.wrapping_sub(ONES * u64::from(b' '));
-        (others | marks(word, b'\\')) & HIGHEST == 0
+        let not_printable = word | word.wrapping_sub(ONES * u64::from(b' '));
+        (not_printable | marks(word, b'\\')) & HIGHEST == 0
     };
     let plain_byte = |byte: &u8| matches!(byte, b' '..=b'\x7f') && *byte != b'\\';
     words.iter().all(plain) && rest.iter().all(plain_byte)

@@ -239,17 +239,17 @@ impl Exchange {
         // server has accepted the request.
         let may_be_bound_later = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.announce_cancel(call));
-        let ended = Completion {
+        let completion = Completion {
             outcome: RetainedOutcome::Cancelled(call.request_id().clone(), cancel.reason),
             weight: 0,
             at: now,
             until: self.retain_until(call, now),
         };
         let mut finished = self.with_session(|session| match cancel.condition {
-            Condition::InFlight => session.finish(id, Some(ended)),
-            Condition::Detached => session.finish_detached(id, ended),
+            Condition::InFlight => session.finish(id, Some(completion)),
+            Condition::Detached => session.finish_detached(id, completion),
             Condition::Expired(Some(expiry)) if session.expiry(id) != Some(expiry) => None,
-            Condition::Expired(_) => session.finish_due(id, ended),
+            Condition::Expired(_) => session.finish_due(id, completion),
         })??;
         finished.may_cancel_server |= may_be_bound_later;
         Some(JustCancelled { finished, guard })

@@ -32,7 +32,7 @@ impl Exchange {
             RetainAnswers::Off => false,
         };
         let answer = if is_retained { answer() } else { None };
-        let ended = answer.and_then(|(mut answer, weight)| {
+        let completion = answer.and_then(|(mut answer, weight)| {
             answer.retry = self.retry();
             let now = Instant::now();
             Some(Completion {
@@ -42,7 +42,7 @@ impl Exchange {
                 until: self.retain_until(self.call(id)?, now),
             })
         });
-        self.end(id, Outcome::Completed, ended);
+        self.end(id, Outcome::Completed, completion);
     }
 
     /// Called when a gateway between the layer and its server has the answer.

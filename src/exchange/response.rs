@@ -118,10 +118,10 @@ impl Exchange {
     fn on_accepted(&self) {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
-            let ended = registry.begin_close(session);
+            let accepted = registry.begin_close(session);
             // A call whose response has no head yet is in flight too.
-            let pending = registry.unaccepted_in(session);
-            for (id, exchange) in ended.into_iter().chain(pending) {
+            let unaccepted = registry.unaccepted_in(session);
+            for (id, exchange) in accepted.into_iter().chain(unaccepted) {
                 exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
             }
         }

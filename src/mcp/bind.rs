@@ -111,8 +111,8 @@ impl<M: SessionManager> ManagerInner<M> {
     ///
     /// Does nothing if `target` has ended in the meantime, even if another call has reused its id.
     pub(super) fn on_client_cancel(&self, session: &SessionId, request: RequestId, target: CallId) {
-        let found = self.find(session, request);
-        if let Some((id, exchange)) = found.filter(|(id, _)| *id == target) {
+        let call = self.find(session, request);
+        if let Some((id, exchange)) = call.filter(|(id, _)| *id == target) {
             if let Some(call) = exchange.call(id) {
                 self.suppress(session, call);
             }

@@ -146,9 +146,8 @@ impl<M> ManagerInner<M> {
         join(cancels, pending_cancels).await;
     }
 
-    /// Ends the calls of a session that is restored under its old id.
-    ///
-    /// Also removes its retained calls. The event ids of the restored session start at `0/0` again, so they could refer to old calls.
+    /// Ends the calls of a session that is restored under its old id, and removes retained ones. The event ids of the restored session
+    /// start at `0/0` again, so they could refer to old calls.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.begin_close(id) {
             exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));
@@ -200,9 +199,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the session of a new call if a pending cancel has the call's id.
-    ///
-    /// The call must wait for that cancel.
+    /// Returns the session of a new call if a pending cancel has the call's id. The call must wait for that cancel.
     pub(super) fn pending_cancel_for(
         &self,
         session: &SessionId,
@@ -296,9 +293,8 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Closes a session. If the inner manager does not close it, the session stays open.
-    ///
-    /// If this future is dropped, for example because the client disconnects, a task completes the close and logs an error.
+    /// Closes a session, unless the inner manager fails to close it. If this future is dropped, for example because the client
+    /// disconnects, a task continues and logs an error.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This may be the first request on this runtime.
         self.timer.ensure_on_current_runtime();

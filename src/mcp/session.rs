@@ -166,16 +166,16 @@ impl Sessions {
 
     /// Returns `true` if no other session has replaced this one, and it is not ending.
     pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
-        let found = self.find(&session.id);
-        found.is_some_and(|found| Arc::ptr_eq(&found, session))
+        let current = self.find(&session.id);
+        current.is_some_and(|current| Arc::ptr_eq(&current, session))
     }
 
     /// Removes a session, unless another one has the same id, and reports its close.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
         let removed = {
             let mut sessions = self.write(&session.id);
-            let found = sessions.get(&session.id);
-            let is_this = found.is_some_and(|found| Arc::ptr_eq(found, session));
+            let current = sessions.get(&session.id);
+            let is_this = current.is_some_and(|current| Arc::ptr_eq(current, session));
             is_this.then(|| sessions.remove(&session.id)).flatten()
         };
         if let Some(session) = removed {
@@ -382,12 +382,12 @@ impl Session {
     /// Waits for at most `limit` until no cancel is pending, or none of `request`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
-        let none = |pending: &Vec<RequestId>| match request {
+        let none_pending = |pending: &Vec<RequestId>| match request {
             Some(request) => !pending.contains(request),
             None => pending.is_empty(),
         };
-        // Fails only without the sender, which `self` owns.
-        let _arrived = migrating_timeout(limit, pending.wait_for(none)).await;
+        // `wait_for` fails only if the sender is dropped, which `self` owns.
+        let _in_time = migrating_timeout(limit, pending.wait_for(none_pending)).await;
     }
 }
 
@@ -440,9 +440,9 @@ impl Drop for EndingSession {
 impl Drop for PendingCancelGuard {
     fn drop(&mut self) {
         self.session.pending_cancels.send_modify(|pending| {
-            let found = pending.iter().position(|other| *other == self.request);
-            if let Some(found) = found {
-                pending.swap_remove(found);
+            let index = pending.iter().position(|other| *other == self.request);
+            if let Some(index) = index {
+                pending.swap_remove(index);
             }
         });
     }

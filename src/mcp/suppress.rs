@@ -200,8 +200,9 @@ impl Suppressed {
             requests_to_client,
             ..
         } = &*state;
-        let none = cancelled.is_empty() && untracked.is_empty() && requests_to_client.is_empty();
-        self.active.store(!none, Ordering::Release);
+        let is_empty =
+            cancelled.is_empty() && untracked.is_empty() && requests_to_client.is_empty();
+        self.active.store(!is_empty, Ordering::Release);
         output
     }
 

@@ -62,11 +62,12 @@ impl Managers {
         self.find_map(|manager| manager.begin_use(session))
     }
 
+    /// Returns the first result of `find` that is not `None`.
     fn find_map<R>(&self, find: impl Fn(&dyn Manager) -> Option<R>) -> Option<R> {
-        let in_one = |manager: &Weak<dyn Manager>| find(&*manager.upgrade()?);
+        let find_in = |manager: &Weak<dyn Manager>| find(&*manager.upgrade()?);
         let inline = self.inline.iter().filter_map(OnceLock::get);
-        let found = inline.into_iter().find_map(in_one);
-        found.or_else(|| self.overflow().iter().find_map(in_one))
+        let result = inline.into_iter().find_map(find_in);
+        result.or_else(|| self.overflow().iter().find_map(find_in))
     }
 
     /// Returns a copy, so that no manager is dropped under the lock.

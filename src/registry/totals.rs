@@ -53,17 +53,17 @@ impl Totals {
 
     pub(super) fn max(&self, limit: Limit) -> usize {
         let mut limits = self.limits.iter().zip(Limit::ALL);
-        let found = limits.find(|(_, other)| *other == limit);
-        found.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
+        let max = limits.find(|(_, other)| *other == limit);
+        max.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
     /// Returns the maximum number of bytes of retained calls of a delivery state.
     fn max_bytes(&self, delivery: DeliveryState) -> usize {
-        let all = self.retained.load(Ordering::Relaxed);
-        let of_delivered = all / DELIVERED_DIVISOR;
+        let max_retained = self.retained.load(Ordering::Relaxed);
+        let max_delivered = max_retained / DELIVERED_DIVISOR;
         match delivery {
-            DeliveryState::Delivered => of_delivered,
-            DeliveryState::Undelivered => all - of_delivered,
+            DeliveryState::Delivered => max_delivered,
+            DeliveryState::Undelivered => max_retained - max_delivered,
         }
     }
 

@@ -41,16 +41,16 @@ impl BomFilter {
             return frame;
         };
         let (received, left) = BOM.split_at_checked(held.into()).unwrap_or_default();
-        let more = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
-        if more == frame.len() && more < left.len() {
+        let matched = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
+        if matched == frame.len() && matched < left.len() {
             *self = Self::AfterInjection {
-                held: held + more as u8,
+                held: held + matched as u8,
             };
             return Bytes::new();
         }
         *self = Self::Body;
-        if more == left.len() {
-            frame.advance(more);
+        if matched == left.len() {
+            frame.advance(matched);
             return frame;
         }
         match received {

@@ -101,11 +101,11 @@ impl<T> Entry<T> {
             return mem::take(&mut self.has_post_stream);
         }
         let resumed = self.timers.as_mut().map(|timers| &mut timers.resumed);
-        let found = resumed.and_then(|resumed| {
+        let removed = resumed.and_then(|resumed| {
             let position = resumed.iter().position(|other| *other == stream)?;
             Some(resumed.swap_remove(position))
         });
-        found.is_some()
+        removed.is_some()
     }
 
     /// Returns `true` if a stream is open.

@@ -196,10 +196,10 @@ impl<A> RetainedQueue<A> {
             call,
             session,
             event_ids,
-            completion: ended,
+            completion,
             ..
         } = ended;
-        let texts = id.len() + ended.outcome.text_len();
+        let text_len = id.len() + completion.outcome.text_len();
         let session_overhead = if self.calls.is_empty() {
             SESSION_OVERHEAD
         } else {
@@ -211,12 +211,12 @@ impl<A> RetainedQueue<A> {
             delivery_state,
             weight: RECORD_OVERHEAD
                 + session_overhead
-                + ended.weight
-                + texts
+                + completion.weight
+                + text_len
                 + event_ids.len() * size_of::<StreamId>(),
             event_ids,
-            outcome: ended.outcome,
-            until: ended.until,
+            outcome: completion.outcome,
+            until: completion.until,
         }
     }
 
