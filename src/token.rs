@@ -100,8 +100,8 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever is first.
     ///
-    /// On a cancel the future is dropped, and then the reason is returned. No result is lost: the future is polled once more after
-    /// the cancel, and if it is ready, its output is returned.
+    /// On a cancel the future is dropped, and then the reason is returned. No result is lost, because the future is polled once more
+    /// after the cancel, and if it is ready, its output is returned.
     ///
     /// Dropping the future drops everything that it owns. Whether this stops work outside the future depends on the kind of work:
     ///

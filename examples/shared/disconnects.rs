@@ -1,4 +1,4 @@
-//! Calls whose clients disconnect: what each client does, the outcome of its call, and a table of all outcomes.
+//! Calls whose clients disconnect, and the outcomes of these calls as a table.
 
 use std::{
     fmt,

@@ -136,7 +136,9 @@ impl DeadPeer {
         self
     }
 
-    /// Sets the time between two probes (`TCP_KEEPINTVL`), rounded up to whole seconds, at least one.
+    /// Sets the time between two probes (`TCP_KEEPINTVL`).
+    ///
+    /// Rounded up to whole seconds, at least one.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = whole_seconds(interval);
         self

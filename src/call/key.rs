@@ -36,7 +36,7 @@ pub enum RequestId {
 
 /// The identity of a call, unique in this process.
 ///
-/// JSON-RPC ids are not unique: every stateless client counts its own from 1. So [`Calls`](crate::Calls) identifies a call by its
+/// JSON-RPC ids are not unique, because every stateless client counts its own from 1. So [`Calls`](crate::Calls) identifies a call by its
 /// `CallId`, which is a number and can be parsed from its text form:
 ///
 /// ```
@@ -115,7 +115,7 @@ impl From<&RequestId> for serde_json::Value {
 impl CallId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // `AcqRel`: what happened before an id was drawn is visible to the owner of each later id. A drain closes the registry,
+        // `AcqRel`, so that what happened before an id was drawn is visible to the owner of each later id. A drain closes the registry,
         // then draws an id, and looks only for calls with earlier ids. A call with a later id finds the registry closed.
         Self(NEXT.fetch_add(1, Ordering::AcqRel))
     }

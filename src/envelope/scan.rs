@@ -4,11 +4,11 @@
 //! it, and everything else is skipped byte by byte. The cursor guarantees the reader of the envelope:
 //!
 //! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
-//!    The text between the quotes of a string is not checked: the code that decodes that span checks its
+//!    The text between the quotes of a string is not checked. The code that decodes that span checks its
 //!    escapes, control characters and UTF-8.
 //! 2. A string ends where a JSON parser would end it, even a malformed one. Otherwise text that a client
 //!    chose could be read as keys.
-//! 3. Nothing recurses: the open containers are bits of one integer, up to the depth at which
+//! 3. Nothing recurses, because the open containers are bits of one integer, up to the depth at which
 //!    `serde_json` gives up.
 //! 4. The time is proportional to the length of the text, even for hostile text.
 

@@ -2,7 +2,7 @@
 //!
 //! A middleware between the layer and the session manager may send a request more than once. Each attempt that the session manager
 //! accepts is a stream of the call, or a call of its own if the first has ended. An attempt affects other calls only once it is
-//! accepted: until then an older call keeps its id, and no call is superseded.
+//! accepted. Until then, an older call keeps its id, and no call is superseded.
 
 use std::{mem, sync::Arc};
 
@@ -188,7 +188,7 @@ impl Exchange {
         }
     }
 
-    /// Handles an accepted or abandoned attempt with the same request id as an older call in flight.
+    /// Handles an accepted or abandoned attempt whose request id an older call in flight has.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {

@@ -1,4 +1,4 @@
-//! Reports of the session manager: the call in a typed message, and the fate of its streams.
+//! What the session manager reports: the call in a typed message, and events of its streams.
 
 use std::{
     mem,
@@ -262,9 +262,9 @@ impl Exchange {
         }
     }
 
-    /// Sets whether its call waits for the pending cancel of an older call with the same request id.
+    /// Sets whether its call waits for the pending cancel of an older call with its request id.
     ///
-    /// Wakes the cancels that wait for this.
+    /// Wakes the cancels that wait for this to be known.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {

@@ -84,7 +84,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel of a call, attached or not, whose server has received the cancel or has closed the session.
+    /// Creates a cancel that the server has received, or that follows from a closed session.
+    ///
+    /// The call may be attached or not.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,
@@ -119,7 +121,7 @@ impl Cancel {
         }
     }
 
-    /// Returns the call's outcome, which is `notified_outcome` unless the cancel notifies neither side.
+    /// Returns the call's outcome: `notified_outcome` unless the cancel notifies neither side.
     fn outcome(self, notified_outcome: Outcome) -> Outcome {
         match (self.notified, self.reason) {
             (NotifiedSides::Neither, CancelReason::ClientCancelled) => Outcome::ClientCancelled,

@@ -1,4 +1,4 @@
-//! What a deadline that has passed means for a call: a grace, a call timeout, or the time to untrack it.
+//! What a passed deadline means for a call: a grace, a call timeout, or the time to untrack it.
 
 use std::sync::Arc;
 

@@ -100,7 +100,9 @@ impl Exchange {
         }
     }
 
-    /// Returns the state of a detached call that must not be cancelled, or `None` if the call must be untracked.
+    /// Returns the state of a detached call that must not be cancelled.
+    ///
+    /// Returns `None` if the call must be untracked.
     ///
     /// The call must be untracked if its end cannot be observed, and the server ended a stream that no client can resume. The same holds if
     /// its end cannot be observed, and it has neither a session nor a deadline.

@@ -25,7 +25,9 @@ use crate::{
 
 /// The effect of an accepted resume.
 pub(super) enum Accepted {
-    /// No stream is attached here: no call or several calls match, the call has ended, or a session manager attaches it.
+    /// No stream is attached here.
+    ///
+    /// No call or several calls match, the call has ended, or a session manager attaches the stream.
     Nothing,
     Attached(Attachment),
     /// The resumed call was cancelled. Its client gets the error, unless the server still sends the answer.
@@ -105,7 +107,7 @@ impl Resume {
         let event_id = &*event_id;
         let held_calls = shared.registry.with_session(&session.id, |session| {
             let now = Instant::now();
-            // In any scope: the issuer of the session id may not be known yet.
+            // In any scope, because the issuer of the session id may not be known yet.
             let mut calls = session.candidates_for_event(event_id);
             calls.retain(|(id, _)| session.begin_resume(*id, now));
             calls
@@ -174,7 +176,7 @@ impl Resume {
         }
     }
 
-    /// Starts the graces of its calls anew: the client is still connected and was asked to retry later.
+    /// Starts the graces of its calls anew, because the client was asked to retry later.
     #[cold]
     pub(super) fn renew_graces(&self) {
         let held_calls = lock(&self.held_calls).clone();

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when the call of an exchange is cancelled, or the client of a request without MCP disconnects.
+/// Fires when a call is cancelled, or when the client of a request without MCP disconnects.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
@@ -55,7 +55,7 @@ enum Hooks {
     /// Nearly always a handler's token, which needs no allocation here.
     One(Hook),
     Several(Vec<Hook>),
-    /// The token can no longer fire: a new hook never runs.
+    /// The token can no longer fire, so a new hook never runs.
     Ended,
 }
 

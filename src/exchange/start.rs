@@ -215,7 +215,7 @@ impl Exchange {
             registry.start(id, session_id.as_ref(), |entry, session| {
                 session.start(id, key, self.clone(), deadline);
                 // A thread that finds the call in the session finds it here, and vice versa, because the session entry is locked.
-                // `get_or_init` is compiled for size: it would move the value once more, byte by byte.
+                // `set`, because `get_or_init` would move the large value once more.
                 let _first = self.call.set(CallRef {
                     info: call,
                     entry: entry.clone(),

@@ -52,7 +52,7 @@ pub(crate) struct Exchange {
     pub(crate) signal: Signal,
     /// The request body has ended or was dropped and may have to be parsed. Checked first, so that most polls need not lock.
     pub(super) must_parse_body: AtomicBool,
-    /// Whether its call's streams had event ids, and the last `retry`; packed, see `response`.
+    /// Whether its call's streams had event ids, and the last `retry`. `response` packs both.
     pub(super) stream_meta: AtomicU32,
     /// Its call was cancelled here, so the error becomes its response.
     pub(super) is_cancelled_here: AtomicBool,
@@ -109,7 +109,9 @@ pub(super) struct ExchangeState {
     pub(super) request: RequestBody,
     /// The inner service has returned the response head.
     pub(super) has_head: bool,
-    /// A service inside the layer has the answer to the request, whether or not the request is a call (see contract 5 of `exchange`).
+    /// A service inside the layer has the answer to the request (see contract 5 of `exchange`).
+    ///
+    /// It may be set before the request is known to carry a call.
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
@@ -119,7 +121,7 @@ pub(super) struct ExchangeState {
     /// Why a resumed stream of its call is ending. Set where the stream itself observes only that it is dropped.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a call of its own, because the first call has ended.
+    /// The exchange of a further attempt that is a call of its own. The first call has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because it is usually absent: there is a span only if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
@@ -158,7 +160,7 @@ pub(super) enum Dispatch {
     NotBound,
     /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
     InProgress(Attempts),
-    /// Every attempt of the request was accepted, refused or abandoned. `is_cancelled`: a deferred cancel was then sent.
+    /// Every attempt of the request was accepted, refused or abandoned. `is_cancelled` if a deferred cancel was then sent.
     Done { is_cancelled: bool },
 }
 
@@ -189,7 +191,7 @@ pub(crate) enum PendingCancel {
 pub(super) enum Phase {
     #[default]
     Open,
-    /// The response is an event stream, or the request was accepted and is not known to carry a call.
+    /// The response is an event stream, or the accepted request is not known to carry a call.
     Streaming,
     /// The response body is the answer to its call, which no session manager tracks.
     Answering,

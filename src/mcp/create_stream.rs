@@ -197,7 +197,7 @@ impl Untracked {
         }
     }
 
-    /// Removes the call from the session's untracked calls, because the manager refused the request.
+    /// Removes the call from the session's untracked calls. The manager refused its request.
     #[cold]
     fn on_refused(self) {
         if let Some(session_use) = &self.session_use {

@@ -7,7 +7,8 @@
 //!    the idle timeout, or the touch returns `false`.
 //! 3. A client is lost once it has disconnected from its last stream, until its next request. Streams are counted, because the
 //!    disconnect from an old stream may be detected after the client has resumed.
-//! 4. After a disconnect from a call whose end is not observed, the client is never lost: closing the session could end the handler.
+//! 4. After a disconnect from a call whose end is not observed, the client is never lost, because closing the session could end the
+//!    handler.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -138,7 +139,9 @@ impl IdleTracker {
         state.is_abandoned()
     }
 
-    /// Returns the minimum time the session stays open, or `None` if it is closed or was idle for its timeout.
+    /// Returns the minimum time the session stays open.
+    ///
+    /// Returns `None` if it is closed or was idle for its timeout.
     pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         self.state().time_left(now, timeouts)
     }

@@ -156,7 +156,7 @@ impl<M> ManagerInner<M> {
 
     /// Suppresses the messages that a cancelled call still sends.
     pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
-        // Relaxed, because the lock of the session entry orders the accesses. A cancel takes that lock after this store; a new call
+        // Relaxed, because the lock of the session entry orders the accesses. A cancel takes that lock after this store, and a new call
         // takes it before its load.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(found) = self.sessions.find(session) else {
@@ -180,7 +180,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Returns whether another call has reused the id of a cancelled call, or `None` if that is not decided yet.
+    /// Returns whether another call has reused the id of a cancelled call. `None` if undecided.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
             session: self.key_of(session),

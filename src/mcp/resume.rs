@@ -111,7 +111,9 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager issued it, or `None` if it does not belong to this session.
+    /// Returns the event id as the inner manager issued it.
+    ///
+    /// Returns `None` if it does not belong to this session.
     fn plain_event_id(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),

@@ -74,7 +74,7 @@ impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
     ///
     /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout). rmcp's own timer is
-    /// disabled: it would also close a session during a silent call whose client is connected, and the answer would be lost.
+    /// disabled, because it would also close a session during a silent call whose client is connected. The answer would be lost.
     ///
     /// ```
     /// use std::time::Duration;
@@ -194,10 +194,11 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns what a client with this `Last-Event-ID` still lacks: the retained answer, or the error of a cancelled call.
+    /// Returns what a client with this `Last-Event-ID` still lacks.
     ///
-    /// Returns `None` if the call of that event has not ended, the event is the answer itself, or the answer is no longer retained.
-    /// Has no side effect.
+    /// That is the retained answer, or the error of a cancelled call.
+    ///
+    /// Returns `None` if the call of that event has not ended, the event is the answer itself, or nothing is retained. Has no side effect.
     ///
     /// With this method, an observer of [`Event::Ended`](crate::Event::Ended) can store the answer elsewhere.
     ///

@@ -110,7 +110,9 @@ impl Suppressed {
         });
     }
 
-    /// Lets the messages of a new untracked call through, even if an older call with the same ids is cancelled later.
+    /// Lets the messages of a new untracked call through.
+    ///
+    /// That holds even if an older call with the same ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -132,7 +134,9 @@ impl Suppressed {
         }
     }
 
-    /// Stops suppressing progress with the token of a cancelled call, because another call has reused the token.
+    /// Stops suppressing progress with the token of a cancelled call.
+    ///
+    /// Called because another call has reused the token.
     #[cold]
     pub(super) fn resume_delivery_of_token(&self, call: &CallInfo) {
         self.update(|state| {
@@ -172,7 +176,9 @@ impl Suppressed {
         }
     }
 
-    /// Returns an error in place of the client's reply to an abandoned request, or `None` if no request is abandoned.
+    /// Returns an error in place of the client's reply to an abandoned request.
+    ///
+    /// Returns `None` if no request is abandoned.
     #[cold]
     pub(super) fn error_reply(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let id = self.update(|state| state.requests_to_client.next_abandoned())?;

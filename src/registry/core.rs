@@ -16,7 +16,7 @@
 //! 3. **Only detached calls are orphaned.** An attached call is cancelled only at the deadline of its policy, or explicitly.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. A call is attached while at
 //!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume of a stream of the call defers the expiry of the grace until it is answered,
+//! 5. **Pending resumes are counted.** Each resume of a stream of the call defers the expiry of the grace until it is answered, but
 //!    at most [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
 //!    ones.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
@@ -33,7 +33,7 @@
 //!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times. A resume may be the first to find the grace expired late. A deadline that
 //!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Event ids.** An event id identifies the stream that it was seen on; only rmcp's own also identify it by their number
+//! 8. **Event ids.** An event id identifies the stream that it was seen on. rmcp's own event ids also identify it by their number
 //!    ([`EventIdFormat`]). Of a call's event ids, the first and the latest [`event_ids::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
 //! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never

@@ -1,4 +1,4 @@
-//! Map from session id to session state. Each session has its own lock; a call belongs to exactly one session.
+//! Map from session id to session state. Each session has its own lock, and a call belongs to exactly one session.
 //!
 //! An entry is keyed by the session id alone, so it does not change when the session manager of the id becomes known. Two session
 //! ids share a lock only while an entry is being looked up, added or removed.

@@ -153,7 +153,7 @@ impl Totals {
         added.is_ok()
     }
 
-    /// Returns `true` if a call could be counted once the `session_bytes` bytes of its session are removed.
+    /// Returns `true` if a call could be counted without the `session_bytes` of its session.
     pub(super) fn could_add_bytes(
         &self,
         delivery: DeliveryState,

@@ -63,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service. It is never called itself: every replay clones it and waits until the clone is ready.
+/// The inner service. It is never called itself, because every replay clones it and waits until the clone is ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.

@@ -7,7 +7,7 @@
 //! 3. a frame has trailers, so hyper does not poll again either, because nothing may follow them (RFC 9110, section 6.5);
 //! 4. a poll returns `None`.
 //!
-//! An error does not count as the end: the client did not receive its answer, and its connection is closed.
+//! An error does not count as the end, because the client did not receive its answer, and its connection is closed.
 
 use std::{
     fmt,

@@ -29,7 +29,9 @@ pub(super) fn classify_head(status: StatusCode, headers: &McpHeaders<'_>) -> Hea
     }
 }
 
-/// Returns `true` if a client may send the same request again later (RFC 9110, sections 15.5.9 and 15.6; RFC 6585, section 4).
+/// Returns `true` if a client may send the same request again later.
+///
+/// See RFC 9110, sections 15.5.9 and 15.6, and RFC 6585, section 4.
 fn is_temporary(status: StatusCode) -> bool {
     status.is_server_error()
         || matches!(

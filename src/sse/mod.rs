@@ -36,7 +36,7 @@ mod lines;
 
 pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
-/// A comment. It is not an event, and only detects a client that has disconnected.
+/// A comment. It is not an event, and serves only to detect a client that has disconnected.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events of one response body.

@@ -27,9 +27,9 @@ const MAX_STALLS: usize = 16;
 pub(crate) enum Timeliness {
     /// The leader handles it on time.
     OnTime,
-    /// The leader handles it late: requests that arrived in time may still be unread.
+    /// The leader handles it late, so requests that arrived in time may still be unread.
     Delayed,
-    /// The runtime of the leader stalled: requests may be unread there.
+    /// The runtime of the leader stalled, so requests may be unread there.
     Late,
 }
 

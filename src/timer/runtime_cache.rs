@@ -4,7 +4,8 @@
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
 //! - A thread that drives a runtime on its own may drive another one later. So its entry has the id of the runtime, and each hit compares
-//!   that id with the id of the current handle. tokio clones the handle for this, without contention: no other thread drives the runtime.
+//!   that id with the id of the current handle. There is no contention when tokio clones
+//!   the handle for this, because no other thread drives the runtime.
 
 use std::{
     cell::Cell,
@@ -16,7 +17,7 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 /// Maximum number of timers that a thread caches: 16. A server usually has two: those of its layer and its session manager.
 const CACHED_TIMERS: usize = 16;
 
-/// The last epoch. A timer gets a new epoch whenever one of its tasks ends; no two timers ever share one.
+/// The last epoch. A timer gets a new epoch whenever one of its tasks ends, and two timers never share one.
 static LAST_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {

@@ -116,7 +116,7 @@ fn typed() -> CallInfo {
     call
 }
 
-/// Returns how many cancels the session manager gets if the call is cancelled while the manager binds it.
+/// Cancels a call while a session manager binds it. Returns how many cancels the manager gets.
 fn count_cancels_while_bound(spins: usize) -> usize {
     let registry = Arc::new(Registry::new());
     let exchange = parsed(&registry);
@@ -180,7 +180,7 @@ fn a_snapshot_has_a_call_once_even_while_a_session_manager_binds_it() {
     }
 }
 
-/// A cancel that would cancel a call that is not accepted yet waits until the call is accepted or has ended.
+/// An injection that could hit a call that is not accepted yet waits until that is decided.
 #[test]
 fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
     let registry = Arc::new(Registry::new());
@@ -376,8 +376,9 @@ fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     (exchange, attachment)
 }
 
-/// Returns two managers that both have the session, like those of two services that restore from one store, or share an inner
-/// manager.
+/// Returns two managers that both have the session.
+///
+/// They are like those of two services that restore from one store, or share an inner manager.
 fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     let registry = Arc::new(Registry::new());
     let managers = [first, 15 - first].map(|scope| Arc::new(HasSession(scope)));
@@ -559,7 +560,7 @@ fn of_an_answer_and_a_deadline_one_wins() {
     }
 }
 
-/// If a client disconnects at the same moment, both the token and the clean-ups fire, or neither.
+/// If a client disconnects at the same moment, the token and the clean-ups fire, or neither.
 #[test]
 fn of_an_answer_and_a_plain_disconnect_only_one_takes_effect() {
     for round in 0..1_000 {

@@ -1,6 +1,6 @@
 //! An arena for the text of a session's small answers.
 //!
-//! Without it, each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
+//! Without the arena, each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
 //! would slow the allocator down, and cost more than all other work of this crate.
 
 use std::sync::Mutex;

@@ -146,7 +146,7 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
     JsonRpcMessage::response(nothing, NumberOrString::Number(id))
 }
 
-/// Returns the sorted ids of the requests to the client that the transport answers with an error.
+/// Returns the sorted ids of the requests to the client that get an error as their reply.
 fn ids_of_error_replies(suppressed: &Suppressed) -> Vec<i64> {
     let replies = std::iter::from_fn(|| suppressed.error_reply());
     let ids = replies.map(|reply| match reply {

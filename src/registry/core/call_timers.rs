@@ -18,7 +18,9 @@ pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 /// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Maximum number of resumes in a row that renew the grace although they brought no event, or were turned away: 20.
+/// Maximum number of empty resumes in a row that renew the grace: 20.
+///
+/// A resume is empty if it brought no event or was turned away.
 ///
 /// That is a minute for a client that polls every 3 s.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
@@ -160,7 +162,7 @@ impl CallTimers {
         self.detached_deadline()
     }
 
-    /// Marks the grace as expired: the caller cancels the call.
+    /// Marks the grace as expired. The caller must cancel the call, or request a confirmation.
     pub(super) fn mark_expired(&mut self) {
         if let Some(detached) = &mut self.detached {
             detached.is_expired = true;
@@ -215,7 +217,9 @@ impl CallTimers {
         grace.into_iter().chain(self.deadline).min()
     }
 
-    /// Returns when the grace timer is checked, or `None` if the call is attached or waits without a deadline.
+    /// Returns when the grace timer is checked.
+    ///
+    /// Returns `None` if the call is attached or waits without a deadline.
     pub(super) fn detached_deadline(&self) -> Option<Instant> {
         let detached = self.detached.as_ref()?;
         match detached.state {

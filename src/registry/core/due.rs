@@ -88,7 +88,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.apply_decision(id, expiry, |timers| timers.postpone(until))
     }
 
-    /// Confirms that a call may be cancelled; its timer is checked once more. Returns `false` if the expiry no longer holds.
+    /// Confirms that a call may be cancelled. Its timer is checked once more.
+    ///
+    /// Returns `false` if the expiry no longer holds.
     pub(crate) fn confirm(&mut self, id: CallId, expiry: ExpiryToken, now: Instant) -> bool {
         self.apply_decision(id, expiry, |timers| timers.confirm(now))
     }

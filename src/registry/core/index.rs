@@ -2,7 +2,7 @@
 //!
 //! A map from keyed 64-bit hashes to `CallId`s has the accepted requests of a session id. Session ids are in another map. A session
 //! state stores the hash of its id, which is mixed into the hashes of its requests. No client can choose keys that collide. A
-//! hit is only a hint: session ids and request ids are then compared, so a collision finds nothing, and never the wrong call.
+//! hit is only a hint, because session ids and request ids are then compared. So a collision finds nothing, and never the wrong call.
 //!
 //! Event ids are in no map, because resumes are rare: a resume compares its event id with those of its session's calls.
 

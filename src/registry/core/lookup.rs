@@ -57,7 +57,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             });
     }
 
-    /// Records that the known event ids of a call are incomplete: its stream cannot be read.
+    /// Records that the known event ids of a call are incomplete.
+    ///
+    /// Called because its stream cannot be read.
     pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.event_ids.mark_incomplete();
@@ -144,7 +146,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the call with this JSON-RPC id in any scope, or `None` if no scope has one or several have.
+    /// Returns the call with this JSON-RPC id in any scope.
+    ///
+    /// Returns `None` if no scope or several scopes have such a call.
     pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
         if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)

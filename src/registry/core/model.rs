@@ -1,4 +1,4 @@
-//! Compares a session state with a model that is too simple to be wrong, under random operations.
+//! Compares a session state with a very simple model, under random operations.
 //!
 //! After each operation, the observable states of the two are compared. Independently of the model, [`Witness`] checks that the
 //! session state does not return a call that has ended.
@@ -170,7 +170,7 @@ struct Run {
     /// The generations of each call's streams, in the order of `calls`.
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
-    /// The requests for confirmation: the call, and its expiry in the session state and in the model.
+    /// Requests for confirmation: the call, and its expiry in the session state and the model.
     confirmations: Vec<(CallId, ExpiryToken, usize)>,
     answers: u32,
     witness: Witness,

@@ -275,7 +275,7 @@ fn invariant_7_a_stall_during_a_confirmation_postpones_the_call() {
     );
 }
 
-/// A confirmation from before a stall may be outdated: for example, a lease may have expired in the meantime.
+/// A confirmation from before a stall may be outdated, for example because of an expired lease.
 #[test]
 fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     let (mut session, id, now) = with_detached_call("call");
@@ -905,7 +905,7 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     assert_empty(&session);
 }
 
-/// Asserts that the call was removed as unobserved since `since`, and that this is reported once.
+/// Asserts that the call was removed as unobserved since `since`, and reported once.
 fn assert_forgotten(session: &mut TestSession, id: CallId, since: Instant) {
     let expired = session.expire(since + UNOBSERVED_TTL);
     let [(removed, _, Expired::Forgotten(finished))] = &*expired else {

@@ -144,7 +144,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// While a callback does not return, another timer task handles the other entries, which are still queued.
+/// While a callback does not return, another timer task handles the other entries.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     let timer = Arc::new(Timer::new());

@@ -1,4 +1,4 @@
-//! Decodes the bytes of a fuzzer into operations. Each byte is a choice; after the last byte all choices are zero.
+//! Decodes the bytes of a fuzzer into operations. Each byte is a choice. After the last byte, all choices are zero.
 
 use super::*;
 

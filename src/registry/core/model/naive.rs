@@ -366,7 +366,7 @@ impl Model {
         self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// Returns the expiry for which the cancel was decided, or `None` if the decision no longer holds.
+    /// Returns the expiry for which the cancel was decided. `None` if it no longer holds.
     pub(super) fn expiry(&self, id: CallId) -> Option<usize> {
         let call = self.get(id).filter(|call| call.is_expired)?;
         Some(call.expiry_count)
