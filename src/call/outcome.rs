@@ -50,7 +50,8 @@ pub enum CancelReason {
 pub enum Outcome {
     /// The call's answer was observed.
     ///
-    /// It is a JSON-RPC result or error, or a complete 2xx body that is not an event stream.
+    /// It is a JSON-RPC result or error, or a complete 2xx body that is not an event stream. A gateway may also have reported it with
+    /// [`CallToken::answered`](crate::CallToken::answered).
     Completed,
     /// The call was cancelled.
     ///

@@ -15,7 +15,7 @@ use memchr::memmem;
 /// | [`ContentType`](Self::ContentType) | yes, unless the header has several values, or one like `application/json-rpc` or `…+json` |
 /// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | yes, unless the body starts like an object or an array |
 /// | [`NotAMessage`](Self::NotAMessage) | yes, unless the body contains `"jsonrpc"` |
-/// | [`NotRead`](Self::NotRead) | yes, unless the part that was read starts like an object or an array |
+/// | [`NotRead`](Self::NotRead) | yes, unless the part that was read starts like an object or an array, or the request has a session header |
 /// | any other | no |
 ///
 /// [`Display`](fmt::Display) writes a few words for a log line.
@@ -66,7 +66,7 @@ pub enum ParseFailure {
     Batch,
     /// The body is longer than 4 MiB, the maximum that is parsed, or has more than 16,384 frames.
     TooLarge,
-    /// `content-type` is not `application/json`.
+    /// `content-type` is not `application/json`, is absent, or is repeated.
     ContentType,
     /// The body is compressed: it has a `content-encoding`.
     ContentEncoding,

@@ -47,7 +47,7 @@ impl<M> CancellableSessionManager<M> {
     /// - Every stream counts, including those of untracked calls and those without a layer. If a client disconnects from an untracked
     ///   call before the answer, its session is never closed by this timeout, because the call may still run.
     /// - A client whose stream the server has ended does not count as disconnected, because the server may have asked it to wait.
-    /// - On a dead network, a disconnect is detected late. The disconnect then counts as later than the requests that the client has sent in
+    /// - On a dead network, a disconnect is detected late. It then counts as later than the requests that the client has sent in
     ///   the meantime over other connections.
     /// - With an event store, or a session manager other than rmcp's own, event ids do not show their stream. A resumed stream then counts
     ///   as standalone if its last event id is one of the latest 64 of the session's standalone streams. Otherwise it counts as the
@@ -81,8 +81,8 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default, so an open standalone stream keeps its session open. That is so even if the client no longer uses the session, or a
     /// proxy holds the connection of a client that has disconnected. With this option, a session whose client only listens is closed
-    /// after the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must be longer than the pauses of clients:
-    /// after a 404, the TypeScript and Python SDKs do not open a new session by themselves.
+    /// after the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must be longer than the pauses of clients.
+    /// After a 404, the TypeScript and Python SDKs do not open a new session by themselves.
     ///
     /// ```
     /// use std::time::Duration;

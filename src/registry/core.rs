@@ -16,8 +16,8 @@
 //! 3. **Only detached calls are orphaned.** An attached call is cancelled only at the deadline of its policy, or explicitly.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. A call is attached while at
 //!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume of a stream of the call defers the expiry of the grace until it is answered, but
-//!    at most [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
+//! 5. **Pending resumes are counted.** Each resume of a stream of the call defers the expiry of the grace until it is answered. The
+//!    expiry is deferred at most [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
 //!    ones.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
 //!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],

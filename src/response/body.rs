@@ -27,7 +27,8 @@ pin_project! {
     /// end counts as a disconnect.
     ///
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
-    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.
+    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here. With a
+    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), it splits large frames of events.
     ///
     /// [`CancelOnDisconnect`](crate::CancelOnDisconnect) has an example. The default body is empty:
     ///

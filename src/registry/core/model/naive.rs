@@ -278,8 +278,7 @@ impl Model {
         true
     }
 
-    /// Rule 5, and rule 7: a resume that finds a grace expired late shows that the
-    /// runtime was stalled.
+    /// Rules 5 and 7. A resume that finds a grace expired late shows that the runtime stalled.
     pub(super) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(call) = self.get_mut(id) else {
             return false;
