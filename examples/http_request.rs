@@ -181,7 +181,8 @@ impl Fetcher {
         context: RequestContext<RoleServer>,
     ) -> Result<String, ErrorData> {
         let internal = |error: String| ErrorData::internal_error(error, None);
-        let token = CallToken::of(&context).ok_or_else(|| internal("no layer".to_owned()))?;
+        let token = CallToken::of(&context)
+            .ok_or_else(|| internal("the request did not pass the layer".to_owned()))?;
         // Reads the head and the body. Dropping this future closes the connection, in either phase.
         let page = async { self.http.get(url).send().await?.text().await };
         let page = token.run_until_cancelled(page).await;

@@ -117,7 +117,10 @@ impl Databases {
         context: RequestContext<RoleServer>,
     ) -> Result<String, ErrorData> {
         let slept = async {
-            let pool = self.postgres.as_ref().ok_or("no PostgreSQL")?;
+            let pool = self
+                .postgres
+                .as_ref()
+                .ok_or("the server has no PostgreSQL database")?;
             postgres::sleep(pool, seconds, &token(&context)?).await
         };
         answer(slept.await)
@@ -128,7 +131,7 @@ impl Databases {
 impl ServerHandler for Databases {}
 
 fn token(context: &RequestContext<RoleServer>) -> Result<CallToken, Failure> {
-    Ok(CallToken::of(context).ok_or("no layer")?)
+    Ok(CallToken::of(context).ok_or("the request did not pass the layer")?)
 }
 
 fn answer(result: Result<String, Failure>) -> Result<String, ErrorData> {
