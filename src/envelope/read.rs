@@ -144,6 +144,7 @@ fn parse_members<'a>(
     Ok(members)
 }
 
+/// Parses `params`. `null` counts as an object without members.
 fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {

@@ -150,6 +150,9 @@ impl Exchange {
         self.end_attempt(attachment.id, Attempt::Refused);
     }
 
+    /// Records the end of an attempt. After the last one, applies what was deferred until then.
+    ///
+    /// A deferred cancel is sent only if the server may have accepted an attempt.
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
         let (contested, ended) = {
             let mut state = self.state();

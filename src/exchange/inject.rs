@@ -54,6 +54,9 @@ impl Exchange {
             .spawn(Migration::Always, delivered.instrument(span));
     }
 
+    /// Runs the injection, and repeats it if it fails temporarily.
+    ///
+    /// Sends nothing and fails if another call has the request id now.
     async fn run_injection(
         &self,
         id: CallId,

@@ -143,6 +143,7 @@ impl<T: Tracked> SessionMap<T> {
         &self.sessionless[at]
     }
 
+    /// Returns the entry of a session id, or `None` if its hash collides with that of another id.
     fn find_or_insert(self: &Arc<Self>, session_id: &Arc<str>) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         match self.shard(hash).entry(hash) {

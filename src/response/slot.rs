@@ -199,6 +199,7 @@ impl<B> BodySlot<B> {
         self.close_with(Closing::Detached(cause));
     }
 
+    /// Closes the slot, reports the end of the inner body and wakes the reader. A second close keeps the first reason.
     #[cold]
     fn close_with(&self, closing: Closing) {
         let (body, reader) = {

@@ -95,6 +95,7 @@ impl Timer {
         }
     }
 
+    /// Spawns a timer task on the current runtime if it has none. Does nothing outside of a runtime.
     #[cold]
     fn register_current_runtime(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
@@ -246,6 +247,7 @@ impl Drop for TimerHandle {
 // === impl TimerTask ===
 
 impl TimerTask {
+    /// Runs until the timer is dropped or the runtime shuts down.
     async fn run(mut self, timer: Weak<Timer>) {
         let mut can_sleep = true;
         loop {

@@ -279,6 +279,7 @@ impl<A> RetainedQueue<A> {
         Some(call)
     }
 
+    /// Stores an undelivered answer for the event that reports it. A delivered one needs no report.
     #[cold]
     fn record_eviction(&mut self, id: &Arc<str>, call: &RetainedCall<A>) {
         if call.delivery_state == DeliveryState::Undelivered {
