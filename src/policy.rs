@@ -123,8 +123,8 @@ impl Policy {
     /// Cancels the call if its client sends the same call again while this one is detached.
     ///
     /// Two calls are the same if their session, method and parameters are equal, apart from `_meta`. An
-    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is not superseded. Nor is a call while a resume of it is pending, or a call
-    /// that is sent again with the same JSON-RPC id, which is untracked instead.
+    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is not superseded. Nor is a call while a resume of it is pending. A call
+    /// that is sent again with the same JSON-RPC id is untracked instead.
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. Both calls need this
     /// policy: a call whose policy does not set it is not superseded, and supersedes no other call. The layer has no such option.

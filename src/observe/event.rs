@@ -60,7 +60,7 @@ pub enum Event<'a> {
         /// Zero if the call is cancelled now, or as soon as a pending resume is refused.
         grace: Option<Duration>,
     },
-    /// The client of a call resumed it, or a middleware sent its request again while it was detached.
+    /// A client resumed its call, or a middleware sent the request again while it was detached.
     #[non_exhaustive]
     Resumed {
         /// The call.

@@ -27,10 +27,10 @@
 //!    manager tracks the call. A resume that was turned away counts as one of them ([`SessionState::renew_grace`]).
 //! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
 //!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or its own runtime is stalled and
-//!    another handles it, the grace is extended once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is more than
-//!    [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY), until a
-//!    check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late, but at most
-//!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times. A resume may be the first to find the grace expired late. A deadline that
+//!    another handles it, the grace is extended once. The extension is at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
+//!    more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again every [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY). The
+//!    checks end when one is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late, or after
+//!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) of them. A resume may be the first to find the grace expired late. A deadline that
 //!    passes while a resume is pending is not late. Nor is a deadline that is delayed only by a backlog of the timer task, which
 //!    lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id identifies the stream that it was seen on. rmcp's own event ids also identify it by their number
@@ -40,7 +40,7 @@
 //!    again.
 //! 10. **Server-side ends** of attached calls are handled by the exchange.
 //! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]).
-//!     The deadline of a call that was detached is at least the end of its grace, and at least its own end plus its resume window.
+//!     The deadline of a detached call is at least the end of its grace, and at least its own end plus its resume window.
 //! 12. **The end of a session** ends its calls, and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** but calls in flight and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without a cancel. If the call has a deadline, it is kept until the deadline, and then cancelled. A
