@@ -357,10 +357,11 @@ impl CallToken {
     }
 }
 
+/// Does not count as an observation of the token.
 impl fmt::Debug for CallToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallToken")
-            .field("reason", &self.reason())
+            .field("reason", &self.0.signal.reason())
             .finish_non_exhaustive()
     }
 }

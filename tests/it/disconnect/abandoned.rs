@@ -18,6 +18,24 @@ async fn a_call_that_only_the_end_of_its_stream_stops_is_abandoned_and_not_cance
     assert!(foreign.layer.calls().is_empty());
 }
 
+/// Only a handler that asks the token counts as one that stops with it.
+#[tokio::test]
+async fn a_token_that_is_only_logged_does_not_count_as_observed() {
+    let foreign = Foreign::with(Grace::Auto);
+    let stream = foreign.call_without_session(7, None).await;
+    assert!(format!("{:?}", foreign.token()).contains("reason: None"));
+    drop(stream);
+    let abandoned = Outcome::Abandoned(CancelReason::ClientDisconnected);
+    assert_eq!(foreign.log.ends(&number(7)), [abandoned]);
+
+    let foreign = Foreign::with(Grace::Auto);
+    let stream = foreign.call_without_session(7, None).await;
+    assert!(!foreign.token().is_cancelled());
+    drop(stream);
+    let cancelled = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(foreign.log.ends(&number(7)), [cancelled]);
+}
+
 /// In that revision, the end of the stream is the cancel.
 #[tokio::test]
 async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
