@@ -42,6 +42,9 @@ pub const MAX_BODY: usize = 4 * 1024 * 1024;
 /// Chosen as the maximum number of open calls of a command's session.
 const MAX_BATCH: usize = 1024;
 
+/// The value of `jsonrpc`, as JSON text.
+const VERSION: &str = r#""2.0""#;
+
 /// One JSON-RPC message.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
@@ -51,6 +54,8 @@ pub struct Message<'a> {
     pub id: Option<&'a str>,
     /// The `method`. `None` for a response.
     pub method: Option<Cow<'a, str>>,
+    /// Whether the message has `"jsonrpc": "2.0"`. A server's line of JSON without it may belong to a log.
+    pub has_version: bool,
     params: Option<&'a RawValue>,
 }
 
@@ -114,6 +119,8 @@ enum LooseValue {
 
 #[derive(Deserialize)]
 struct Members<'a> {
+    #[serde(borrow, default, deserialize_with = "present")]
+    jsonrpc: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "present")]
     id: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -197,6 +204,9 @@ impl<'a> Message<'a> {
             kind,
             id: members.id.map(RawValue::get),
             method: members.method,
+            has_version: members
+                .jsonrpc
+                .is_some_and(|version| version.get() == VERSION),
             params: members.params,
         })
     }

@@ -1,6 +1,6 @@
 //! Scans a message that is too long to keep, piece by piece.
 //!
-//! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
+//! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `jsonrpc`, `id` and `method`.
 //!    Of a `result` or an `error` it keeps a few bytes, to recognise `null`, and nothing of other members.
 //! 2. **Doubtful answers do not count.** A message answers a call if it has one `id`, a `result` or an `error`, and no
 //!    `method`. It must end with the bracket of its object. Inside other members only brackets are counted.
@@ -9,7 +9,7 @@ use std::mem;
 
 use memchr::memchr2;
 
-use super::{IdKey, Presence, is_droppable, is_response};
+use super::{IdKey, Presence, VERSION, is_droppable, is_response};
 
 /// Maximum size of a name or an id that is kept: 2 KiB. The answer to a longer id is not recognised.
 const MAX_TEXT: usize = 2 * 1024;
@@ -25,6 +25,7 @@ pub(crate) struct Scanner {
     member: Option<Member>,
     /// The bytes of the current name or value, as far as they are kept.
     text: Vec<u8>,
+    version: Option<Vec<u8>>,
     id: Option<Vec<u8>>,
     method: Option<Vec<u8>>,
     result: Presence,
@@ -38,6 +39,7 @@ const NULL: &[u8] = b"null";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Member {
+    Version,
     Id,
     Method,
     Result,
@@ -80,6 +82,12 @@ impl Scanner {
             && is_response(self.result, self.error);
         let id = self.id.filter(|_| is_answer)?;
         IdKey::of(str::from_utf8(&id).ok()?)
+    }
+
+    /// Returns `true` if the part that was read has `"jsonrpc": "2.0"`.
+    pub(crate) fn has_version(&self) -> bool {
+        let version = self.version.as_ref();
+        version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }
 
     /// Returns `true` if the message is a notification that may be lost.
@@ -132,7 +140,7 @@ impl Scanner {
         }
     }
 
-    /// Keeps the bytes of a name, the id or the method.
+    /// Keeps the bytes of a name, the version, the id or the method.
     ///
     /// Of a result or an error it keeps enough to recognise `null`.
     fn keep(&mut self, bytes: &[u8]) {
@@ -146,7 +154,7 @@ impl Scanner {
                 }
                 return;
             }
-            Some(Member::Id | Member::Method) | None => {}
+            Some(Member::Version | Member::Id | Member::Method) | None => {}
         }
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
@@ -160,6 +168,7 @@ impl Scanner {
         let name = mem::take(&mut self.text);
         let name: Option<String> = serde_json::from_slice(&name).ok();
         self.member = Some(match name.as_deref() {
+            Some("jsonrpc") => Member::Version,
             Some("id") => Member::Id,
             Some("method") => Member::Method,
             Some("result") => Member::Result,
@@ -171,6 +180,7 @@ impl Scanner {
     fn end_member(&mut self) {
         let text = mem::take(&mut self.text);
         match self.member.take() {
+            Some(Member::Version) => self.is_ambiguous |= self.version.replace(text).is_some(),
             Some(Member::Id) => self.is_ambiguous |= self.id.replace(text).is_some(),
             Some(Member::Method) => self.is_ambiguous |= self.method.replace(text).is_some(),
             Some(Member::Result) => self.is_ambiguous |= set(&mut self.result, &text),
@@ -257,6 +267,23 @@ mod tests {
                     "{message} by {size}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn the_version_is_found_as_the_parser_finds_it() {
+        for (message, expected) in [
+            (r#"{"jsonrpc":"2.0","id":7,"result":{}}"#, true),
+            (r#"{"id":7,"result":{}, "jsonrpc" : "2.0" }"#, true),
+            (r#"{"id":7,"result":{"jsonrpc":"2.0"}}"#, false),
+            (r#"{"jsonrpc":2.0,"id":7,"result":{}}"#, false),
+            (r#"{"jsonrpc":"1.0","id":7,"result":{}}"#, false),
+            (r#"{"level":"error","id":7,"error":"issue 7"}"#, false),
+        ] {
+            let parsed = Message::read(message.as_bytes()).unwrap();
+            assert_eq!(parsed.has_version, expected, "{message}");
+            let scanned = Scanner::of(message.as_bytes());
+            assert_eq!(scanned.has_version(), expected, "{message}");
         }
     }
 

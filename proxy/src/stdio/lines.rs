@@ -146,9 +146,10 @@ impl Skipped {
     }
 
     fn into_line(self) -> Line {
+        let is_message = self.scanner.has_version();
         Line::TooLong {
             beginning: self.beginning,
-            answers: self.scanner.answers(),
+            answers: self.scanner.answers().filter(|_| is_message),
         }
     }
 }

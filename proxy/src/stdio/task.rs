@@ -223,13 +223,18 @@ impl Session {
     }
 
     /// Handles one message. The messages of a batch are handled one by one, because they may belong to several calls.
+    ///
+    /// JSON without a version is no message: some servers log JSON to their stdout, with members such as `id` and `error`.
     async fn handle_message(&self, text: Bytes, rate: &mut LineRateLimit) {
         let message = str::from_utf8(&text)
             .ok()
-            .and_then(|text| Message::read(text.as_bytes()));
+            .and_then(|text| Message::read(text.as_bytes()))
+            .filter(|message| message.has_version);
         let Some(message) = message else {
             rate.log_unparsed(&self.log_id, "a line that is not a message", &text);
-            if let Some(call) = Scanner::of(&text).answers() {
+            let scanner = Scanner::of(&text);
+            let is_message = scanner.has_version();
+            if let Some(call) = scanner.answers().filter(|_| is_message) {
                 self.on_answer_lost(&call, UNREADABLE);
             }
             return;

@@ -166,3 +166,18 @@ async fn after_its_process_exited_a_client_gets_the_remaining_events_and_otherwi
     let mut late = Events::of(client.get(Some(&primed)).await);
     assert!(late.answer().await["result"].is_object());
 }
+
+/// A server that logs JSON to its stdout. Clients of the SDKs ignore such lines, because they have no `"jsonrpc": "2.0"`.
+#[tokio::test]
+async fn a_log_line_in_json_is_not_a_message() {
+    let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"a":1}}"#;
+    for log in [
+        r#"{"level":"error","id":7,"error":"issue 7 not found","time":1764241000}"#,
+        r#"{"level":50,"id":7,"result":null,"error":"x","error":"y"}"#,
+        r#"{"level":30,"method":"GET","url":"/"}"#,
+    ] {
+        let script = answering(&[&format!("{log}\\n{answer}")]);
+        let client = Client::begin(&serve(shell(&script)), WITHOUT_PRIMING).await;
+        assert_eq!(request(&client, "7").await, [answer], "{log}");
+    }
+}
