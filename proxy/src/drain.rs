@@ -124,9 +124,10 @@ impl Signals {
         .await
     }
 
-    /// Runs the future that `serve` returns, until it completes or a second signal arrives.
+    /// Runs the future that `serve` returns, until it completes or a second signal counts.
     ///
-    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line.
+    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line. A second SIGHUP does not count,
+    /// nor does any signal within 500 ms of the first.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
@@ -165,7 +166,7 @@ fn ignores_hangups() -> bool {
     ignored.map_or_else(child_survives_hangup, |ignored| ignored & 1 == 1)
 }
 
-/// Returns the set of ignored signals. Bit 0 is signal 1, SIGHUP.
+/// Returns the set of ignored signals, or `None` if `status` does not have it. Bit 0 is signal 1, SIGHUP.
 fn ignored_signals(status: &str) -> Option<u64> {
     let mut lines = status.lines();
     let set = lines.find_map(|line| line.strip_prefix("SigIgn:"))?;

@@ -45,7 +45,7 @@ struct Readers {
     labels: Option<ToolNames>,
 }
 
-/// Tools that no list has contained so far. Empty after the warning.
+/// Tools in options that no list has contained so far. Empty after the last page of the first list.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
@@ -142,6 +142,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
 // === impl Readers ===
 
 impl Readers {
+    /// Returns `true` if no more lists need to be read.
     fn are_done(&self) -> bool {
         self.labels.is_none() && self.unlisted.is_empty()
     }
@@ -217,7 +218,7 @@ impl Page {
         }
     }
 
-    /// Reads the list of tools, if the copy has one: as a JSON body, or as the data of an event.
+    /// Reads the list of tools, which may be a JSON body or the data of an event. Ignores a copy without one.
     fn read(&self) {
         let text = &self.copied.bytes;
         let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));

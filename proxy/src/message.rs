@@ -228,7 +228,7 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the tool that a `tools/call` calls.
+    /// Returns the tool that a `tools/call` calls. Returns `None` for another method, or if the name cannot be read.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -314,7 +314,7 @@ impl IdKey {
         matches!(self.0, Value::Text(_))
     }
 
-    /// Returns the number in this string, or this number as a string.
+    /// Returns the number in this string, or this number as a string. Returns `None` for a string that is not a number.
     ///
     /// Some servers answer `7` with `"7"`, and clients accept that.
     pub(crate) fn counterpart(&self) -> Option<Self> {
@@ -358,6 +358,7 @@ impl IdKey {
 // === impl Value ===
 
 impl Value {
+    /// Returns the value of a number, or `None` if the text is not a JSON number.
     fn number(text: &str) -> Option<Self> {
         /// The first integer that shares its `f64` with another integer.
         const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
@@ -389,7 +390,9 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns the start of a string on one line, without control characters.
+/// Returns the first `max` bytes of a string on one line, without control characters.
+///
+/// An ellipsis follows if the string is longer.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {

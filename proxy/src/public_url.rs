@@ -115,7 +115,7 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
 // === impl Rules ===
 
 impl Rules {
-    /// Rewrites `resource` of metadata. Metadata that is compressed or large passes as it is.
+    /// Rewrites `resource` of metadata. Metadata that is compressed, large or incomplete passes as it is, with a warning.
     async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
         if !is_of_type(response.headers(), JSON) {
             return response;
@@ -143,6 +143,7 @@ impl Rules {
         Response::from_parts(head, Body::from(rewritten))
     }
 
+    /// Warns that metadata passes as it is. Does so once.
     fn warn(&self, reason: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(

@@ -159,7 +159,7 @@ impl Reservation {
         self.budget.release(by);
     }
 
-    /// Grows or shrinks to `bytes`.
+    /// Grows or shrinks to `bytes`. Stays the same if a budget has no room for the growth.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.shrink(self.bytes.saturating_sub(bytes));
         self.grow(bytes - self.bytes)
