@@ -98,7 +98,7 @@ async fn cell(fault: Fault, phase: Phase) {
     }
 }
 
-/// Calls in flight are answered, and disconnected clients can resume for their answers.
+/// Checks that calls in flight are answered, that disconnected clients can resume, and that the program then ends.
 async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     if matches!(
         phase,
@@ -110,6 +110,7 @@ async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     assert!(started.logged().contains("drained"), "{}", started.logged());
 }
 
+/// Checks that the client of this phase is served, and that the program ends only in its usual way.
 async fn keeps_serving(started: &mut Started, phase: Phase) {
     started.client_is_served(phase).await;
     if phase == Phase::Draining {

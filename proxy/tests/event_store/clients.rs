@@ -275,7 +275,7 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
     assert_eq!(setup.outcome().await, orphaned);
 }
 
-/// For example, with a fresh key in the path. To the layer, a session belongs to its path.
+/// The path may have a fresh key, for example. To the layer, a session belongs to its path.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
     let mut setup = Setup::started(WITH_PRIMING).await;

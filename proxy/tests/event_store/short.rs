@@ -146,7 +146,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     let resume = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
     let resume = resume
         .await
-        .expect("the server is arrived for the rest")
+        .expect("the server is asked for the rest")
         .unwrap();
     assert_eq!(resume.headers["last-event-id"], "up-1");
     let server = resume.events();
@@ -189,7 +189,9 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     assert!(seen.data == large);
     drop(client);
     let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
-    closed.await.expect("it is closed ten minutes later");
+    closed
+        .await
+        .expect("the stream is closed within ten minutes");
 }
 
 #[tokio::test(start_paused = true)]

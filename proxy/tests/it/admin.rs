@@ -366,8 +366,8 @@ async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
 }
 
 fn value(metrics: &[(String, u64)], name: &str) -> u64 {
-    let found = metrics.iter().find(|(metric, _)| metric == name);
-    found.unwrap_or_else(|| panic!("{name} is missing")).1
+    let metric = metrics.iter().find(|(metric, _)| metric == name);
+    metric.unwrap_or_else(|| panic!("{name} is missing")).1
 }
 
 #[tokio::test]
