@@ -62,7 +62,7 @@ async fn a_process_that_misbehaves_affects_no_other_session() {
     run(&Fault::ALL, cell).await;
 }
 
-/// Runs a cell: the session under test is served, and the other one has the effect of the fault.
+/// Checks that a fault has its effect in one session and none in the session under test.
 async fn cell(fault: Fault, phase: Phase) {
     // A session cannot be started while the program drains.
     let is_draining = phase == Phase::Draining;
@@ -125,7 +125,9 @@ async fn a_process_that_is_not_a_server_causes_an_error_and_leaves_no_process() 
     }
 }
 
-/// Checks that the client gets an error, or an answer if the script is a server, and that no process remains.
+/// Checks what the client gets from a script, and that no process remains.
+///
+/// A script that is a server answers. For any other the client gets an error.
 async fn check_script(script: Script) {
     let answers = r#"read line; echo '{"jsonrpc":"2.0","id":"i","result":{}}'"#;
     let text = match script {

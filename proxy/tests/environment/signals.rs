@@ -98,7 +98,9 @@ async fn cell(fault: Fault, phase: Phase) {
     }
 }
 
-/// Checks that calls in flight are answered, that disconnected clients can resume, and that the program then ends.
+/// Checks that the program answers calls in flight before it ends.
+///
+/// A client that has disconnected can resume for its answer.
 async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     if matches!(
         phase,
@@ -110,7 +112,7 @@ async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     assert!(started.logged().contains("drained"), "{}", started.logged());
 }
 
-/// Checks that the client of this phase is served, and that the program ends only in its usual way.
+/// Checks that the client of this phase is served, and that only SIGTERM ends the program.
 async fn keeps_serving(started: &mut Started, phase: Phase) {
     started.client_is_served(phase).await;
     if phase == Phase::Draining {

@@ -273,7 +273,7 @@ impl Started {
         }
     }
 
-    /// Checks that the program ends in time and without an error, and that none of its processes remains.
+    /// Checks that the program ends in time without an error, and that its processes end.
     pub(crate) async fn ends_within(&mut self, limit: Duration) {
         let status = timeout(limit, self.status()).await;
         let status =

@@ -351,7 +351,7 @@ async fn a_client_that_reads_an_answer_for_longer_than_the_retention_gets_all_of
     expect_whole(client, &whole).await;
 }
 
-/// The client resumes 50 s after the end of its call, in time, and needs more than 10 s to read its answer.
+/// The client resumes 50 s after the end of its call, and reads its answer for more than 10 s.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
     let (setup, client, primed, server) = Setup::primed().await;

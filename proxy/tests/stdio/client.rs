@@ -73,7 +73,7 @@ pub async fn begin(stdio: &Stdio) -> Response<Body> {
     .await
 }
 
-/// Asserts that there is no session now, and that the client may try again in this many seconds.
+/// Asserts that no session was started, and that the client may retry after these seconds.
 pub fn assert_refused(response: &Response<Body>, seconds: &str) {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], seconds);

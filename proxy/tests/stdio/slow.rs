@@ -10,9 +10,9 @@ use crate::{client::*, server::*};
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}"#;
 
-/// Returns the options for a server that sends requests until its answer has to wait for the client.
+/// Returns the options for a server whose answer has to wait for the client.
 ///
-/// The server then runs the shell command `then`.
+/// The server sends requests until there is no room. After its answer it runs the shell command `then`.
 fn requesting_server(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
