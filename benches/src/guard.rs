@@ -1,8 +1,8 @@
 //! A hand-written drop guard, for comparison.
 //!
 //! The guard puts a token into the request. The token fires when the response is dropped before its end, or the request
-//! before its response. The guard has no ids and no sessions, so a client that resumes has lost its call. The handler must also check this
-//! token itself, because rmcp's own never fires.
+//! before its response. The guard has no ids and no sessions, so a client that resumes has lost its call. The handler
+//! must also check this token itself, because rmcp's own never fires.
 
 use std::{
     convert::Infallible,

@@ -45,7 +45,7 @@ def measure(fronts, programs, work, short):
 
 
 def most(running, programs, admin):
-    """Returns the largest growth and the largest own count, in MiB, and the number of refused calls."""
+    """Returns the largest growth and the largest count of the proxy itself, in MiB, and the number of refused calls."""
     pid = running.process.pid
     with load.staying(programs, "hold", running.target, 1, 1, "echo"):
         first = memory.of(pid, programs).pss
