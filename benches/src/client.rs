@@ -301,7 +301,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads until `wanted` has arrived, for at most [`LIMIT`]. Fails if the answer ends first.
+    /// Reads until `wanted` has arrived, for at most `LIMIT`. Fails if the answer ends first.
     pub async fn until(&mut self, wanted: &str) -> Result<()> {
         tokio::time::timeout(LIMIT, self.wait_for(wanted)).await?
     }

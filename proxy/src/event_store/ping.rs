@@ -55,8 +55,8 @@ impl Ping {
 
     /// Returns the response to a client that the server refuses.
     ///
-    /// Returns `None` if the server accepts the client. An answer without a success status is returned unchanged. Any other refusal, or an answer that takes longer than
-    /// [`ANSWER_TIMEOUT`], becomes a 403.
+    /// Returns `None` if the server accepts the client. An answer without a success status is returned unchanged. Any other
+    /// refusal, or an answer that takes longer than [`ANSWER_TIMEOUT`], becomes a 403.
     pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);

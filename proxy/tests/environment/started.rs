@@ -416,7 +416,8 @@ impl Drop for Started {
 
 /// Returns an address with a free port.
 ///
-/// Port 0 would not do, because some tests cannot read the chosen port from the log. Below 32,768 the kernel assigns no port to a connection, so the port is still free when the program listens.
+/// Port 0 would not do, because some tests cannot read the chosen port from the log. Below 32,768 the kernel does not assign a
+/// port to a connection, so the port is still free when the program listens.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");
