@@ -66,7 +66,7 @@ impl Bridge {
     /// Answers a POST. A request without a session id starts a session. The error is the status of the response.
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
         if request.method() != Method::POST {
-            // The bridge keeps no events.
+            // The bridge does not keep events.
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let (head, body) = request.into_parts();

@@ -25,7 +25,7 @@ mod server;
 /// The option that requests the demo.
 const OPTION: &str = "--demo";
 
-/// Runs the demo, or its server, if the first argument requests it. Returns `None` otherwise.
+/// Runs the demo or its server if the first argument requests one of them. Returns `None` otherwise.
 pub(crate) async fn run_if_requested(
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Option<ExitCode> {

@@ -1,7 +1,7 @@
 //! Reads the tools that the server lists: for the metrics, and to warn about tools that are in an option and in no list.
 //!
-//! Such a name may be misspelt, or belong to another server. Without metrics, bodies are no longer copied after the first complete
-//! list of tools.
+//! Such a name may be misspelt, or belong to another server. If there are no metrics, bodies are not copied after the first
+//! complete list of tools.
 
 use std::{
     collections::BTreeSet,

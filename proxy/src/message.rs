@@ -74,7 +74,7 @@ pub struct Params<'a> {
     pub progress_token: Option<&'a str>,
     /// `protocolVersion` of an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision in `_meta`, from 2026-07-28 on.
+    /// The revision in `_meta`, where clients of revision 2026-07-28 state it.
     pub revision: Option<Cow<'a, str>>,
 }
 

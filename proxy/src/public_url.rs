@@ -2,7 +2,7 @@
 //!
 //! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. The proxy removes those
 //!    of a client, unless the client's address is in `--trust-forwarded`.
-//! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address. If their
+//! 2. The public origin is that of `--public-url`. If the option is not set, it is that of the headers of a trusted address. If their
 //!    host is neither one of `--allow-host` nor a name of this machine, `Host` is used instead.
 //! 3. In responses, the public origin takes the place of the upstream's. That is so in `resource_metadata` of `WWW-Authenticate`,
 //!    and in `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Everything else

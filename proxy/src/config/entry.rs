@@ -105,7 +105,7 @@ impl Value {
     }
 }
 
-/// Returns the option that is most similar to this unknown one, if any is similar.
+/// Returns the option that is most similar to this unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)

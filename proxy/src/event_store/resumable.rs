@@ -231,8 +231,8 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own. Without the layer, no
-        // request has a token.
+        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own. If there is no
+        // layer, requests do not have a token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));

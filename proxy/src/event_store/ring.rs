@@ -248,7 +248,7 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// Returns `None`, and detaches no reader, if `from` is an event that there never was, or one of a cleared ring.
+    /// Returns `None` and leaves the reader attached if `from` is an event that there never was, or one of a cleared ring.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)

@@ -115,7 +115,7 @@ impl Session {
         stream.respond_unread(self.primes())
     }
 
-    /// Returns the stream of the newest call whose id has this value, if that stream is still kept.
+    /// Returns the kept stream of the newest call whose id has this value, or `None`.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }

@@ -107,7 +107,7 @@ impl EventStore {
         Some(session)
     }
 
-    /// Returns the session with this id, if it is known.
+    /// Returns the session with this id, or `None` if it is unknown.
     pub fn session(&self, id: &str) -> Option<Session> {
         self.0.sessions().get(id).cloned()
     }

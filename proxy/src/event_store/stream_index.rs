@@ -303,7 +303,7 @@ impl<S> EndedStreams<S> {
 
     /// Removes a closed stream from the ended ones and adds its `gaps` to the total.
     ///
-    /// `until` is when it would have expired, if it had ended.
+    /// `until` is the time at which the stream would have expired, or `None` if it had not ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
         self.gaps.fetch_add(gaps, Ordering::Relaxed);
         if let Some(until) = until {

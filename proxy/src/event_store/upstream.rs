@@ -178,7 +178,7 @@ where
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) | None => break,
             };
-            // Trailers carry no events. The future of a read is boxed, so that it takes no memory while the server is
+            // Trailers do not carry events. The future of a read is boxed, so that it takes no memory while the server is
             // silent.
             if let Ok(bytes) = frame.into_data()
                 && Box::pin(self.read(&bytes)).await.is_err()
@@ -254,7 +254,7 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped, and streams
+        // Doubling makes copies rare. If there is no room to double, it grows by less. Events are dropped, and streams
         // evicted, only to fit `least`.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);

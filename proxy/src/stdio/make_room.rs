@@ -1,6 +1,6 @@
 //! Makes room for a new session at the session limit.
 //!
-//! The session that has been without a request and a stream for longest ends, if that is longer than [`Options::make_room_after`].
+//! The session that has been without a request and a stream for longest ends if that time exceeds [`Options::make_room_after`].
 //! Otherwise the new session is refused. A session with an open call, or whose process waits until a client reads, is never ended
 //! to make room.
 //!

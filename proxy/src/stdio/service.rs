@@ -181,7 +181,7 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // The layer marks the cancels that it sends. Without the layer, no request has a token.
+        // The layer marks the cancels that it sends. If there is no layer, requests do not have a token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_client = token.is_none_or(|token| !token.is_replay());
         let head = Head::of(&parts.headers);

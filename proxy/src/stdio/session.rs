@@ -48,7 +48,7 @@ pub(super) struct Session {
 pub(super) struct Timeouts {
     /// For every session.
     pub(super) idle: Duration,
-    /// For a session whose client has disconnected, if this is shorter.
+    /// For a session whose client has disconnected. Applies if it is shorter than `idle`.
     pub(super) lost: Duration,
 }
 
@@ -262,7 +262,7 @@ impl Session {
         Some(detached.map_or(state.last_used, |detached| detached.max(state.last_used)))
     }
 
-    /// Sends the priming event, if the client supports it.
+    /// Sends the priming event if the client supports it.
     pub(super) fn prime(&self, stream: &Stream) {
         if self.streams.primes() {
             stream.prime();

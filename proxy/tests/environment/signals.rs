@@ -10,7 +10,7 @@ use crate::{
     table::{Phase, run},
 };
 
-/// How long a shutdown that waits for no client may take on a loaded machine.
+/// How long a shutdown that does not wait for a client may take on a loaded machine.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy)]

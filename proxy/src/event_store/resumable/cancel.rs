@@ -24,7 +24,7 @@ where
     /// Sends the layer's cancel of a call.
     ///
     /// The cancel has the credentials of the call. A token may expire during a call, so the server may refuse them. Then the cancel is
-    /// sent again with the latest credentials that the server has accepted in the session, if these differ.
+    /// sent again with the latest credentials that the server has accepted in the session if these differ.
     pub(super) async fn cancel(
         &mut self,
         stream: &Stream,

@@ -125,8 +125,8 @@ impl Stream {
 
     /// Ends the stream with its session.
     ///
-    /// An attached client gets the remaining events, and an error in place of a missing answer. Without a client, all events are
-    /// dropped.
+    /// An attached client gets the remaining events, and an error in place of a missing answer. If no client is attached, all
+    /// events are dropped.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let call = self.0.call.as_ref();
         let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));

@@ -1,4 +1,4 @@
-//! Finds the stream for each line from the server. Does no I/O and reads no clock.
+//! Finds the stream for each line from the server. Does no I/O and does not read a clock.
 //!
 //! On stdio all calls of a session share one pipe, and few lines identify their call. The rules:
 //!
@@ -243,7 +243,7 @@ impl<S: Clone> Routes<S> {
 
     /// Records a cancel of the call with this id. Does nothing if no open call has this id.
     ///
-    /// Returns the stream of an older cancelled call that is evicted to make room for this one, if that stream is still open.
+    /// Returns the stream of an older cancelled call that is evicted to make room for this one if that stream is still open.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
