@@ -179,10 +179,10 @@ impl Stage {
                         body = durations.add(self.resume(&event)).await?;
                     }
                     _ => {
-                        let found = durations.add_alone(|| self.find());
+                        let call = durations.add_alone(|| self.find());
                         let is_bare = self.scene.setup == Setup::Bare;
                         ensure!(
-                            found.is_some() || is_bare,
+                            call.is_some() || is_bare,
                             "the layer does not find the call"
                         );
                     }

@@ -6,7 +6,8 @@
 //!    reconnect delay. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
 //! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
 //!    has an answer in flight. A GET is counted once it has a response, any other request once its head has arrived. At the
-//!    same time the processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
+//!    same time the processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that
+//!    is longer.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP start the shutdown. A second signal stops the program at once, and the runtime kills the
 //! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of

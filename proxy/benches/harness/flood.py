@@ -63,5 +63,5 @@ def most(running, programs, admin):
 
 def buffered(admin):
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics") as metrics:
-        found = re.search(r"^mcp_proxy_buffer_bytes (\S+)$", metrics.read().decode(), re.MULTILINE)
-    return float(found[1])
+        gauge = re.search(r"^mcp_proxy_buffer_bytes (\S+)$", metrics.read().decode(), re.MULTILINE)
+    return float(gauge[1])

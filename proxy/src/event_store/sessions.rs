@@ -208,11 +208,11 @@ impl EventStore {
     /// Looks up an event id in a session. An id of another session is unknown.
     pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
         let id = self.0.shared.origin.parse(event_id).flatten();
-        let found = id.and_then(|(name, seq)| {
+        let lookup = id.and_then(|(name, seq)| {
             let stream = self.session(session)?.stream(name)?;
             Some(Lookup::Stream(stream, seq))
         });
-        found.unwrap_or(Lookup::Unknown)
+        lookup.unwrap_or(Lookup::Unknown)
     }
 
     /// Returns the response that reads a stream after an event, and counts the resume. Unknown events get an error.

@@ -168,12 +168,12 @@ async fn each_ping_has_an_id_of_its_own() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     let resume = || with_headers(resumed(SESSION, &last), &[("authorization", "new")]);
-    let one = (setup.send(resume()), setup.next().await);
-    let other = (setup.send(resume()), setup.next().await);
-    one.1.json(&pong_of(&other.1.id()));
-    assert_eq!(in_time(one.0).await.unwrap().status, 403);
-    other.1.pong();
-    assert_eq!(in_time(other.0).await.unwrap().status, 200);
+    let first = (setup.send(resume()), setup.next().await);
+    let second = (setup.send(resume()), setup.next().await);
+    first.1.json(&pong_of(&second.1.id()));
+    assert_eq!(in_time(first.0).await.unwrap().status, 403);
+    second.1.pong();
+    assert_eq!(in_time(second.0).await.unwrap().status, 200);
 }
 
 /// A gateway that never ends its answer delays the client for at most 10 s.

@@ -112,19 +112,19 @@ async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_last_of_two_clients_that_resume_reads_the_stream() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
-    let mut one = setup.resumed(&primed).await;
+    let mut first = setup.resumed(&primed).await;
     assert_eq!(
         client.event().await,
         None,
         "another client took over the first stream"
     );
-    let mut two = setup.resumed(&primed).await;
-    assert_eq!(one.event().await, None);
+    let mut second = setup.resumed(&primed).await;
+    assert_eq!(first.event().await, None);
     // A client whose stream was taken over has not disconnected.
     tokio::time::sleep(AFTER_GRACE).await;
     assert!(setup.arrived.is_empty());
     server.answer().await;
-    assert_eq!(two.rest().await, [answer(1)]);
+    assert_eq!(second.rest().await, [answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 

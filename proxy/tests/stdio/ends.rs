@@ -15,10 +15,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
     let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let pid = client.pid().await;
-    let mut one = client.call("1", "work", r#"{"seconds":60}"#).await;
-    let mut other = client.call("2", "work", r#"{"seconds":60}"#).await;
+    let mut first = client.call("1", "work", r#"{"seconds":60}"#).await;
+    let mut second = client.call("2", "work", r#"{"seconds":60}"#).await;
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
-    for events in [&mut one, &mut other, &mut crash] {
+    for events in [&mut first, &mut second, &mut crash] {
         let error = timeout(END_TIMEOUT, events.answer()).await.unwrap();
         assert_eq!(error["error"]["code"], -32000);
         assert!(
