@@ -7,6 +7,7 @@ use anyhow::Result;
 /// Crates whose code runs on behalf of its caller. A place in one of them does not identify an owner.
 const CONTAINERS: &str = "bytes futures-channel futures-core futures-util hashbrown http http-body-util lock_api parking_lot tokio tokio-util";
 
+/// The code that a place is attributed to.
 #[derive(Debug, PartialEq)]
 pub enum Owner<'a> {
     /// Works for its caller.
@@ -17,7 +18,7 @@ pub enum Owner<'a> {
     Other(&'a str),
 }
 
-/// The path of the crate's sources, with a trailing slash.
+/// Returns the path of the crate's sources, with a trailing slash.
 pub fn root() -> Result<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
     Ok(format!("{}/", source.canonicalize()?.display()))

@@ -32,7 +32,7 @@ use crate::{
 /// Rounds of a loop of four instructions: together about 3 % of a bare call of 100 B.
 const WASTED_ROUNDS: u32 = 1_100;
 
-/// About 5 % of the locked instructions of such a call. Data is read four times as often, for as many extra misses.
+/// Locks taken in vain, about 5 % of the locked instructions of such a call. Each has four reads that may miss the cache.
 const WASTED_LOCKS: usize = 25;
 
 /// One thing to measure. Its display form is also its command line: `wrapped session arguments 100`.
@@ -101,7 +101,7 @@ impl Case {
         Self { candidate, what }
     }
 
-    /// Every request, of bare rmcp and of the set-ups that are compared with it.
+    /// Returns every request, of bare rmcp and of the set-ups that are compared with it.
     pub fn compared() -> impl Iterator<Item = Self> {
         Workload::all().flat_map(|what| {
             let candidates = iter::once(Candidate::BARE).chain(Candidate::COMPARED);
@@ -129,16 +129,17 @@ impl Case {
         Self::compared().chain(others)
     }
 
-    /// The same request of bare rmcp.
+    /// Returns the same request of bare rmcp.
     pub fn bare(self) -> Self {
         Self::new(Candidate::BARE, self.what)
     }
 
-    /// Number of counted requests.
+    /// Returns the number of counted requests.
     pub fn calls(self) -> f64 {
         f64::from(self.what.repetitions().1)
     }
 
+    /// Starts the server and a client, which has a session if the case has one.
     pub async fn run(self) -> Result<Running> {
         let transport = Transport::Direct(self.server().await?);
         let client = match self.what {
@@ -286,7 +287,7 @@ impl Workload {
         calls.chain([Self::Plain])
     }
 
-    /// The request, for display.
+    /// Returns the request, for display.
     pub fn request(self) -> &'static str {
         match self {
             Self::Call(Mode::Session, _) => "call in a session",
@@ -295,7 +296,7 @@ impl Workload {
         }
     }
 
-    /// The payload, for display.
+    /// Returns the payload, for display. Empty for [`Workload::Plain`].
     pub fn load(self) -> String {
         let (of, bytes) = match self {
             Self::Call(_, Load::Arguments(bytes)) => ("arguments", bytes),
@@ -309,8 +310,9 @@ impl Workload {
         }
     }
 
-    /// Number of requests before counting, and number of counted requests. After the first number, the queue of retained
-    /// calls has its full size.
+    /// Returns the number of requests before counting, and the number of counted requests.
+    ///
+    /// After the first number, the queue of retained calls has its full size.
     pub fn repetitions(self) -> (u32, u32) {
         match self {
             Self::Call(_, Load::Arguments(1_000_000..) | Load::Result(1_000_000..)) => (20, 20),

@@ -1,6 +1,7 @@
 //! Runs a part of a bench in a child process: the same program in another [`role`](crate::role).
 //!
-//! The child reads one command per line and writes one line in reply. It ends when its input is closed.
+//! The child reads one command per line and writes one line in reply. It ends when its input is closed. A child that
+//! needs no commands writes one line and ends.
 
 use std::{env, process::Stdio};
 
@@ -13,6 +14,7 @@ use tokio::{
 
 use crate::is_quick;
 
+/// A child process of this program.
 #[derive(Debug)]
 pub struct Child {
     input: ChildStdin,
@@ -41,7 +43,7 @@ impl Child {
     }
 
     /// Returns the result of a child that needs no commands.
-    pub async fn found<T: DeserializeOwned>(role: &str) -> Result<T> {
+    pub async fn result<T: DeserializeOwned>(role: &str) -> Result<T> {
         let answer = Self::start(role)?.answer().await?;
         Ok(serde_json::from_str(&answer)?)
     }
@@ -59,7 +61,7 @@ impl Child {
     }
 }
 
-/// Runs in the child: executes each command with `act`.
+/// Runs in the child: executes each command with `act`, until one fails or the input ends.
 pub async fn obey(mut act: impl AsyncFnMut(&[&str]) -> Result<String>) -> Result<()> {
     let mut commands = BufReader::new(tokio::io::stdin()).lines();
     while let Some(command) = commands.next_line().await? {

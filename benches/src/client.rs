@@ -69,13 +69,13 @@ enum Source {
     Socket(TcpStream),
 }
 
-/// A `tools/call`.
+/// Returns a `tools/call` request.
 pub fn call(id: usize, tool: &str, arguments: Value) -> Value {
     let params = json!({ "name": tool, "arguments": arguments });
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
 }
 
-/// A request that the server answers while it runs.
+/// Returns a `ping`, which the server answers as long as it is not blocked.
 pub fn ping() -> Value {
     json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" })
 }
@@ -83,7 +83,7 @@ pub fn ping() -> Value {
 // === impl Client ===
 
 impl Client {
-    /// A client without a session.
+    /// Creates a client without a session.
     pub fn new(transport: Transport) -> Self {
         let (session, fields) = (None, fields());
         Self {
@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    /// Opens a session if the mode has sessions.
+    /// Creates a client, with a session if the mode has sessions.
     pub async fn open(transport: Transport, mode: Mode) -> Result<Self> {
         let mut client = Self::new(transport);
         if mode == Mode::Stateless {
@@ -129,8 +129,9 @@ impl Client {
         self.session.as_ref()?.to_str().ok()
     }
 
-    /// Calls a tool; `number` is also the request id. Returns once the answer has started. In a session it has read the
-    /// first event id, from which the client can resume.
+    /// Calls a tool; `number` is also the request id. Returns once the answer has started.
+    ///
+    /// In a session, the first event id has then been read. The client can resume from it.
     pub async fn begin(
         &self,
         number: usize,
@@ -157,12 +158,12 @@ impl Client {
         stream.until("\"result\"").await
     }
 
-    /// A request with any message.
+    /// Creates a request with any message.
     pub fn post(&self, message: &Value) -> Result<Request<Full<Bytes>>> {
         self.request(Method::POST, message.to_string().into())
     }
 
-    /// A request that resumes after an event.
+    /// Creates a request that resumes after an event.
     pub fn get(&self, event: &str) -> Result<Request<Full<Bytes>>> {
         let mut request = self.request(Method::GET, Bytes::new())?;
         let event = HeaderValue::from_str(event)?;
@@ -183,6 +184,10 @@ impl Client {
     }
 
     /// Sends a request to a server in this process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the client uses sockets, or if the status is not a success.
     pub async fn direct(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Body>> {
         let Transport::Direct(server) = &mut self.transport else {
             bail!("not in this process");
@@ -198,7 +203,11 @@ impl Client {
         Ok(response.into_body().collect().await?.to_bytes())
     }
 
-    /// Sends a request and reads the response head.
+    /// Sends a request and reads the response head, for at most [`LIMIT`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the status is not a success.
     async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
         let send = async {
             let Transport::Socket(address) = self.transport else {
@@ -219,7 +228,7 @@ impl Client {
     }
 }
 
-/// The headers of every request.
+/// Returns the headers of every request.
 fn fields() -> [(HeaderName, HeaderValue); 5] {
     [
         // rmcp accepts this host, whatever the address.
@@ -266,7 +275,7 @@ fn opened(head: &str) -> Result<Opened> {
 // === impl Stream ===
 
 impl Stream {
-    /// An unused connection.
+    /// Opens a connection.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
@@ -282,7 +291,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Fails if the answer does not contain `wanted`.
+    /// Fails if the answer is incomplete or does not contain `wanted`.
     pub async fn exchange(&mut self, request: &[u8], wanted: &str) -> Result<()> {
         self.seen.clear();
         self.write(request).await?;
@@ -292,12 +301,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads until `wanted` has arrived, for at most `LIMIT`.
+    /// Reads until `wanted` has arrived, for at most `LIMIT`. Fails if the answer ends first.
     pub async fn until(&mut self, wanted: &str) -> Result<()> {
         tokio::time::timeout(LIMIT, self.wait_for(wanted)).await?
     }
 
-    /// Reads until `wanted` has arrived.
+    /// Reads until `wanted` has arrived. Fails if the answer ends first.
     pub async fn wait_for(&mut self, wanted: &str) -> Result<()> {
         while !contains(&self.seen, wanted.as_bytes()) {
             ensure!(self.read().await?, "ended without {wanted:?}");
@@ -325,6 +334,8 @@ impl Stream {
     }
 
     /// Prepares the stream so that dropping it closes the connection in this way.
+    ///
+    /// Does nothing for a server in this process.
     pub fn before_close(&mut self, close: Close) -> Result<()> {
         match (&self.source, close) {
             (Source::Socket(socket), Close::Fin) => {
@@ -345,7 +356,7 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if there was more.
+    /// Reads more of the answer. Returns `false` at its end.
     async fn read(&mut self) -> Result<bool> {
         match &mut self.source {
             Source::Body(body) => {

@@ -29,12 +29,13 @@ use crate::{
     tools::Tools,
 };
 
+/// A widely used layer, or five of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CommonLayer {
     /// `TraceLayer` at `INFO`, without a subscriber.
     Trace,
-    /// The same with a subscriber that formats everything and discards it.
+    /// As [`Self::Trace`], with a subscriber that formats everything and discards it.
     TraceHeard,
     Cors,
     /// An axum middleware function that does nothing.
@@ -93,7 +94,7 @@ fn trace() -> TraceLayer<SharedClassifier<ServerErrorsAsFailures>> {
         .on_response(DefaultOnResponse::new().level(Level::INFO))
 }
 
-/// Longer than any call takes.
+/// Returns a timeout that is longer than any call takes.
 fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(3_600))
 }

@@ -15,7 +15,7 @@ pub struct Limits {
     pub limit: Vec<Limit>,
 }
 
-/// The limit of one case, as a ratio to bare rmcp.
+/// The limit of one case, as a ratio to bare rmcp, or as a difference for last-level misses.
 #[derive(Debug, Deserialize)]
 pub struct Limit {
     pub case: Case,
@@ -37,7 +37,7 @@ impl Limits {
         Ok(fs::write(FILE, self.put_into(&fs::read_to_string(FILE)?))?)
     }
 
-    /// The file has the limits in this order, each `most` on its own line.
+    /// Replaces the limits in `text`, which has them in this order, each `most` on its own line.
     fn put_into(&self, text: &str) -> String {
         let mut limits = self.limit.iter();
         let line = |line: &str| {
@@ -60,7 +60,7 @@ impl Limit {
         ratio <= self.most
     }
 
-    /// Sets the limit to the measured ratio plus the margin.
+    /// Sets the limit to the measured ratio plus the margin, rounded up to three decimals.
     pub fn tighten(&mut self, ratio: f64) {
         self.most = ((ratio + self.count.margin()) * 1_000.0).ceil() / 1_000.0;
     }

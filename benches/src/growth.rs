@@ -57,12 +57,14 @@ pub enum Operation {
     Find,
 }
 
+/// A server with the calls of a scene in flight.
 struct Stage {
     scene: Scene,
     layer: CancelOnDisconnectLayer,
     /// The client of the measured session.
     client: Client,
     _bodies: Vec<Body>,
+    /// The last request id of the measured session.
     requests: usize,
 }
 
@@ -72,8 +74,10 @@ struct Durations(Vec<Duration>);
 // === impl Spread ===
 
 impl Spread {
-    /// Numbers of calls in flight. To start its calls, one session of bare rmcp needs time quadratic in their number,
-    /// so it is not measured with 100,000.
+    /// Returns the numbers of calls in flight that are measured.
+    ///
+    /// To start its calls, one session of bare rmcp needs time quadratic in their number. So one session is not measured
+    /// with 100,000.
     pub fn sizes(self) -> [usize; 3] {
         match self {
             Self::Many => [1, 1_000, 100_000],
@@ -120,7 +124,7 @@ impl fmt::Display for Scene {
 
 impl Stage {
     /// Starts the calls. The measured session is the last one.
-    async fn set(scene: Scene) -> Result<Self> {
+    async fn start(scene: Scene) -> Result<Self> {
         let layer = CancelOnDisconnectLayer::new();
         let setup = scene.setup;
         let server = setup.serve(Mode::Session.config(), Tools::default(), layer.clone());
@@ -156,28 +160,31 @@ impl Stage {
     }
 
     /// Performs the operation once. Counts the operation alone, without its preparation.
-    async fn perform(&mut self, operation: Operation, took: &mut Durations) -> Result<()> {
+    async fn perform(&mut self, operation: Operation, durations: &mut Durations) -> Result<()> {
         self.requests += 1;
         match operation {
-            Operation::Call => self.call(took).await,
-            Operation::Delete => self.delete(took).await,
+            Operation::Call => self.call(durations).await,
+            Operation::Delete => self.delete(durations).await,
             Operation::HangUp | Operation::Resume | Operation::Find => {
                 let (mut body, event) = wait(&mut self.client, self.requests).await?;
                 settle().await;
                 match operation {
                     Operation::HangUp => {
-                        took.add(async { drop(body) }).await;
+                        durations.add(async { drop(body) }).await;
                         body = self.resume(&event).await?;
                     }
                     Operation::Resume => {
                         drop(body);
                         settle().await;
-                        body = took.add(self.resume(&event)).await?;
+                        body = durations.add(self.resume(&event)).await?;
                     }
                     _ => {
-                        let found = took.add_alone(|| self.find());
+                        let call = durations.add_alone(|| self.find());
                         let is_bare = self.scene.setup == Setup::Bare;
-                        ensure!(found.is_some() || is_bare, "the call is not there");
+                        ensure!(
+                            call.is_some() || is_bare,
+                            "the layer does not find the call"
+                        );
                     }
                 }
                 self.cancel().await?;
@@ -188,14 +195,14 @@ impl Stage {
         }
     }
 
-    async fn call(&mut self, took: &mut Durations) -> Result<()> {
+    async fn call(&mut self, durations: &mut Durations) -> Result<()> {
         let message = call(self.requests, "measure", json!({ "text": "x" }));
         let answer = async { self.client.ask(self.client.post(&message)?).await };
-        took.add(answer).await?;
+        durations.add(answer).await?;
         Ok(())
     }
 
-    async fn delete(&mut self, took: &mut Durations) -> Result<()> {
+    async fn delete(&mut self, durations: &mut Durations) -> Result<()> {
         let mut client = Client::open(self.client.transport().clone(), Mode::Session).await?;
         let started = wait(&mut client, 0).await?;
         settle().await;
@@ -203,12 +210,12 @@ impl Stage {
             let request = client.request(Method::DELETE, Bytes::new())?;
             client.direct(request).await
         };
-        took.add(deleted).await?;
+        durations.add(deleted).await?;
         drop(started);
         Ok(())
     }
 
-    /// Cancels by notification. The handle would visit all calls and evict the caches.
+    /// Cancels the last call by a notification. The layer's handle would visit all calls and evict the caches.
     async fn cancel(&mut self) -> Result<()> {
         let params = json!({ "requestId": self.requests });
         let method = "notifications/cancelled";
@@ -244,7 +251,7 @@ async fn settle() {
 // === impl Durations ===
 
 impl Durations {
-    /// Counts the operation together with the tasks it wakes.
+    /// Counts and times an operation together with the tasks that it wakes.
     async fn add<T>(&mut self, operation: impl Future<Output = T>) -> T {
         callgrind::toggle_collect();
         let started = Instant::now();
@@ -254,7 +261,7 @@ impl Durations {
         done
     }
 
-    /// Counts an operation that wakes no task.
+    /// Counts and times an operation that wakes no task.
     fn add_alone<T>(&mut self, operation: impl FnOnce() -> T) -> T {
         callgrind::toggle_collect();
         let started = Instant::now();
@@ -270,18 +277,22 @@ impl Durations {
     }
 }
 
-/// Measures all operations. Prints the name and the median time (ns) of each.
+/// Measures all operations. Prints the name and the median time (ns) of each, then exits the process.
 pub async fn measure(scene: Scene) -> Result<()> {
-    let mut stage = Stage::set(scene).await?;
+    let mut stage = Stage::start(scene).await?;
     callgrind::start_instrumentation();
     for operation in Operation::iter() {
-        let mut took = Durations(Vec::with_capacity(REPETITIONS as usize));
+        let mut durations = Durations(Vec::with_capacity(REPETITIONS as usize));
         for _ in 0..REPETITIONS {
-            stage.perform(operation, &mut took).await?;
+            stage.perform(operation, &mut durations).await?;
         }
         callgrind::dump_stats(&*operation.to_string());
-        took.0.sort_unstable();
-        let median = took.0.get(took.0.len() / 2).copied().unwrap_or_default();
+        durations.0.sort_unstable();
+        let median = durations
+            .0
+            .get(durations.0.len() / 2)
+            .copied()
+            .unwrap_or_default();
         println!("{operation} {}", median.as_nanos());
     }
     callgrind::stop_instrumentation();

@@ -1,8 +1,8 @@
 //! A hand-written drop guard, for comparison.
 //!
-//! It puts a token into the request, which fires when the response is dropped.
-//! The guard has no ids and no sessions, so a client that resumes has lost its call. The handler must also check this
-//! token itself, because rmcp's own never fires.
+//! The guard puts a token into the request. The token fires when the response is dropped before its end, or the request
+//! before its response. The guard has no ids and no sessions, so a client that resumes has lost its call. The handler
+//! must also check this token itself, because rmcp's own never fires.
 
 use std::{
     convert::Infallible,
@@ -26,6 +26,8 @@ pub struct ClientDisconnected(pub CancellationToken);
 
 pin_project! {
     /// A body with a value that is dropped with it, and before it.
+    ///
+    /// At the end of the body, the value is passed to a function instead.
     pub struct GuardedBody<B, T> {
         tie: Option<T>,
         // Called with `tie` when the body ends.

@@ -1,7 +1,8 @@
 //! Shared by all benches: set-ups, clients, counting and the report.
 //!
-//! Each bench is a program in `src/bin`. It measures one thing in all set-ups of [`setup`] in one run, prints its
-//! table, and stores it as a [`report::Section`]. The text of each section is in `sections`.
+//! Each bench is a program in `src/bin`. It measures one thing in several set-ups of [`setup`] in one run, prints its
+//! tables, and stores each as a [`report::Section`]. The text of each section is in `sections`. The programs `gate` and
+//! `report` are not benches: one enforces limits, and the other assembles the sections.
 
 use std::{env, fmt::Display};
 
@@ -56,18 +57,18 @@ pub mod prelude {
     pub use strum::{Display, EnumIter, IntoEnumIterator};
 }
 
-/// A row of a table.
+/// Creates a row of a table.
 #[macro_export]
 macro_rules! cells {
     ($($cell:expr),* $(,)?) => { vec![$($cell.to_string()),*] };
 }
 
-/// Returns `true` for `--quick`, a run of a few seconds.
+/// Returns `true` if the command line has `--quick`, for a run of a few seconds.
 pub fn is_quick() -> bool {
     env::args().any(|argument| argument == "--quick")
 }
 
-/// The command line without `--quick`. It selects the part of a bench that this process runs, see [`child`].
+/// Returns the command line without `--quick`. It selects the part of a bench that this process runs, see [`child`].
 pub fn role() -> String {
     let arguments = env::args().skip(1);
     Vec::from_iter(arguments.filter(|word| word != "--quick")).join(" ")
@@ -79,12 +80,14 @@ pub fn named<T: Display>(mut items: impl Iterator<Item = T>, words: &str) -> Res
     named.with_context(|| format!("nothing is named {words:?}"))
 }
 
-/// A runtime on the current thread.
+/// Creates a runtime on the current thread.
 pub fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// A runtime on the current thread with a paused clock, which advances while it is idle.
+/// Creates a runtime on the current thread with a paused clock.
+///
+/// The clock advances only while the runtime is idle.
 pub fn paused_runtime() -> std::io::Result<Runtime> {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true).build()
@@ -93,7 +96,7 @@ pub fn paused_runtime() -> std::io::Result<Runtime> {
 /// Number of threads of [`workers`].
 pub const WORKERS: usize = 2;
 
-/// A runtime for a server on real sockets.
+/// Creates a runtime for a server on real sockets.
 pub fn workers() -> std::io::Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(WORKERS).enable_all().build()

@@ -18,9 +18,9 @@ use crate::attribution::{Owner, owner, root};
 #[derive(Debug, Default)]
 pub struct Profile(BTreeMap<(String, u64), u64>);
 
-/// The purpose of the locked instructions.
+/// The locked instructions, by the code that executes them.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Attributed {
     /// By place in the crate, or by the name of another package.
     pub places: BTreeMap<String, u64>,
     /// Number of times each lock was taken, by the guarded type.
@@ -30,13 +30,14 @@ pub struct Found {
 /// The addresses of the locked instructions in a file.
 type Addresses = Arc<BTreeSet<u64>>;
 
+/// What [`locked`] has returned, by file.
 static KNOWN: Mutex<BTreeMap<String, Addresses>> = Mutex::new(BTreeMap::new());
 
 // === impl Profile ===
 
 impl Profile {
     /// Parses callgrind output written with `--dump-instr=yes`, without compression or lines.
-    pub fn read(text: &str) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self> {
         let (mut profile, mut file, mut is_call) = (Self::default(), String::new(), false);
         let mut addresses = Addresses::default();
         for line in text.lines() {
@@ -68,12 +69,13 @@ impl Profile {
         self.0.values().sum()
     }
 
-    pub fn resolve(&self) -> Result<Found> {
+    /// Attributes each locked instruction to a place and, if it takes a lock, to that lock.
+    pub fn resolve(&self) -> Result<Attributed> {
         let mut by_file: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
         for ((file, address), executed) in &self.0 {
             by_file.entry(file).or_default().push((*address, *executed));
         }
-        let (mut found, root) = (Found::default(), root()?);
+        let (mut attributed, root) = (Attributed::default(), root()?);
         for (file, instructions) in by_file {
             let addresses = instructions
                 .iter()
@@ -82,16 +84,16 @@ impl Profile {
             let text = output("addr2line", arguments.into_iter().chain(addresses))?;
             let stacks = text.split("0x").skip(1);
             for (stack, (_, executed)) in stacks.zip(instructions) {
-                found.add(stack, executed, &root);
+                attributed.add(stack, executed, &root);
             }
         }
-        Ok(found)
+        Ok(attributed)
     }
 }
 
-// === impl Found ===
+// === impl Attributed ===
 
-impl Found {
+impl Attributed {
     /// Adds one stack: an address, then a function and a place for each frame, innermost first.
     fn add(&mut self, stack: &str, executed: u64, root: &str) {
         let lines = Vec::from_iter(stack.lines().skip(1));
@@ -111,7 +113,7 @@ impl Found {
     }
 }
 
-/// Returns the type that a lock guards, if this frame takes a lock of std or of parking_lot.
+/// Returns the type that a lock guards. `None` if this frame does not take a lock of std or of parking_lot.
 fn guarded_type(function: &str, place: &str) -> Option<String> {
     let is_lock = ["/poison/mutex.rs", "/poison/rwlock.rs", "/lock_api-"];
     is_lock.iter().find(|path| place.contains(**path))?;
@@ -125,14 +127,17 @@ fn guarded_type(function: &str, place: &str) -> Option<String> {
     Some(raw.map_or(guarded, |(_, guarded)| guarded).to_owned())
 }
 
-/// Returns `true` for the C library. Its allocator executes ten locked instructions whenever it consolidates free memory. How often it does
-/// depends on the layout of the heap.
+/// Returns `true` for the C library.
+///
+/// Its allocator executes ten locked instructions whenever it consolidates free memory. How often it does so depends on
+/// the layout of the heap.
 fn is_libc(file: &str) -> bool {
     file.rsplit('/')
         .next()
         .is_some_and(|name| name.starts_with("libc.so"))
 }
 
+/// Returns the addresses of the locked instructions in a file, which is disassembled only once.
 fn locked(file: &str) -> Result<Addresses> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(addresses) = known.get(file) {
@@ -179,10 +184,10 @@ mod tests {
         let stack = format!(
             "5c\ncompare_exchange\n/rustc/59/library/core/src/sync/atomic.rs:3\nlock<a::B>\n{std}\nseen\n/me/src/slot.rs:9\n"
         );
-        let mut found = Found::default();
-        found.add(&stack, 3, "/me/src/");
-        assert_eq!(found.places, [("src/slot.rs:9".to_owned(), 3)].into());
-        assert_eq!(found.locks, [("a::B".to_owned(), 3)].into());
+        let mut attributed = Attributed::default();
+        attributed.add(&stack, 3, "/me/src/");
+        assert_eq!(attributed.places, [("src/slot.rs:9".to_owned(), 3)].into());
+        assert_eq!(attributed.locks, [("a::B".to_owned(), 3)].into());
         assert_eq!(guarded_type("drop<a::B>", std), None);
     }
 }

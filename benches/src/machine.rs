@@ -8,12 +8,16 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Restricts this process to one processor, if there are two. Otherwise the scheduler affects the figures.
+/// Restricts this thread and its later threads to one processor, see [`stay_in`].
+///
+/// The scheduler would otherwise affect the figures.
 pub fn stay_on(processor: usize) -> Result<()> {
     stay_in(processor..processor + 1)
 }
 
-/// Restricts this process and its later threads to those of these processors that exist.
+/// Restricts this thread and its later threads to those of these processors that exist.
+///
+/// Does nothing if none of them exists.
 pub fn stay_in(processors: Range<usize>) -> Result<()> {
     let available = available_parallelism()?.get();
     let mut only = CpuSet::new();
@@ -26,24 +30,24 @@ pub fn stay_in(processors: Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// The mean number of runnable processes during the last minute.
+/// Returns the mean number of runnable processes during the last minute, or `unknown`.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// The processor time of this process, in seconds.
+/// Returns the processor time of this process, in seconds.
 pub fn processor_time() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The resident memory of this process, in MiB.
+/// Returns the resident memory of this process, in MiB.
 pub fn resident() -> Result<f64> {
     status("VmRSS:")
 }
 
-/// The highest [`resident`] since [`forget_peak`], in MiB.
+/// Returns the highest [`resident`] since the last [`forget_peak`], in MiB.
 pub fn peak() -> Result<f64> {
     status("VmHWM:")
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::stats::Sample;
 
-/// Runs `count` pairs, each of side 0 and side 1.
+/// Runs `count` pairs. Each pair of results has that of side 0 first.
 pub async fn alternate<T>(
     count: usize,
     mut run: impl AsyncFnMut(usize) -> Result<T>,
@@ -12,17 +12,17 @@ pub async fn alternate<T>(
     let mut pairs = Vec::new();
     for pair in 0..count {
         let first = pair % 2;
-        let (one, other) = (run(first).await?, run(1 - first).await?);
+        let (earlier, later) = (run(first).await?, run(1 - first).await?);
         pairs.push(if first == 0 {
-            [one, other]
+            [earlier, later]
         } else {
-            [other, one]
+            [later, earlier]
         });
     }
     Ok(pairs)
 }
 
-/// The ratio of side 1 to side 0 in each pair.
+/// Returns the ratio of side 1 to side 0 in each pair.
 pub fn ratios(pairs: &[[f64; 2]]) -> Sample {
     pairs.iter().map(|[first, second]| second / first).collect()
 }

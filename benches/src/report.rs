@@ -13,7 +13,7 @@ pub mod page;
 
 pub use self::Bound::{AtLeast, AtMost};
 
-/// The result of one bench: a paragraph and a table.
+/// A result of a bench: a text, a table, and targets.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Section {
     /// Name of the file, for example `latency`. It starts with the name of the bench.
@@ -26,7 +26,7 @@ pub struct Section {
     pub targets: Vec<Target>,
 }
 
-/// The upper or lower bound of a figure.
+/// A measured figure and its upper or lower bound.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Target {
     pub bound: Bound,
@@ -40,7 +40,7 @@ pub enum Bound {
     AtLeast(f64),
 }
 
-/// The `target/report` of the crate, whatever the current directory.
+/// Returns the `target/report` of the crate, whatever the current directory.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/report")
 }
@@ -48,8 +48,9 @@ pub fn folder() -> PathBuf {
 // === impl Section ===
 
 impl Section {
-    /// Reads the title, the text and the columns from the file in `sections`. Replaces each `{name}` in it by the value
-    /// of that name.
+    /// Reads the title, the text and the columns from the file in `sections`.
+    ///
+    /// Replaces each `{name}` in the file by the value of that name, and fails if there is none.
     pub fn new(name: &str, values: Value) -> Result<Self> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("sections/{name}.md"));
         let mut words = fs::read_to_string(file)?;
@@ -71,7 +72,7 @@ impl Section {
         })
     }
 
-    /// What measures it: the first part of its name.
+    /// Returns the bench that measures the section, which is the first part of its name.
     pub fn bench(&self) -> &str {
         self.name.split('-').next().unwrap_or(&self.name)
     }

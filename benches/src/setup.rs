@@ -97,7 +97,7 @@ impl Setup {
 // === impl Mode ===
 
 impl Mode {
-    /// rmcp's default configuration in this mode.
+    /// Returns rmcp's default configuration in this mode.
     pub fn config(self) -> Config {
         let mut config = StreamableHttpServerConfig::default();
         config.legacy_session_mode = self == Self::Session;

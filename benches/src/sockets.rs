@@ -1,4 +1,4 @@
-//! Servers in this process, clients in another, connected by real sockets.
+//! Servers on real sockets, the clients that load them, and records of what the servers see.
 
 pub mod concurrent_clients;
 pub mod ledger;

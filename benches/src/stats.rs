@@ -11,7 +11,7 @@ pub struct Dice(pub u64);
 // === impl Sample ===
 
 impl Sample {
-    /// The smallest value that is not exceeded by this share of the values. `NaN` if the sample is empty.
+    /// Returns the smallest value that this share of the values does not exceed. `NaN` if the sample is empty.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
         let index = rank.clamp(1, self.0.len().max(1)) - 1;
@@ -34,7 +34,7 @@ impl Sample {
         self.quantile(1.0)
     }
 
-    /// The median and the quartiles, for display.
+    /// Returns the median and the quartiles, for display.
     pub fn spread(&self) -> String {
         let [least, most] = [0.25, 0.75].map(|share| self.quantile(share));
         format!("{:.3} ({least:.3}–{most:.3})", self.median())
@@ -52,7 +52,7 @@ impl FromIterator<f64> for Sample {
 // === impl Dice ===
 
 impl Dice {
-    /// A number in the range 0 to 1, without 1.
+    /// Returns a number from 0 to 1, excluding 1.
     pub fn share(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -26,8 +26,9 @@ use tokio::time::Instant;
 
 use crate::{case::Case, locks::Profile};
 
+/// A longer run is reported as unreliable. On an idle machine a run takes 5 s.
+///
 /// Answers are retained for 60 s. A run of about that length may also count their removal, which shorter runs do not.
-/// On an idle machine a run takes 5 s.
 const BUSY: Duration = Duration::from_secs(45);
 
 /// First-level caches of 32 KiB in 8 ways, which is usual, and 8 MiB behind them.
@@ -84,7 +85,7 @@ impl Count {
         !matches!(self, Self::Instructions | Self::LockedInstructions)
     }
 
-    /// The margin of a limit above its measured value: a few times the noise of the count.
+    /// Returns the margin of a limit above its measured value: a few times the noise of the count.
     pub fn margin(self) -> f64 {
         match self {
             Self::Instructions | Self::LockedInstructions => 0.01,
@@ -103,7 +104,9 @@ impl Count {
         }
     }
 
-    /// The names of the events in callgrind. Data misses have one name for reads and one for writes; mispredictions
+    /// Returns the names of the events in callgrind, which has none for locked instructions.
+    ///
+    /// Data misses have one name for reads and one for writes; mispredictions
     /// have one for branches and one for jumps.
     fn events(self) -> &'static [&'static str] {
         match self {
@@ -130,7 +133,7 @@ impl Allocator {
     }
 }
 
-/// The output of the program without valgrind.
+/// Runs the program without valgrind and returns its output.
 pub fn printed(allocator: Allocator, arguments: &str) -> Result<String> {
     let mut command = Command::new(allocator.program()?);
     Ok(String::from_utf8(finish(&mut command, arguments)?.stdout)?)
@@ -176,21 +179,21 @@ pub fn counts(allocator: Allocator, wanted: BTreeSet<(Case, Count)>) -> Result<C
     let left = Mutex::new(cases.into_iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || -> Result<Counts> {
-        let mut found = Counts::new();
+        let mut counted = Counts::new();
         while let Some((case, counts)) = next() {
             eprintln!("counting with {allocator}: {case}");
-            found.extend(counts_of(allocator, case, &counts)?);
+            counted.extend(counts_of(allocator, case, &counts)?);
         }
-        Ok(found)
+        Ok(counted)
     };
     thread::scope(|scope| {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let workers = Vec::from_iter((0..processors).map(|_| scope.spawn(work)));
-        let found = workers.into_iter().map(|worker| match worker.join() {
-            Ok(found) => found,
+        let results = workers.into_iter().map(|worker| match worker.join() {
+            Ok(result) => result,
             Err(panic) => panic::resume_unwind(panic),
         });
-        let counts = found.collect::<Result<Vec<_>>>()?;
+        let counts = results.collect::<Result<Vec<_>>>()?;
         Ok(counts.into_iter().flatten().collect())
     })
 }
@@ -211,12 +214,14 @@ fn counts_of(allocator: Allocator, case: Case, counts: &[Count]) -> Result<Count
     Ok(counts.iter().map(each).collect())
 }
 
-/// The locked instructions of all counted calls.
+/// Returns the locked instructions of all counted calls.
 pub fn locked(case: Case) -> Result<Profile> {
     Ok(profile(Allocator::Glibc, case, &[], true)?.1)
 }
 
-/// The callgrind output for the calls, and the locked instructions if requested.
+/// Returns the callgrind output for the calls, and the locked instructions if requested.
+///
+/// Prints a warning if the run took longer than [`BUSY`].
 fn profile(
     allocator: Allocator,
     case: Case,
@@ -239,7 +244,7 @@ fn profile(
             eprintln!("{arguments:?} took {took:?}: the machine is too busy for a good count");
         }
         let profile = if is_locked {
-            Profile::read(&fs::read_to_string(file)?)?
+            Profile::parse(&fs::read_to_string(file)?)?
         } else {
             Profile::default()
         };
@@ -263,7 +268,7 @@ fn events(report: &str) -> Option<BTreeMap<&str, u64>> {
         .collect()
 }
 
-/// The instructions of each part that the program counts, by the name of the part.
+/// Returns the instructions of each part that the program counts, by the name of the part.
 pub fn parts(allocator: Allocator, arguments: &str) -> Result<BTreeMap<String, u64>> {
     in_scratch(|folder| {
         let file = format!("--callgrind-out-file={}", folder.join("part").display());

@@ -18,7 +18,7 @@ pub struct Work {
 // === impl Work ===
 
 impl Work {
-    /// Starts the server, without a request.
+    /// Starts the server and its client, but does not yet send a measured request.
     pub fn ready(case: Case) -> Result<Self> {
         let runtime = runtime()?;
         let running = runtime.block_on(case.run())?;
@@ -37,7 +37,7 @@ impl Work {
     }
 }
 
-/// Executes the command line and counts it.
+/// Executes the command line: `calls CASE`, `ask TIMES CASE` or `growth SCENE`.
 pub fn main() -> Result<()> {
     let role = role();
     match role.split_once(' ') {

@@ -31,7 +31,7 @@ use tokio::{
 };
 use tower_service::Service;
 
-/// Sessions, each with a process.
+/// A bridge with a process for each session. Clones share the sessions.
 #[derive(Clone)]
 pub(super) struct Bridge(Arc<Inner>);
 
@@ -39,7 +39,7 @@ struct Inner {
     program: PathBuf,
     arguments: Vec<OsString>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    next: AtomicU32,
+    next_session: AtomicU32,
     /// These tasks end with the bridge.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -58,14 +58,15 @@ impl Bridge {
             program,
             arguments,
             sessions: Mutex::default(),
-            next: AtomicU32::new(0),
+            next_session: AtomicU32::new(0),
             tasks: Mutex::default(),
         }))
     }
 
+    /// Answers a POST. A request without a session id starts a session. The error is the status of the response.
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
         if request.method() != Method::POST {
-            // The bridge keeps no events.
+            // The bridge does not keep events.
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let (head, body) = request.into_parts();
@@ -84,7 +85,7 @@ impl Bridge {
                 let session = lock(&self.0.sessions).get(id).cloned();
                 (session.ok_or(StatusCode::NOT_FOUND)?, id.to_owned())
             }
-            None => self.begin()?,
+            None => self.begin_session()?,
         };
         let answer = message
             .id
@@ -117,7 +118,8 @@ impl Bridge {
         Ok(response)
     }
 
-    fn begin(&self) -> Result<(Arc<Session>, String), StatusCode> {
+    /// Starts a process and returns its session and the id of that session.
+    fn begin_session(&self) -> Result<(Arc<Session>, String), StatusCode> {
         let mut process = Command::new(&self.0.program)
             .args(&self.0.arguments)
             .stdin(Stdio::piped())
@@ -134,9 +136,13 @@ impl Bridge {
             stdin,
             calls: Mutex::default(),
         });
-        let id = self.0.next.fetch_add(1, Ordering::Relaxed).to_string();
+        let id = self
+            .0
+            .next_session
+            .fetch_add(1, Ordering::Relaxed)
+            .to_string();
         lock(&self.0.sessions).insert(id.clone(), session.clone());
-        let reading = read(session.clone(), from);
+        let reading = route_answers(session.clone(), from);
         let mut tasks = lock(&self.0.tasks);
         tasks.spawn(async move {
             // The process ends with this task.
@@ -154,7 +160,8 @@ impl Bridge {
     }
 }
 
-async fn read(session: Arc<Session>, stdout: ChildStdout) {
+/// Sends each answer to its call until the process closes its stdout. Drops all other messages.
+async fn route_answers(session: Arc<Session>, stdout: ChildStdout) {
     let mut lines = BufReader::new(stdout).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         let id = Message::read(line.as_bytes()).filter(|message| message.kind == Kind::Response);

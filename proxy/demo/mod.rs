@@ -5,7 +5,7 @@
 //! Each cell of the printed table shows what happened to the *tool*, as the server recorded it, or to the answer.
 //! The exit code is 0 only if all outcomes are as expected.
 //!
-//! `shared` is a link to the folder that the demo of the library has its clients and its table from.
+//! `shared` is a link to the folder with the clients and the table of the library's demo.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -25,7 +25,7 @@ mod server;
 /// The option that requests the demo.
 const OPTION: &str = "--demo";
 
-/// Runs the demo, or its server, if the arguments request it.
+/// Runs the demo or its server if the first argument requests one of them. Returns `None` otherwise.
 pub(crate) async fn run_if_requested(
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Option<ExitCode> {
@@ -37,7 +37,7 @@ pub(crate) async fn run_if_requested(
     }
 }
 
-/// Runs all scenarios, and prints their outcomes.
+/// Runs all scenarios and prints their outcomes. Prints only the error if a scenario cannot be run.
 async fn run() -> ExitCode {
     print(format_args!(
         "A tool runs for {WORK:?}. Clients that disconnect do so after 0.3 s. Times are measured from the disconnect."

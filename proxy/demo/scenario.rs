@@ -222,13 +222,15 @@ impl Drop for LogFile {
 
 impl CallLog<'_> {
     /// Returns when the event `what` was logged for this call: the end of the logged millisecond.
+    ///
+    /// Returns `None` if the event has not been logged yet.
     fn find(&self, what: &str) -> Option<Instant> {
         let text = fs::read_to_string(&self.file.0).unwrap_or_default();
         let logged_at = text.lines().find_map(|line| {
             let mut words = line.split(' ');
             let logged_at: u64 = words.next()?.parse().ok()?;
-            let is_it = words.nth(1) == Some(what) && words.next() == Some(self.label);
-            is_it.then(|| UNIX_EPOCH + Duration::from_millis(logged_at + 1))
+            let is_event = words.nth(1) == Some(what) && words.next() == Some(self.label);
+            is_event.then(|| UNIX_EPOCH + Duration::from_millis(logged_at + 1))
         })?;
         let age = SystemTime::now().duration_since(logged_at);
         Instant::now().checked_sub(age.unwrap_or_default())

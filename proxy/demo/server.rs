@@ -117,6 +117,8 @@ struct Call {
 }
 
 /// Runs the server until the end of its stdin. Must be called in a Tokio runtime.
+///
+/// Returns earlier for an unknown argument and with `--crash`. Never returns with `--deaf`, `--stubborn` or `--hold`.
 pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut behaviour = Behaviour::default();
     let mut arguments = arguments.into_iter();
@@ -127,7 +129,7 @@ pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Some("--deaf") => behaviour.is_deaf = true,
             Some("--crash") => behaviour.crashes = true,
             Some("--stubborn") => behaviour.is_stubborn = true,
-            Some(HOLD) => wait_for_ever(),
+            Some(HOLD) => wait_forever(),
             _ => {
                 print_error!("{COMMAND}: unknown argument {}", argument.display());
                 return ExitCode::FAILURE;
@@ -147,7 +149,7 @@ pub(super) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn wait_for_ever() -> ! {
+fn wait_forever() -> ! {
     loop {
         thread::park();
     }
@@ -166,7 +168,7 @@ impl Server {
     }
 
     fn serve(self: Arc<Self>) -> io::Result<ExitCode> {
-        self.note("begun", "");
+        self.log("begun", "");
         if self.behaviour.chatters {
             self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
         }
@@ -175,13 +177,13 @@ impl Server {
             return Ok(ExitCode::from(7));
         }
         if self.behaviour.is_deaf {
-            wait_for_ever();
+            wait_forever();
         }
         for line in io::stdin().lock().split(b'\n') {
             self.receive(&line?)?;
         }
         if self.behaviour.is_stubborn {
-            wait_for_ever();
+            wait_forever();
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -270,7 +272,7 @@ impl Server {
             "work" => return self.work(call),
             "echo" => return self.answer(&call.id, &call.raw),
             "ask" => return self.ask(call),
-            // The given text as a line, or a line of this length.
+            // Prints the text as a line. If a length is given, the line has that length instead.
             "say" => match arguments.length {
                 0 => self.line(&arguments.text)?,
                 length => self.line(&"x".repeat(length))?,
@@ -287,12 +289,12 @@ impl Server {
                 }
             }
             "fork" => {
-                let me = std::env::current_exe()?;
-                let held = Command::new(me)
+                let program = std::env::current_exe()?;
+                let process = Command::new(program)
                     .args([COMMAND, HOLD])
                     .stdin(Stdio::null())
                     .spawn()?;
-                return self.text(&call.id, &held.id().to_string());
+                return self.text(&call.id, &process.id().to_string());
             }
             "pid" => return self.text(&call.id, &std::process::id().to_string()),
             "exit" => std::process::exit(arguments.code),
@@ -302,7 +304,9 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while, reports progress, and stops if it is cancelled.
+    /// Works for a while. If it is cancelled, stops without an answer, unless it ignores cancels.
+    ///
+    /// Reports progress if the call has a progress token.
     fn work(&self, call: &Call) -> io::Result<()> {
         let Arguments {
             seconds,
@@ -310,43 +314,45 @@ impl Server {
             ref label,
             ..
         } = call.arguments;
-        self.note("started", label);
-        let all = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let mut done = Duration::ZERO;
-        while done < all {
-            let step = STEP.min(all - done);
+        self.log("started", label);
+        let total = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let mut worked = Duration::ZERO;
+        while worked < total {
+            let step = STEP.min(total - worked);
             match call.cancelled.recv_timeout(step) {
                 Ok(()) if !ignores_cancel => {
-                    self.note("cancelled", label);
+                    self.log("cancelled", label);
                     return Ok(());
                 }
-                Ok(()) => self.note("told", label),
-                Err(RecvTimeoutError::Timeout) => done += step,
+                Ok(()) => self.log("told", label),
+                Err(RecvTimeoutError::Timeout) => worked += step,
                 // The sender is dropped, so no cancel can follow.
                 Err(RecvTimeoutError::Disconnected) => {
                     thread::park_timeout(step);
-                    done += step;
+                    worked += step;
                 }
             }
             if let Some(token) = &call.token {
-                let params = json!({ "progressToken": token, "progress": done.as_secs_f64(), "total": seconds });
+                let params = json!({ "progressToken": token, "progress": worked.as_secs_f64(), "total": seconds });
                 self.line(&json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }).to_string())?;
             }
         }
-        self.note("finished", label);
+        self.log("finished", label);
         self.text(&call.id, &format!("worked for {seconds} s: {label}"))
     }
 
     /// Sends a request to the client, and answers the call with the client's answer.
+    ///
+    /// After 30 s without an answer, the call is answered with a text that reports that.
     fn ask(&self, call: &Call) -> io::Result<()> {
-        let (asker, told) = mpsc::channel();
+        let (asker, answers) = mpsc::channel();
         let id = format!("{:?}", format!("asked for {}", call.id.trim_matches('"')));
         lock(&self.questions).insert(id.clone(), asker);
         let method = &call.arguments.text;
         self.line(&format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{}}}}"#
         ))?;
-        match told.recv_timeout(Duration::from_secs(30)) {
+        match answers.recv_timeout(Duration::from_secs(30)) {
             Ok(answer) => self.text(&call.id, &answer),
             Err(_) => self.text(&call.id, "no client answered"),
         }
@@ -373,8 +379,8 @@ impl Server {
         stdout.flush()
     }
 
-    /// Logs a line: time in milliseconds, process id, event, and label of the call.
-    fn note(&self, what: &str, label: &str) {
+    /// Logs a line: time in milliseconds, process id, event, and label of the call. Does nothing without `--notes`.
+    fn log(&self, what: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;
         };

@@ -10,9 +10,9 @@
 //! | `/calls/{id}/cancel` | cancels a call for a script, with the token of `--admin-token` |
 //! | `/sessions`, `/sessions.json` | the sessions of a command, with their age and last use |
 //!
-//! `Host` must be a name of this host or an IP address, and connections have limits. Without a token, the calls and sessions are
-//! shown on a loopback address only, because only this machine may cancel calls. On other addresses they need the token. Health
-//! and metrics need none.
+//! `Host` must be a name of this host, one of `--allow-host`, or an IP address, and connections have limits. The calls and sessions
+//! are shown on a loopback address without a token. On any other address they need the token, because otherwise only this machine
+//! may cancel calls. Health and metrics need none.
 
 use std::{
     future::pending,
@@ -115,6 +115,12 @@ impl Default for Readiness {
 
 impl Admin {
     /// Listens on an address, and installs the metrics recorder of this process.
+    ///
+    /// All instances in a process share the recorder.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the proxy cannot listen, or if another recorder is installed.
     pub async fn bind(
         address: SocketAddr,
         filter: RequestFilter,
@@ -190,6 +196,7 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
     }
 }
 
+/// Returns the page at `/`. It links only the pages that a browser can open on this address.
 fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#

@@ -225,13 +225,20 @@ pub enum Target<'a> {
 
 impl Config {
     /// Reads the command line, the environment, and the configuration file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for invalid, conflicting or missing options. `--help` and `--version` also return an error, with the text
+    /// to print.
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let (config, matches) = Self::parse(args)?;
         config.check(&matches)?;
         Ok(config)
     }
 
-    /// Reads the same sources and returns only the address for operators. The configuration may lack a server.
+    /// Reads the same sources and returns only the address for operators, if any.
+    ///
+    /// Each option must be valid, but the configuration may lack a server or have options that conflict.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -258,8 +265,9 @@ impl Config {
         Ok((config, matches))
     }
 
-    /// Returns the reconnect delay of clients. The shortest grace determines it, because a client has one delay for all its
-    /// streams.
+    /// Returns the reconnect delay of clients: a quarter of the shortest grace.
+    ///
+    /// It is at most [`MAX_RETRY`]. The shortest grace determines it, because a client has one delay for all its streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
@@ -376,7 +384,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Adds the entries of another source to the arguments, for options that the arguments do not set.
+/// Adds the entries of another source for options that the arguments do not set.
 fn with_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],

@@ -1,8 +1,9 @@
 //! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
 //!
 //! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get
-//! CORS headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well. Beside the
-//! origin `*`, which a server may send, it has no effect in a browser. Beside the page's own origin, it would.
+//! CORS headers, which replace the server's own. The server's `Access-Control-Allow-Credentials` is removed as well. A browser
+//! ignores that header beside the origin `*`, which a server may send. Beside the origin of the page, which this layer sends, it
+//! would let the page send cookies.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
@@ -41,9 +42,9 @@ const RESPONSE_HEADERS: [HeaderName; 3] = [
 #[derive(Debug, Clone)]
 pub(crate) struct WithoutCors<S>(pub(crate) S);
 
-/// Returns the layer that adds the headers for the pages of `origins`, or `None` if there are no origins.
+/// Returns the layer that adds the headers for the pages of `origins`.
 ///
-/// The pages may send any header, because a server may define its own.
+/// Returns `None` if there are no origins. The pages may send any header, because a server may define its own.
 pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;

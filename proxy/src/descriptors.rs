@@ -59,7 +59,9 @@ impl Descriptors {
         }
     }
 
-    /// Returns the maximum number of client connections.
+    /// Returns the maximum number of client connections, which is at least 1.
+    ///
+    /// In front of an upstream that is half of the descriptors. Otherwise it is what the sessions leave, and at least a quarter.
     pub(crate) fn connections(self) -> usize {
         let available = self.limit.saturating_sub(RESERVED);
         if self.is_upstream {
@@ -69,7 +71,7 @@ impl Descriptors {
         beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns the number of sessions that the limit allows, if that is less than configured.
+    /// Returns the number of sessions that the limit allows. Returns `None` if it allows all of them.
     pub(crate) fn fewer_sessions(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;

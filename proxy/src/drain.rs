@@ -5,8 +5,9 @@
 //!    of `keep_running`. It waits for a client that is away and has an answer, while the client may still resume within its
 //!    reconnect delay. Then the remaining calls are cancelled: their clients get an error, and their servers a cancel.
 //! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
-//!    has an answer in flight. A GET counts from its response on, any other request from its head on. At the same time the
-//!    processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
+//!    has an answer in flight. A GET is counted once it has a response, any other request once its head has arrived. At the
+//!    same time the processes of sessions are stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that
+//!    is longer.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP start the shutdown. A second signal stops the program at once, and the runtime kills the
 //! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
@@ -124,9 +125,10 @@ impl Signals {
         .await
     }
 
-    /// Runs the future that `serve` returns, until it completes or a second signal arrives.
+    /// Runs the future that `serve` returns, until it completes or a second signal counts.
     ///
-    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line.
+    /// The argument of `serve` completes at the first signal. `drain` is the time in the log line. A second SIGHUP does not count,
+    /// nor does any signal within 500 ms of the first.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
@@ -165,7 +167,7 @@ fn ignores_hangups() -> bool {
     ignored.map_or_else(child_survives_hangup, |ignored| ignored & 1 == 1)
 }
 
-/// Returns the set of ignored signals. Bit 0 is signal 1, SIGHUP.
+/// Returns the set of ignored signals, or `None` if `status` does not have it. Bit 0 is signal 1, SIGHUP.
 fn ignored_signals(status: &str) -> Option<u64> {
     let mut lines = status.lines();
     let set = lines.find_map(|line| line.strip_prefix("SigIgn:"))?;

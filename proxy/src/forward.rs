@@ -171,6 +171,8 @@ impl fmt::Debug for Forward {
 // === impl Upstream ===
 
 impl Upstream {
+    /// Sends a request to the server. Returns the server's response, or an error of the proxy: 404 for a path that is not forwarded, and
+    /// otherwise 502.
     async fn send(&self, request: Request<Body>) -> Response<Body> {
         let Some(uri) = self.target(request.uri()) else {
             return refusal::plain(
@@ -221,7 +223,7 @@ impl Upstream {
         }
     }
 
-    /// Rewrites the `Location` of a redirect to point back at the proxy.
+    /// Rewrites the `Location` of a redirect to a target that the proxy serves.
     fn rewrite_redirect(
         &self,
         requested: &Uri,
@@ -295,6 +297,7 @@ impl Upstream {
         )
     }
 
+    /// Returns the response to a failed request: 502, or a refusal if its body could not be read.
     async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
         if let Some(refused) = refusal::for_body_error(error) {
             return refused;
@@ -332,7 +335,7 @@ impl Upstream {
             .ok()
     }
 
-    /// Returns the path if requests for it are forwarded.
+    /// Returns the path, or `None` if requests for it are not forwarded.
     fn forwarded_path<'a>(&self, path: &'a str) -> Option<&'a str> {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;

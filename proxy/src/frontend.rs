@@ -250,7 +250,8 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
 
 /// Serves a connection until it ends.
 ///
-/// The connection is closed gracefully once the sender of `closed` is dropped, or once it has been idle or open for too long.
+/// The connection is closed gracefully once the sender of `closed` is dropped, or once it has been idle or open for too long. It is
+/// dropped if an idle or overdue one then does not close in time.
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
@@ -348,6 +349,7 @@ async fn connection(
     }
 }
 
+/// Refuses a request that the filter rejects. Passes any other one to the service, with a [`TimedBody`].
 async fn answer(
     shared: &Shared,
     service: &mut impl HttpService,

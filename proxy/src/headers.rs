@@ -39,7 +39,7 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'
     }
 }
 
-/// Returns the value of a header, if it occurs exactly once, is text, and is not empty.
+/// Returns the value of a header that occurs exactly once, is text and is not empty.
 pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())

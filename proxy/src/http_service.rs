@@ -50,7 +50,7 @@ pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Inf
 
 // === Around the layer ===
 
-/// A service inside the layer, which changes the type of the request's body.
+/// A service inside the layer. Converts the body that the layer passes on into a [`Body`].
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 

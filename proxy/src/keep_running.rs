@@ -3,7 +3,7 @@
 //! These are the calls of tools in `--exempt` and calls whose grace is `never`. A server without sessions treats the end of a
 //! connection as the cancel of its call. So a task reads the response of such a call to its end, whether or not the client is
 //! connected. The task closes the connection earlier only at a cancel that is not due to a disconnect, or at the call timeout. A
-//! request that cannot be read may be such a call and is handled as one.
+//! message that the proxy cannot parse may be such a call and is handled as one.
 
 use std::{
     convert::Infallible,
@@ -78,6 +78,7 @@ impl Graces {
         Self(Arc::new(config.clone()))
     }
 
+    /// Returns the grace of a tool's calls: its last `--tool-grace`, or else `--grace`.
     pub(crate) fn of(&self, tool: Option<&str>) -> Grace {
         let mut tool_graces = self.0.tool_grace.iter().rev();
         let tool_grace = tool_graces.find(|(name, _)| Some(name.as_str()) == tool);
@@ -109,6 +110,8 @@ impl Graces {
     }
 
     /// Reads the response of a call in a task of its own and returns it for the client.
+    ///
+    /// Returns 503 if the task ends before the response has a head.
     async fn detach(
         &self,
         token: CallToken,
@@ -130,6 +133,7 @@ impl Graces {
         })
     }
 
+    /// Returns `true` if the configuration has calls that no disconnect cancels.
     fn any_keeps_running(&self) -> bool {
         let graces = self.0.tool_grace.iter().map(|(_, grace)| grace);
         let mut graces = graces.chain([&self.0.grace]);
@@ -227,6 +231,7 @@ impl Drop for CountedCall {
 // === impl BackgroundCall ===
 
 impl BackgroundCall {
+    /// Reads the response until its end, a cancel or the call timeout.
     async fn read(self) {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));
@@ -237,6 +242,9 @@ impl BackgroundCall {
         }
     }
 
+    /// Passes the response to the client, and discards what a disconnected client does not take.
+    ///
+    /// Marks the call as answered if the client disconnects before it has taken the last frame of a complete response.
     async fn read_whole(self) {
         let response = match self.answering.await {
             Ok(response) => response,

@@ -1,7 +1,7 @@
 //! Reads the tools that the server lists: for the metrics, and to warn about tools that are in an option and in no list.
 //!
-//! Such a name may be misspelt, or belong to another server. Without metrics, bodies are no longer copied after the first complete
-//! list of tools.
+//! Such a name may be misspelt, or belong to another server. If there are no metrics, bodies are not copied after the first
+//! complete list of tools.
 
 use std::{
     collections::BTreeSet,
@@ -45,7 +45,7 @@ struct Readers {
     labels: Option<ToolNames>,
 }
 
-/// Tools that no list has contained so far. Empty after the warning.
+/// Tools in options that no list has contained so far. Empty after the last page of the first list.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
@@ -142,6 +142,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
 // === impl Readers ===
 
 impl Readers {
+    /// Returns `true` if no more lists need to be read.
     fn are_done(&self) -> bool {
         self.labels.is_none() && self.unlisted.is_empty()
     }
@@ -217,7 +218,7 @@ impl Page {
         }
     }
 
-    /// Reads the list of tools, if the copy has one: as a JSON body, or as the data of an event.
+    /// Reads the list of tools, which may be a JSON body or the data of an event. Ignores a copy without one.
     fn read(&self) {
         let text = &self.copied.bytes;
         let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));

@@ -39,7 +39,7 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// The default filter. `RUST_LOG` overrides it for a target or replaces it with a level for all targets.
+/// The default filter. `RUST_LOG` adds to it, or replaces it if `RUST_LOG` has a level for all targets.
 ///
 /// `mcp_server` is the stderr of a command. The layer's setup hints are about Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
@@ -75,7 +75,8 @@ pub struct Log {
 ///
 /// # Errors
 ///
-/// If `RUST_LOG` cannot be parsed, or if the thread that writes cannot be started.
+/// Returns an error of the kind `InvalidInput` if `RUST_LOG` cannot be parsed. Returns another error if the thread that writes, or
+/// the export of traces, cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {

@@ -79,7 +79,7 @@ pub struct Params<'a> {
     pub progress_token: Option<&'a str>,
     /// `protocolVersion` of an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision in `_meta`, from 2026-07-28 on.
+    /// The revision in `_meta`, where clients of revision 2026-07-28 state it.
     pub revision: Option<Cow<'a, str>>,
 }
 
@@ -238,7 +238,7 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the tool that a `tools/call` calls.
+    /// Returns the tool that a `tools/call` calls. Returns `None` for another method, or if the name cannot be read.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -324,7 +324,7 @@ impl IdKey {
         matches!(self.0, Value::Text(_))
     }
 
-    /// Returns the number in this string, or this number as a string.
+    /// Returns the number in this string, or this number as a string. Returns `None` for a string that is not a number.
     ///
     /// Some servers answer `7` with `"7"`, and clients accept that.
     pub(crate) fn counterpart(&self) -> Option<Self> {
@@ -368,6 +368,7 @@ impl IdKey {
 // === impl Value ===
 
 impl Value {
+    /// Returns the value of a number, or `None` if the text is not a JSON number.
     fn number(text: &str) -> Option<Self> {
         /// The first integer that shares its `f64` with another integer.
         const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
@@ -399,7 +400,9 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns the start of a string on one line, without control characters.
+/// Returns the first `max` bytes of a string on one line, without control characters.
+///
+/// An ellipsis follows if the string is longer.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {

@@ -42,7 +42,7 @@ impl Origin {
         (is_http && is_plain).then_some(Self { scheme, authority })
     }
 
-    /// Returns the origin of a URL.
+    /// Returns the origin of a URL. Returns `None` for a relative URL, and if [`new`](Self::new) does.
     pub(crate) fn of(url: &Uri) -> Option<Self> {
         Self::new(url.scheme()?.clone(), url.authority()?.clone())
     }

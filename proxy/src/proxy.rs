@@ -87,7 +87,9 @@ pub enum StartError {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Listens on the configured addresses.
+    /// Listens on the configured addresses, and logs the start.
+    ///
+    /// Raises the descriptor limit of this process. With `--admin`, also installs the metrics recorder.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
@@ -273,13 +275,14 @@ async fn wait_until_answers_read(server: &Server, background_calls: &BackgroundC
     }
 }
 
+/// Returns the configured layer. `store` confirms the orphans of an upstream.
 fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
     let (graces, is_upstream) = (Graces::new(config), config.upstream.is_some());
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
         match graces.of(call.tool()) {
-            // An upstream cancels such a call when its connection closes, so a grace would have no effect.
+            // An upstream cancels a call without a session when its connection closes, so a grace would have no effect.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
             }
@@ -317,7 +320,9 @@ fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
 }
 
-/// Describes whether the upstream accepts connections. A command has not been started yet.
+/// Describes whether the upstream accepts connections.
+///
+/// Returns an empty string for a command, which has not been started yet.
 fn describe_connection(server: &Server, connected: io::Result<()>) -> String {
     match (server, connected) {
         (Server::Stdio(_), _) => String::new(),
@@ -350,7 +355,7 @@ fn describe_disconnect(grace: Grace, is_upstream: bool) -> String {
     }
 }
 
-/// Names the tools to which [`describe_disconnect`] does not apply.
+/// Names the tools to which [`describe_disconnect`] does not apply, if any.
 fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. The proxy removes those
 //!    of a client, unless the client's address is in `--trust-forwarded`.
-//! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address. If their
+//! 2. The public origin is that of `--public-url`. If the option is not set, it is that of the headers of a trusted address. If their
 //!    host is neither one of `--allow-host` nor a name of this machine, `Host` is used instead.
 //! 3. In responses, the public origin takes the place of the upstream's. That is so in `resource_metadata` of `WWW-Authenticate`,
 //!    and in `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Everything else
@@ -115,7 +115,7 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
 // === impl Rules ===
 
 impl Rules {
-    /// Rewrites `resource` of metadata. Metadata that is compressed or large passes as it is.
+    /// Rewrites `resource` of metadata. Metadata that is compressed, large or incomplete passes as it is, with a warning.
     async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
         if !is_of_type(response.headers(), JSON) {
             return response;
@@ -143,6 +143,7 @@ impl Rules {
         Response::from_parts(head, Body::from(rewritten))
     }
 
+    /// Warns that metadata passes as it is. Does so once.
     fn warn(&self, reason: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(

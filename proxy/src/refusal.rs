@@ -13,14 +13,15 @@ const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11
 /// `Retry-After` while a limit is reached: 1 s.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The body is not JSON.
+/// Error code: the body is not JSON.
 pub const PARSE_ERROR: i32 = -32700;
-/// The request is invalid.
+/// Error code: the request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// An error from the proxy: the first of JSON-RPC's codes for implementation-defined errors.
+/// Error code: an error from the proxy. It is the first of JSON-RPC's codes for implementation-defined errors.
 pub const SERVER_ERROR: i32 = -32000;
-/// The session does not exist, or no longer exists.
+/// Error code: the session does not exist, or no longer exists.
 pub const SESSION_NOT_FOUND: i32 = -32001;
+/// Error code: the server does not support the revision of the request.
 const UNSUPPORTED_REVISION: i32 = -32022;
 
 /// Why the body of a request was not read to its end, although its client is connected.
@@ -44,12 +45,12 @@ pub fn plain(status: StatusCode, text: &'static str) -> Response<Body> {
     with_body(status, text.into(), "text/plain; charset=utf-8")
 }
 
-/// Returns a JSON-RPC error. `id` is the JSON text of the request's id, if it has one that can be read.
+/// Returns a JSON-RPC error. `id` is the JSON text of the request's id, or `None` for `null`.
 pub fn error(status: StatusCode, id: Option<&str>, code: i32, text: &str) -> Response<Body> {
     with_error(status, id, &json!({ "code": code, "message": text }))
 }
 
-/// Returns a JSON-RPC error with `Retry-After`.
+/// Returns a JSON-RPC error with status 503, and `after` as `Retry-After` in whole seconds.
 pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
     let mut response = error(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, text);
     let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);

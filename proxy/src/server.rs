@@ -142,6 +142,10 @@ impl Server {
     }
 
     /// Opens a connection to the upstream and closes it again. Does nothing for a command.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the upstream cannot be reached within `timeout`.
     pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Self::Forward(forward) => forward.connect(timeout).await,
@@ -179,7 +183,7 @@ impl Server {
         }
     }
 
-    /// Stops all processes, waiting for at most `timeout`.
+    /// Stops all processes of a command, waiting for at most `timeout`. Does nothing for an upstream.
     pub async fn shutdown(&self, timeout: Duration) {
         if let Self::Stdio(stdio) = self {
             stdio.shutdown(timeout).await;

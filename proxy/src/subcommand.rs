@@ -63,7 +63,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the proxy's answer and returns success only if the proxy is healthy.
+/// Prints the proxy's answer, or why there is none. Returns success only if the proxy is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
     let url = format!("http://{}/healthz", reachable(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {
@@ -93,11 +93,13 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
+/// Prints a line to standard error and returns failure.
 fn unhealthy(line: fmt::Arguments<'_>) -> ExitCode {
     let _written = writeln!(io::stderr(), "{line}");
     ExitCode::FAILURE
 }
 
+/// Prints the text and returns success, or failure if it cannot be created or printed.
 fn print(text: io::Result<Vec<u8>>) -> ExitCode {
     match text.and_then(|text| io::stdout().write_all(&text)) {
         Ok(()) => ExitCode::SUCCESS,

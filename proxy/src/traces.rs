@@ -1,7 +1,7 @@
 //! Traces for OpenTelemetry, over OTLP (feature `otel`).
 //!
-//! 1. Without `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` there are no traces, and `traceparent` passes
-//!    as it is. The same is true if one of the variables in `OFF` has its value.
+//! 1. If neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, there are no traces, and `traceparent`
+//!    passes as it is. The same is true if one of the variables in `OFF` has its value.
 //! 2. Each POST is a span, whose parent is that of its `traceparent`. The server gets the span as the parent of its own.
 //! 3. The span of a call has the names of method and tool, and lasts until the call has ended, even without a client. It has the
 //!    outcome, and the layer's log lines are its events. No header, no parameter and no path is shown.
@@ -68,7 +68,7 @@ const OFF: [(&str, &str); 2] = [
 /// Time to send spans: 5 s.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time to send the last spans, when the program ends: 500 ms.
+/// Time to send the last spans when the program ends: 500 ms.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum size of a collector's answer: 64 KiB.
@@ -104,7 +104,9 @@ struct Sender {
 // === impl Traces ===
 
 impl Traces {
-    /// Starts sending spans, if the environment specifies a collector. Must be called on a runtime.
+    /// Starts sending spans. Must be called on a runtime.
+    ///
+    /// Returns `None` if the environment specifies no collector, or turns traces off.
     pub(crate) fn start() -> io::Result<Option<Self>> {
         let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_off = OFF
@@ -145,7 +147,7 @@ impl Traces {
             }))
     }
 
-    /// Sends the last spans.
+    /// Sends the last spans, for at most [`END_TIMEOUT`].
     pub(crate) fn end(self) {
         if let Err(error) = self.0.shutdown_with_timeout(END_TIMEOUT) {
             warn!(%error, "the last traces were not sent (OTEL_EXPORTER_OTLP_ENDPOINT)");

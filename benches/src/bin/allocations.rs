@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     section.publish()
 }
 
-/// Counts and bytes, minus those of a bare call.
+/// Returns the row of a request: the allocations of bare rmcp, and those that each set-up adds.
 fn totals(what: Workload) -> Result<Vec<String>> {
     let bare = allocated(Case::new(Candidate::BARE, what))?;
     let Allocated { count, bytes } = bare;
@@ -50,7 +50,7 @@ fn allocated(case: Case) -> Result<Allocated> {
     Ok(Allocated { count, bytes })
 }
 
-/// Places in descending order of allocations.
+/// Returns a row for each place, in descending order of allocations.
 fn places() -> Result<Vec<Vec<String>>> {
     let mut rows: BTreeMap<String, [Allocated; LISTED.len()]> = BTreeMap::new();
     for (column, (candidate, mode)) in LISTED.into_iter().enumerate() {

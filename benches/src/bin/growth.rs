@@ -21,7 +21,7 @@ struct Growth {
     setup: Setup,
     operation: Operation,
     costs: Vec<Cost>,
-    /// The instructions in addition to those of rmcp.
+    /// The instructions in addition to those of bare rmcp.
     added: Vec<f64>,
 }
 
@@ -47,11 +47,11 @@ fn main() -> Result<()> {
             added: added.collect(),
         }
     };
-    let found = Vec::from_iter(costs.iter().map(growth));
+    let growths = Vec::from_iter(costs.iter().map(growth));
     let section = Section {
-        rows: found.iter().filter_map(Growth::row).collect(),
+        rows: growths.iter().filter_map(Growth::row).collect(),
         targets: Operation::iter()
-            .map(|operation| target(&found, operation))
+            .map(|operation| target(&growths, operation))
             .collect(),
         ..Section::new("growth", json!({}))?
     };
@@ -74,10 +74,10 @@ fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
     printed.lines().map(cost).collect()
 }
 
-/// The target for the worst set-up and spread.
-fn target(found: &[Growth], operation: Operation) -> Target {
+/// Returns the target of an operation, with the figure of the worst set-up and spread.
+fn target(growths: &[Growth], operation: Operation) -> Target {
     let is_compared = |growth: &&Growth| growth.operation == operation && growth.setup.is_ours();
-    let worst = found.iter().filter(is_compared).map(Growth::ratio);
+    let worst = growths.iter().filter(is_compared).map(Growth::ratio);
     let what = "beside as many calls as were tried, instructions added, to beside one";
     let worst = worst.fold(f64::MIN, f64::max);
     let most = match operation {
@@ -91,13 +91,14 @@ fn target(found: &[Growth], operation: Operation) -> Target {
 // === impl Growth ===
 
 impl Growth {
+    /// Returns the ratio of the instructions added at the largest size to those at the smallest.
     fn ratio(&self) -> f64 {
         self.added[self.added.len() - 1] / self.added[0]
     }
 
-    /// Bare rmcp cannot find a call.
+    /// Returns `None` for [`Operation::Find`] with bare rmcp, which has no such lookup.
     fn row(&self) -> Option<Vec<String>> {
-        let (mut added, mut ratio) = (each(&self.added, 0), format!("{:.2}", self.ratio()));
+        let (mut added, mut ratio) = (joined(&self.added, 0), format!("{:.2}", self.ratio()));
         match (self.setup, self.operation) {
             (Setup::Bare, Operation::Find) => return None,
             (Setup::Bare, _) => (added, ratio) = Default::default(),
@@ -112,16 +113,16 @@ impl Growth {
             sessions,
             self.setup,
             self.operation,
-            each(&self.spread.sizes().map(|size| size as f64), 0),
-            each(&costs(|cost| cost.instructions), 0),
+            joined(&self.spread.sizes().map(|size| size as f64), 0),
+            joined(&costs(|cost| cost.instructions), 0),
             added,
-            each(&costs(|cost| cost.microseconds), 1),
+            joined(&costs(|cost| cost.microseconds), 1),
             ratio,
         ])
     }
 }
 
-fn each(figures: &[f64], digits: usize) -> String {
+fn joined(figures: &[f64], digits: usize) -> String {
     let figures = figures.iter().map(|figure| format!("{figure:.digits$}"));
     Vec::from_iter(figures).join(" / ")
 }

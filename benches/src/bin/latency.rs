@@ -43,10 +43,10 @@ struct Cell {
     rounds: usize,
 }
 
-/// The moments of each call.
+/// The moments of each call in a cell.
 ///
-/// They are the close, the drop of its response, the set-up's own token and the handler's token.
-struct Found {
+/// They are the close, the drop of the response, the set-up's own token and the handler's token.
+struct Measured {
     cell: Cell,
     moments: Vec<[Option<Duration>; 4]>,
 }
@@ -54,17 +54,19 @@ struct Found {
 fn main() -> Result<()> {
     let clients = runtime()?;
     let load = machine::load();
-    let mut found = Vec::new();
+    let mut measured = Vec::new();
     for cell in cells() {
         let server = workers()?;
-        found.push(clients.block_on(measure(cell, server.handle()))?);
+        measured.push(clients.block_on(measure(cell, server.handle()))?);
         server.shutdown_background();
         eprintln!("{cell}");
     }
-    let ours = found.iter().filter(|found| found.cell.setup.is_ours());
+    let ours = measured
+        .iter()
+        .filter(|measured| measured.cell.setup.is_ours());
     let section = Section {
-        rows: found.iter().map(Found::row).collect(),
-        targets: ours.flat_map(Found::targets).collect(),
+        rows: measured.iter().map(Measured::row).collect(),
+        targets: ours.flat_map(Measured::targets).collect(),
         ..Section::new("latency", json!({ "load": load }))?
     };
     section.publish()
@@ -92,6 +94,7 @@ fn cells() -> Vec<Cell> {
             }
         }
     }
+    // A call whose token never fires takes the whole timeout.
     cells.retain(|cell| !cell.never_fires() || cell.pace != Pace::OneByOne);
     for cell in cells.iter_mut().filter(|cell| cell.never_fires()) {
         cell.rounds = 1;
@@ -99,7 +102,7 @@ fn cells() -> Vec<Cell> {
     cells
 }
 
-async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
+async fn measure(cell: Cell, server: &Handle) -> Result<Measured> {
     let ledger = Ledger::new(cell.calls_at_once * cell.rounds, 1);
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::Immediate)
@@ -111,8 +114,8 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
     let sessions = Client::open_many(&transport, cell.mode, sessions).await?;
     let mut closed = Vec::new();
     for round in 0..cell.rounds {
-        let calls_at_once = round * cell.calls_at_once..(round + 1) * cell.calls_at_once;
-        closed.extend(hang_up(cell, calls_at_once, &sessions, &ledger).await?);
+        let calls = round * cell.calls_at_once..(round + 1) * cell.calls_at_once;
+        closed.extend(hang_up(cell, calls, &sessions, &ledger).await?);
     }
     ledger.release(0).cancel();
     let moments = closed.into_iter().enumerate().map(|(call, closed)| {
@@ -126,30 +129,34 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
         [Some(closed), dropped, fired, token]
     });
     let moments = moments.collect();
-    Ok(Found { cell, moments })
+    Ok(Measured { cell, moments })
 }
 
-/// Starts the calls and disconnects their clients. Returns the times of the disconnects.
+/// Starts the calls, disconnects their clients and waits for the tokens. Returns the times of the disconnects.
+///
+/// # Errors
+///
+/// Fails if a token is missing that should fire in this cell.
 async fn hang_up(
     cell: Cell,
-    calls_at_once: Range<usize>,
+    calls: Range<usize>,
     sessions: &[Client],
     ledger: &Ledger,
 ) -> Result<Vec<Duration>> {
     let mut streams = Vec::new();
-    for call in calls_at_once.clone() {
+    for call in calls.clone() {
         let client = &sessions[call % sessions.len()];
         let (stream, _) = client.begin(call, "work", json!({ "call": call })).await?;
         streams.push(stream);
     }
-    let started = ledger.all(calls_at_once.clone(), |times_of| &times_of.started, LIMIT);
+    let started = ledger.expect_all(calls.clone(), |times_of| &times_of.started, LIMIT);
     started.await?;
     // Both sides become idle, as they are in the middle of a long call.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let limit = if cell.never_fires() { NEVER } else { LIMIT };
     let fire = |calls: Range<usize>| ledger.reaches(calls, |times_of| &times_of.token, limit);
     let (mut closed, mut fired) = (Vec::new(), 0);
-    for (call, mut stream) in calls_at_once.clone().zip(streams) {
+    for (call, mut stream) in calls.clone().zip(streams) {
         stream.before_close(cell.close)?;
         closed.push(ledger.now());
         drop(stream);
@@ -158,7 +165,7 @@ async fn hang_up(
         }
     }
     if cell.pace == Pace::AtOnce {
-        fired = fire(calls_at_once).await;
+        fired = fire(calls).await;
     }
     let is_right = fired == cell.calls_at_once || cell.never_fires();
     ensure!(is_right, "{cell}: {fired} of {} tokens", cell.calls_at_once);
@@ -185,10 +192,10 @@ impl fmt::Display for Cell {
     }
 }
 
-// === impl Found ===
+// === impl Measured ===
 
-impl Found {
-    /// Milliseconds from one moment to the other.
+impl Measured {
+    /// Returns the milliseconds between two moments, for the calls that have both.
     fn spans(&self, from: usize, to: usize) -> Sample {
         let span = |moments: &[Option<Duration>; 4]| {
             let span = moments[to]?.saturating_sub(moments[from]?);
@@ -197,8 +204,8 @@ impl Found {
         self.moments.iter().filter_map(span).collect()
     }
 
-    /// From the close to the handler.
-    fn all(&self) -> Sample {
+    /// Returns the milliseconds from the close to the handler's token.
+    fn close_to_handler(&self) -> Sample {
         self.spans(0, 3)
     }
 
@@ -211,13 +218,13 @@ impl Found {
             format!("{} {}", cell.calls_at_once, cell.pace),
             self.moments.len(),
         ];
-        let all = self.all();
-        let quantiles = [0.5, 0.99, 1.0].map(|share| all.quantile(share));
+        let spans = self.close_to_handler();
+        let quantiles = [0.5, 0.99, 1.0].map(|share| spans.quantile(share));
         // The time until hyper drops the response, then from the drop to the set-up's token and to the handler's token.
         let parts = [(0, 1), (1, 2), (1, 3)].map(|(from, to)| self.spans(from, to).median());
         let figures = quantiles.into_iter().chain(parts);
         row.extend(figures.map(|figure| format!("{figure:.3}").replace("NaN", "–")));
-        if all.median().is_nan() {
+        if spans.median().is_nan() {
             row[5] = format!("not in {} s", NEVER.as_secs());
         }
         row
@@ -226,7 +233,7 @@ impl Found {
     fn targets(&self) -> [Target; 2] {
         [("p50", 0.5, 1.0), ("p99", 0.99, 5.0)].map(|(name, share, most)| {
             let what = format!("{}: {name} (ms)", self.cell);
-            Target::new(AtMost(most), what, self.all().quantile(share))
+            Target::new(AtMost(most), what, self.close_to_handler().quantile(share))
         })
     }
 }

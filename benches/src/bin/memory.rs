@@ -32,7 +32,7 @@ struct Bench {
     sessions: Vec<Client>,
 }
 
-/// All in bytes.
+/// The heap of one set-up, in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Heap {
     /// For each call whose client is connected.
@@ -43,20 +43,20 @@ struct Heap {
     storms: Vec<usize>,
 }
 
-type Found = BTreeMap<(Mode, Setup), Heap>;
+type Heaps = BTreeMap<(Mode, Setup), Heap>;
 
 fn main() -> Result<()> {
     let role = role();
     let Some((setup, mode)) = role.split_once(' ') else {
         return runtime()?.block_on(compare());
     };
-    let found = measure(setup.parse()?, mode.parse()?);
-    let found = paused_runtime()?.block_on(found)?;
-    println!("{}", serde_json::to_string(&found)?);
+    let heap = measure(setup.parse()?, mode.parse()?);
+    let heap = paused_runtime()?.block_on(heap)?;
+    println!("{}", serde_json::to_string(&heap)?);
     Ok(())
 }
 
-/// Number of calls in flight, and number of calls in a storm.
+/// Returns the number of calls in flight and the number of calls in a storm.
 fn sizes() -> (usize, usize) {
     if is_quick() {
         (2_000, 500)
@@ -68,12 +68,12 @@ fn sizes() -> (usize, usize) {
 /// Measures every set-up in a process of its own.
 async fn compare() -> Result<()> {
     let (load, (in_flight, of_a_storm)) = (machine::load(), sizes());
-    let mut found = Found::new();
+    let mut heaps = Heaps::new();
     for mode in Mode::iter() {
         for setup in Setup::iter() {
             eprintln!("{mode}, {setup}");
-            let heap = Child::found(&format!("{setup} {mode}")).await?;
-            found.insert((mode, setup), heap);
+            let heap = Child::result(&format!("{setup} {mode}")).await?;
+            heaps.insert((mode, setup), heap);
         }
     }
     let values = json!({
@@ -81,8 +81,8 @@ async fn compare() -> Result<()> {
         "full_after": FULL_AFTER, "load": load,
     });
     let mut section = Section::new("memory", values)?;
-    for (&(mode, setup), heap) in &found {
-        let bare = &found[&(mode, Setup::Bare)];
+    for (&(mode, setup), heap) in &heaps {
+        let bare = &heaps[&(mode, Setup::Bare)];
         let (added, left) = (heap.attached - bare.attached, heap.growth());
         section.rows.push(cells![
             mode,
@@ -124,7 +124,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
     // Every session allocates some memory with its first call.
     let (group, streams) = bench.begin(SESSIONS).await?;
     bench.answer(&group, streams).await?;
-    bench.rest(RETENTION).await;
+    bench.advance_by(RETENTION).await;
 
     let before = HEAP.allocated();
     let (group, streams) = bench.begin(in_flight).await?;
@@ -143,8 +143,10 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
         }
     };
     bench.ledger.release(group.number).cancel();
-    bench.all(group.calls, |times_of| &times_of.ended).await?;
-    bench.rest(GRACE_EXPIRED + RETENTION).await;
+    bench
+        .expect_all(group.calls, |times_of| &times_of.ended)
+        .await?;
+    bench.advance_by(GRACE_EXPIRED + RETENTION).await;
 
     let mut storms = vec![HEAP.allocated()];
     for _ in 0..STORMS {
@@ -162,7 +164,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts calls and waits until all handlers run. In a session, each call has an event id.
+    /// Starts calls and waits until all handlers run. Frees what their clients have read.
     async fn begin(&mut self, count: usize) -> Result<(Group, Vec<Stream>)> {
         let group = self.ledger.group(count);
         let mut streams = Vec::with_capacity(count);
@@ -173,11 +175,12 @@ impl Bench {
             stream.forget();
             streams.push(stream);
         }
-        self.all(group.calls.clone(), |times_of| &times_of.started)
+        self.expect_all(group.calls.clone(), |times_of| &times_of.started)
             .await?;
         Ok((group, streams))
     }
 
+    /// Releases the handlers of a group and waits until each client has the start of its answer.
     async fn answer(&mut self, group: &Group, streams: Vec<Stream>) -> Result<()> {
         self.ledger.release(group.number).cancel();
         for mut stream in streams {
@@ -187,6 +190,8 @@ impl Bench {
     }
 
     /// One third of the clients disconnect for good, one third stay, one third resume.
+    ///
+    /// In stateless mode, the last third disconnect for good too. Returns when no call is retained any more.
     async fn storm(&mut self, count: usize) -> Result<()> {
         let (never_return, disconnecting) = self.begin(count / 3).await?;
         drop(disconnecting);
@@ -207,20 +212,20 @@ impl Bench {
             }
         }
         self.answer(&stays, connected).await?;
-        self.rest(GRACE_EXPIRED).await;
+        self.advance_by(GRACE_EXPIRED).await;
         // Ends the calls that the set-up does not cancel.
         self.ledger.release(never_return.number).cancel();
         self.ledger.release(returns.number).cancel();
         let calls = never_return.calls.start..returns.calls.end;
-        self.all(calls, |times_of| &times_of.ended).await?;
-        self.rest(RETENTION).await;
+        self.expect_all(calls, |times_of| &times_of.ended).await?;
+        self.advance_by(RETENTION).await;
         Ok(())
     }
 
     /// Fails unless every call has reached this moment.
-    async fn all(&self, calls: Range<usize>, which: SelectStamp) -> Result<()> {
+    async fn expect_all(&self, calls: Range<usize>, which: SelectStamp) -> Result<()> {
         self.settle().await;
-        self.ledger.all(calls, which, Duration::ZERO).await
+        self.ledger.expect_all(calls, which, Duration::ZERO).await
     }
 
     /// Runs all tasks until none is ready.
@@ -233,7 +238,7 @@ impl Bench {
     }
 
     /// Advances the clock in steps, because a deadline that runs late is postponed.
-    async fn rest(&self, time: Duration) {
+    async fn advance_by(&self, time: Duration) {
         let step = Duration::from_millis(500);
         for _ in 0..time.as_millis() / step.as_millis() {
             self.settle().await;
@@ -246,7 +251,7 @@ impl Bench {
 // === impl Heap ===
 
 impl Heap {
-    /// Bytes per call, from the first storm at full size to the end of the last storm.
+    /// Returns the bytes that each call has added since memory reached its full size.
     fn growth(&self) -> f64 {
         let (full, last) = (self.storms[FULL_AFTER], self.storms[STORMS]);
         let calls = (STORMS - FULL_AFTER) * sizes().1;

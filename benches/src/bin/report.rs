@@ -1,6 +1,7 @@
 //! Assembles the sections of all benches: `report [--commit] BENCH…`, in the order of the arguments.
 //!
-//! Writes `target/report`; with `--commit` also `benches/report` and the summary in the crate's README.
+//! Writes `target/report`; with `--commit` also `benches/report` and the summary in the crate's README. A bench that was
+//! not run has no section.
 
 use std::{env, fs, path::Path};
 

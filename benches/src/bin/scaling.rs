@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, thread::available_parallelism};
 
 use benches::{
-    locks::Found,
+    locks::Attributed,
     prelude::*,
     sockets::side::{self, Path, Side},
     valgrind,
@@ -39,20 +39,20 @@ fn locks() -> Result<()> {
     for (column, (candidate, mode)) in LISTED.into_iter().enumerate() {
         let case = Case::new(candidate, Workload::Call(mode, Load::Arguments(100)));
         eprintln!("locks: {case}");
-        let Found {
+        let Attributed {
             places: of_places,
             locks: of_locks,
         } = valgrind::locked(case)?.resolve()?;
-        for (table, found) in [(&mut places, of_places), (&mut locks, of_locks)] {
-            for (name, count) in found {
+        for (table, counts) in [(&mut places, of_places), (&mut locks, of_locks)] {
+            for (name, count) in counts {
                 let row = table.entry(name).or_insert([0.0; LISTED.len()]);
                 row[column] = count as f64 / case.calls();
             }
         }
     }
-    for (name, found) in [("scaling-locks", locks), ("scaling-places", places)] {
+    for (name, counts) in [("scaling-locks", locks), ("scaling-places", places)] {
         let section = Section {
-            rows: table(found),
+            rows: table(counts),
             ..Section::new(name, json!({}))?
         };
         section.publish()?;
@@ -60,15 +60,15 @@ fn locks() -> Result<()> {
     Ok(())
 }
 
-/// The total, then the rows in descending order.
-fn table(found: BTreeMap<String, [f64; LISTED.len()]>) -> Vec<Vec<String>> {
+/// Returns the total, then the rows in descending order. Omits rows that sum to 0.01 or less.
+fn table(counts: BTreeMap<String, [f64; LISTED.len()]>) -> Vec<Vec<String>> {
     let mut totals = [0.0; LISTED.len()];
-    for row in found.values() {
+    for row in counts.values() {
         for (total, count) in totals.iter_mut().zip(row) {
             *total += count;
         }
     }
-    let mut rows = Vec::from_iter(found);
+    let mut rows = Vec::from_iter(counts);
     let weight = |row: &[f64]| row.iter().sum::<f64>();
     rows.retain(|(_, row)| weight(row) > 0.01);
     rows.sort_by(|a, b| weight(&b.1).total_cmp(&weight(&a.1)));

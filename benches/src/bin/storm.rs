@@ -1,7 +1,8 @@
 //! Thousands of calls whose clients disconnect or resume at the same moment.
 //!
 //! `storm [--quick]`. Each set-up has a server process, and its clients share a second process. Pings are sent from a
-//! thread that no runtime can block. Returns an error if the layer cancelled a call wrongly or failed to cancel one.
+//! thread that no runtime can block. Fails if the layer cancelled a call wrongly or failed to cancel one, or if an
+//! answer is missing.
 
 use std::sync::{Arc, Barrier};
 
@@ -118,32 +119,32 @@ fn main() -> Result<()> {
 /// Measures every set-up in a process of its own.
 async fn compare(size: Size) -> Result<()> {
     let load = machine::load();
-    let mut found: Vec<(Setup, Vec<Outcome>)> = Vec::new();
+    let mut results: Vec<(Setup, Vec<Outcome>)> = Vec::new();
     for setup in Setup::iter() {
         eprintln!("{setup} is next");
-        found.push((setup, Child::found(&setup.to_string()).await?));
+        results.push((setup, Child::result(&setup.to_string()).await?));
     }
     let values = json!({
         "calls": size.calls, "sessions": SESSIONS, "bystanders": size.bystanders, "twice": 2 * size.calls,
         "grace": size.grace.as_secs(), "back": 2 * size.bystanders, "busy": size.busy.as_secs(), "load": load,
     });
     let mut section = Section::new("storm", values)?;
-    let mut all_right = true;
+    let mut is_right = true;
     for (index, storm) in STORMS.into_iter().enumerate() {
-        let bare = found.iter().find(|(setup, _)| *setup == Setup::Bare);
+        let bare = results.iter().find(|(setup, _)| *setup == Setup::Bare);
         let bare = bare.and_then(|(_, outcomes)| outcomes[index].ping);
-        for (setup, outcomes) in &found {
+        for (setup, outcomes) in &results {
             let outcome = &outcomes[index];
             section.rows.push(outcome.row(storm, *setup));
             if setup.is_ours() {
                 let name = format!("{setup}, {storm}");
                 section.targets.extend(outcome.targets(&name, bare));
-                all_right &= outcome.missed() == 0;
+                is_right &= outcome.missed() == 0;
             }
         }
     }
     section.publish()?;
-    ensure!(all_right, "a token or an answer is wrong");
+    ensure!(is_right, "a token or an answer is wrong");
     Ok(())
 }
 
@@ -169,7 +170,7 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
     Ok(outcomes)
 }
 
-/// The tool name selects the policy: `now`, or `wait-` and the grace in milliseconds.
+/// Reads the grace from the tool name, which is `wait-` and milliseconds. Any other tool has no grace.
 fn policy(call: &CallInfo) -> Policy {
     let millis = call.tool().and_then(|tool| tool.strip_prefix("wait-"));
     let grace = match millis.and_then(|millis| millis.parse().ok()) {
@@ -253,7 +254,7 @@ impl Server {
         ))
     }
 
-    /// The resumes wait in the accept queues while the graces end.
+    /// The resumes wait in the accept queues while the graces end, so the layer sees them late.
     async fn all_resume_at_busy_workers(&mut self) -> Result<StormResult> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];
@@ -269,6 +270,7 @@ impl Server {
         Ok((last, Vec::new(), calls))
     }
 
+    /// Blocks all workers for `Size::busy`. Returns once they are blocked.
     #[allow(
         clippy::disallowed_methods,
         reason = "to block the workers is what this is for"
@@ -285,14 +287,14 @@ impl Server {
         sleep(Duration::from_millis(500)).await;
     }
 
-    /// Starts calls. Each has an event id from which its client can resume.
+    /// Starts calls and waits until all handlers run. Each client has an event id from which it can resume.
     async fn begin(&mut self, count: usize, tool: &str) -> Result<Group> {
         let group = self.ledger.group(count);
         let (number, calls) = (group.number, group.calls.clone());
         let command = format!("start {number} {} {count} {tool}", calls.start);
         self.clients.ask(&command).await?;
         self.ledger
-            .all(calls, |times_of| &times_of.started, LIMIT)
+            .expect_all(calls, |times_of| &times_of.started, LIMIT)
             .await?;
         Ok(group)
     }
@@ -300,7 +302,7 @@ impl Server {
     /// Disconnects the clients and waits until hyper has dropped the responses.
     async fn cut(&mut self, groups: &[Group]) -> Result<()> {
         self.command("cut", groups).await?;
-        self.all(groups, |times_of| &times_of.dropped).await
+        self.expect_all(groups, |times_of| &times_of.dropped).await
     }
 
     async fn command(&mut self, command: &str, groups: &[Group]) -> Result<()> {
@@ -311,14 +313,18 @@ impl Server {
         Ok(())
     }
 
-    async fn all(&self, groups: &[Group], which: SelectStamp) -> Result<()> {
+    async fn expect_all(&self, groups: &[Group], which: SelectStamp) -> Result<()> {
         for group in groups {
-            self.ledger.all(group.calls.clone(), which, LIMIT).await?;
+            self.ledger
+                .expect_all(group.calls.clone(), which, LIMIT)
+                .await?;
         }
         Ok(())
     }
 
-    /// Waits for all tokens. Returns the time from `started` until the last one fired.
+    /// Waits for all tokens, with bare rmcp only for [`NEVER`].
+    ///
+    /// Returns the time from `started` until the last one fired, or zero if none did.
     async fn last_token(&self, groups: &[Group], started: Duration) -> Duration {
         let is_bare = self.setup == Setup::Bare;
         let limit = if is_bare { NEVER } else { LIMIT };
@@ -339,6 +345,8 @@ impl Server {
     }
 
     /// Releases the handlers that must not be cancelled, and counts answers and tokens.
+    ///
+    /// Then ends all calls of the storm.
     async fn judge(
         &mut self,
         before: f64,
@@ -372,7 +380,7 @@ impl Server {
             }
             self.command("forget", &groups).await?;
             // No handler of this storm may run during the next one.
-            self.all(&groups, |times_of| &times_of.ended).await?;
+            self.expect_all(&groups, |times_of| &times_of.ended).await?;
         }
         Ok(outcome)
     }
@@ -381,7 +389,7 @@ impl Server {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Number of wrong tokens and missing answers.
+    /// Returns the number of missing tokens, wrong tokens and missing answers.
     fn missed(&self) -> usize {
         self.due - self.fired + self.wrong + self.unaffected - self.answers
     }
@@ -401,7 +409,7 @@ impl Outcome {
         ]
     }
 
-    /// `bare`: the slowest ping of bare rmcp in the same storm.
+    /// Returns the targets. `bare` is the slowest ping of bare rmcp in the same storm.
     fn targets(&self, name: &str, bare: Option<f64>) -> impl Iterator<Item = Target> {
         let (wrong, slowest) = ("wrong tokens and answers", "slowest ping, to bare's");
         let wrong = Target::new(

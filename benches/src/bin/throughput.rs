@@ -12,7 +12,7 @@ const CONNECTIONS: usize = 16;
 const CANDIDATES: [Setup; 3] = [Setup::Guard, Setup::Layer, Setup::Wrapped];
 
 /// One set-up compared with bare rmcp, as pairs of runs. The first run of a pair is bare rmcp's.
-struct Found {
+struct Comparison {
     mode: Mode,
     setup: Setup,
     pairs: Vec<[Run; 2]>,
@@ -28,20 +28,22 @@ fn main() -> Result<()> {
 
 fn compare(load: &str) -> Result<()> {
     let (pairs, millis) = if is_quick() { (2, 200) } else { (20, 1_000) };
-    let found = runtime()?.block_on(measure(pairs, millis))?;
-    let ours = found.iter().filter(|found| found.setup.is_ours());
+    let comparisons = runtime()?.block_on(measure(pairs, millis))?;
+    let ours = comparisons
+        .iter()
+        .filter(|comparison| comparison.setup.is_ours());
     let values =
         json!({ "connections": CONNECTIONS, "pairs": pairs, "millis": millis, "load": load });
     let section = Section {
-        rows: found.iter().map(Found::row).collect(),
-        targets: ours.map(Found::target).collect(),
+        rows: comparisons.iter().map(Comparison::row).collect(),
+        targets: ours.map(Comparison::target).collect(),
         ..Section::new("throughput", values)?
     };
     section.publish()
 }
 
-async fn measure(count: usize, millis: u64) -> Result<Vec<Found>> {
-    let mut found = Vec::new();
+async fn measure(count: usize, millis: u64) -> Result<Vec<Comparison>> {
+    let mut comparisons = Vec::new();
     for mode in Mode::iter() {
         for setup in CANDIDATES {
             eprintln!("{mode}, {setup}");
@@ -52,17 +54,17 @@ async fn measure(count: usize, millis: u64) -> Result<Vec<Found>> {
             run(0).await?;
             run(1).await?;
             let pairs = alternate(count, run).await?;
-            found.push(Found { mode, setup, pairs });
+            comparisons.push(Comparison { mode, setup, pairs });
         }
     }
-    Ok(found)
+    Ok(comparisons)
 }
 
-// === impl Found ===
+// === impl Comparison ===
 
-impl Found {
-    /// Computes a figure of each pair.
-    fn each(&self, figure: impl Fn(&Run, &Run) -> f64) -> Sample {
+impl Comparison {
+    /// Returns a figure of each pair.
+    fn sample(&self, figure: impl Fn(&Run, &Run) -> f64) -> Sample {
         let pairs = self.pairs.iter();
         pairs
             .map(|[bare, candidate]| figure(bare, candidate))
@@ -70,7 +72,7 @@ impl Found {
     }
 
     fn ratios(&self) -> Sample {
-        self.each(|bare, candidate| candidate.rate / bare.rate)
+        self.sample(|bare, candidate| candidate.rate / bare.rate)
     }
 
     fn row(&self) -> Vec<String> {
@@ -79,16 +81,16 @@ impl Found {
         cells![
             self.mode,
             self.setup,
-            format!("{:.0}", self.each(|bare, _| bare.rate).median()),
-            format!("{:.0}", self.each(|_, candidate| candidate.rate).median()),
+            format!("{:.0}", self.sample(|bare, _| bare.rate).median()),
+            format!("{:.0}", self.sample(|_, candidate| candidate.rate).median()),
             format!("{:.3}", ratios.median()),
             span(ratios.quantile(0.25), ratios.quantile(0.75)),
             span(ratios.min(), ratios.max()),
-            format!("{:.1}", self.each(|bare, _| bare.cost).median()),
-            format!("{:.1}", self.each(|_, candidate| candidate.cost).median()),
+            format!("{:.1}", self.sample(|bare, _| bare.cost).median()),
+            format!("{:.1}", self.sample(|_, candidate| candidate.cost).median()),
             format!(
                 "{:.3}",
-                self.each(|bare, candidate| bare.cost / candidate.cost)
+                self.sample(|bare, candidate| bare.cost / candidate.cost)
                     .median()
             ),
         ]

@@ -1,4 +1,4 @@
-//! The time of one tool call, as a ratio to bare rmcp.
+//! The processor time of one tool call, as a ratio to bare rmcp.
 //!
 //! `time [--quick]`. Each set-up has a process of its own. One process runs at a time, all on the same processor.
 
@@ -28,16 +28,16 @@ fn main() -> Result<()> {
         for candidate in Candidate::COMPARED {
             let case = Case::new(candidate, what);
             eprintln!("timing: {case}");
-            let found = runtime()?.block_on(measure(case, pairs))?;
+            let measured = runtime()?.block_on(measure(case, pairs))?;
             row[2] = format!(
                 "{:.1}",
-                found
+                measured
                     .iter()
                     .map(|[bare, _]| bare * 1e6)
                     .collect::<Sample>()
                     .median()
             );
-            let ratios = ratios(&found);
+            let ratios = ratios(&measured);
             row.push(ratios.spread());
             section.targets.extend(target(case, ratios.median()));
         }
@@ -61,7 +61,7 @@ fn target(case: Case, measured: f64) -> Option<Target> {
     ))
 }
 
-/// Seconds per call, bare rmcp's first.
+/// Returns pairs of the seconds per call, bare rmcp's first.
 async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
     let mut pairs = Vec::new();
     for _ in 0..STARTS {
@@ -78,7 +78,7 @@ async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
     Ok(pairs)
 }
 
-/// Repeats the request as often as commanded. Answers with the seconds per call.
+/// Repeats the request as often as commanded. Answers with the seconds of processor time per call.
 async fn play(case: Case) -> Result<()> {
     let mut running = case.run().await?;
     obey(async |words| {

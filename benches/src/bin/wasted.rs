@@ -14,7 +14,7 @@ use tokio::{
 const SESSIONS: usize = 20;
 
 /// Interval between pings in every session. rmcp closes a session that is idle for 5 minutes.
-const PING: Duration = Duration::from_secs(60);
+const PING_INTERVAL: Duration = Duration::from_secs(60);
 
 const SEED: u64 = 20_251_125;
 
@@ -50,7 +50,7 @@ struct Run {
     grace: Grace,
     calls: usize,
     /// Duration of a call.
-    lasts: Duration,
+    duration: Duration,
     /// Interval in which all calls start.
     spread: Duration,
     /// Shortest and longest absence of a client that resumes.
@@ -60,7 +60,8 @@ struct Run {
 /// The behaviour of one client, the same in all set-ups.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
-    starts: Duration,
+    /// Time from the start of the run to the start of the call.
+    starts_after: Duration,
     /// Time from the start of the call to the hang-up.
     disconnects_after: Option<Duration>,
     /// Time from the hang-up to the resume.
@@ -77,8 +78,9 @@ struct End {
     answered: bool,
 }
 
+/// The result of one run.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+struct RunResult {
     run: Run,
     /// Number of clients that disconnected for good.
     disconnected: usize,
@@ -94,25 +96,25 @@ struct Found {
 
 fn main() -> Result<()> {
     let load = machine::load();
-    let mut found = Vec::new();
+    let mut results = Vec::new();
     for clock in Clock::iter() {
         for case in Case::iter() {
             for setup in Setup::iter() {
                 let run = Run::new(clock, case, setup);
                 eprintln!("{run}");
-                found.push(run.measure()?);
+                results.push(run.measure()?);
             }
         }
     }
-    let values = json!({ "calls": found[0].run.calls, "load": load });
-    let ours = || found.iter().filter(|found| found.run.setup.is_ours());
+    let values = json!({ "calls": results[0].run.calls, "load": load });
+    let ours = || results.iter().filter(|result| result.run.setup.is_ours());
     let section = Section {
-        rows: found.iter().map(Found::row).collect(),
-        targets: ours().flat_map(|ours| ours.targets(&found)).collect(),
+        rows: results.iter().map(RunResult::row).collect(),
+        targets: ours().flat_map(|ours| ours.targets(&results)).collect(),
         ..Section::new("wasted", values)?
     };
     section.publish()?;
-    let is_right = ours().all(|found| found.destroyed == 0);
+    let is_right = ours().all(|result| result.destroyed == 0);
     ensure!(is_right, "a call was destroyed although its client resumed");
     Ok(())
 }
@@ -127,7 +129,7 @@ impl Run {
             (Case::Grace, Clock::Real) => Grace::After(second / 10),
             (Case::Grace, Clock::Paused) | (Case::Stateless, _) => Grace::Auto,
         };
-        let (quick, lasts, spread, absence) = match clock {
+        let (quick, duration, spread, absence) = match clock {
             Clock::Paused => (200, 600 * second, 60 * second, (second / 2, 15 * second)),
             Clock::Real if is_quick() => (100, 2 * second, second, (second / 200, second / 40)),
             Clock::Real => (0, 2 * second, 10 * second, (second / 200, second / 40)),
@@ -138,13 +140,13 @@ impl Run {
             setup,
             grace,
             calls: if is_quick() { quick } else { 2_000 },
-            lasts,
+            duration,
             spread,
             absence,
         }
     }
 
-    fn measure(self) -> Result<Found> {
+    fn measure(self) -> Result<RunResult> {
         let ledger = Ledger::new(self.calls, 1);
         let layer = CancelOnDisconnectLayer::new().grace(self.grace);
         let (tools, mode) = (Tools(ledger.clone()), self.mode());
@@ -157,12 +159,12 @@ impl Run {
         let server = workers()?;
         let stack = || tools.served(self.setup, mode, layer);
         let transport = Transport::Socket(serve(server.handle(), 1, stack)?[0]);
-        let found = runtime()?.block_on(self.play(transport, ledger));
+        let result = runtime()?.block_on(self.play(transport, ledger));
         server.shutdown_background();
-        found
+        result
     }
 
-    async fn play(self, transport: Transport, ledger: Ledger) -> Result<Found> {
+    async fn play(self, transport: Transport, ledger: Ledger) -> Result<RunResult> {
         let mut clients = Vec::new();
         let mut pinging = JoinSet::new();
         for _ in 0..SESSIONS {
@@ -170,7 +172,7 @@ impl Run {
             clients.push(client.clone());
             pinging.spawn(async move {
                 while client.session().is_some() && client.ping().await.is_ok() {
-                    sleep(PING).await;
+                    sleep(PING_INTERVAL).await;
                 }
             });
         }
@@ -184,23 +186,23 @@ impl Run {
             ends.push(end??);
         }
         // Includes the calls whose clients disconnected long ago.
-        sleep(self.lasts).await;
-        let ended = ledger.all(0..self.calls, |times_of| &times_of.ended, self.lasts);
+        sleep(self.duration).await;
+        let ended = ledger.expect_all(0..self.calls, |times_of| &times_of.ended, self.duration);
         ended.await?;
-        Ok(Found::new(self, &ends, &ledger))
+        Ok(RunResult::new(self, &ends, &ledger))
     }
 
     fn plans(self) -> Vec<Plan> {
         let mut dice = Dice(SEED);
         let plan = |_| {
-            let starts = self.spread.mul_f64(dice.share());
+            let starts_after = self.spread.mul_f64(dice.share());
             let disconnects_after = dice.share() < 0.3;
-            let after = self.lasts.mul_f64(dice.share());
+            let after = self.duration.mul_f64(dice.share());
             let resumes_after = dice.share() < 1.0 / 3.0 && self.case == Case::Grace;
             let (least, most) = self.absence;
             let absence = least + (most - least).mul_f64(dice.share());
             Plan {
-                starts,
+                starts_after,
                 disconnects_after: disconnects_after.then_some(after),
                 resumes_after: (disconnects_after && resumes_after).then_some(absence),
             }
@@ -227,8 +229,8 @@ impl fmt::Display for Run {
 
 impl Plan {
     async fn play(self, client: Client, call: usize, run: Run, ledger: Ledger) -> Result<End> {
-        sleep(self.starts).await;
-        let arguments = json!({ "call": call, "lasts": run.lasts.as_millis() as u64 });
+        sleep(self.starts_after).await;
+        let arguments = json!({ "call": call, "lasts": run.duration.as_millis() as u64 });
         // Reads up to the first event. hyper does so too, and a client needs the event id to resume.
         let (mut stream, event) = client.begin(call, "work", arguments).await?;
         let mut end = End {
@@ -262,17 +264,17 @@ impl Plan {
 async fn is_answered(mut stream: Stream, call: usize, run: Run) -> bool {
     let answer = format!("\"{}\"", done(call));
     // A client does not wait forever.
-    let received = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
+    let received = timeout(2 * run.duration, stream.wait_for(&answer)).await;
     matches!(received, Ok(Ok(())))
 }
 
-// === impl Found ===
+// === impl RunResult ===
 
-impl Found {
+impl RunResult {
     fn new(run: Run, ends: &[End], ledger: &Ledger) -> Self {
         let after = |end: &End| {
-            let over = ledger.times_of(end.call).ended.get()?;
-            Some(over.saturating_sub(end.disconnected?).as_secs_f64())
+            let ended = ledger.times_of(end.call).ended.get()?;
+            Some(ended.saturating_sub(end.disconnected?).as_secs_f64())
         };
         let is_destroyed =
             |end: &End| end.resumed_in_time && ledger.times_of(end.call).token.get().is_some();
@@ -287,8 +289,8 @@ impl Found {
         }
     }
 
-    /// Wasted seconds per client that disconnected for good.
-    fn each(&self) -> f64 {
+    /// Returns the wasted seconds per client that disconnected for good.
+    fn wasted_per_client(&self) -> f64 {
         self.wasted / self.disconnected.max(1) as f64
     }
 
@@ -299,14 +301,16 @@ impl Found {
             self.run.setup,
             self.disconnected,
             format!("{:.3}", self.wasted),
-            format!("{:.4}", self.each()),
+            format!("{:.4}", self.wasted_per_client()),
             format!("{} of {}", self.destroyed, self.resumed),
             self.unanswered,
         ]
     }
 
-    /// Without a grace, the reference is bare rmcp in session mode without resumes.
-    fn targets(&self, all: &[Self]) -> Vec<Target> {
+    /// Returns the targets.
+    ///
+    /// The reference of a run that has no grace is bare rmcp in session mode, where no client resumes.
+    fn targets(&self, results: &[Self]) -> Vec<Target> {
         let Run { clock, case, .. } = self.run;
         let (least, reference) = match (case, clock) {
             (Case::Grace, Clock::Paused) => (Some(12.0), Case::Grace),
@@ -316,8 +320,9 @@ impl Found {
         };
         let is_reference =
             |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
-        let bare = all.iter().find(|found| is_reference(found.run));
-        let factor = bare.map_or(f64::NAN, Self::each) / self.each().max(1e-3);
+        let bare = results.iter().find(|result| is_reference(result.run));
+        let factor =
+            bare.map_or(f64::NAN, Self::wasted_per_client) / self.wasted_per_client().max(1e-3);
         let what = format!("{}: times less without a client than bare", self.run);
         let factor = least.map(|least| Target::new(AtLeast(least), what, factor));
         let what = format!("{}: calls destroyed", self.run);

@@ -6,7 +6,7 @@ use super::{AtLeast, AtMost, Section, Target};
 const BEGIN: &str = "<!-- measured: written by `benches/run --commit` -->";
 const END: &str = "<!-- /measured -->";
 
-/// The whole report.
+/// Renders the whole report.
 pub fn report(machine: &str, sections: &[Section]) -> String {
     let head = format!(
         "# What it costs and what it saves\n\nWritten by `benches/run`, which measures all of it again. Every bench has all \
@@ -71,7 +71,7 @@ const HEADLINES: [(&str, Shown, &str); 4] = [
     ),
 ];
 
-/// The summary for the README. A bench that was not run has no line.
+/// Renders the summary for the README. A bench that was not run has no line.
 pub fn summary(sections: &[Section]) -> String {
     let mut page = "With layer and session manager, compared with bare rmcp ([the report](benches/report/README.md) has all of \
                     it):\n"
@@ -102,7 +102,7 @@ pub fn put_between_marks(readme: &str, summary: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{summary}\n\n{END}{after}"))
 }
 
-/// The command that repeats the measurement.
+/// Returns the command that repeats the measurement.
 fn command(section: &Section) -> String {
     format!("`benches/run {}`", section.bench())
 }
@@ -125,7 +125,7 @@ fn lines(targets: &[Target]) -> String {
     targets.iter().map(line).collect()
 }
 
-/// Rounds to the significant digits.
+/// Formats a figure with fewer decimals the larger it is.
 fn figure(figure: f64) -> String {
     match figure.abs() {
         100.0.. => format!("{figure:.0}"),

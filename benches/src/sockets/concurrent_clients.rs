@@ -12,14 +12,17 @@ use crate::{
     sockets::tools::done,
 };
 
-/// Number of calls that start concurrently. All other operations run without a limit.
+/// Most calls that start at the same time. All other operations run without a limit.
 const STARTING: usize = 256;
 
 /// Executes commands for many clients.
 ///
-/// The commands are `open SESSIONS ADDRESS,…`, `start GROUP FIRST COUNT TOOL`, `cut GROUP` (odd calls with an RST),
-/// `resume GROUP`, `answers GROUP SECONDS` and `forget GROUP`. `answers` returns the number of correct answers within that
-/// time.
+/// - `open SESSIONS ADDRESS,…` adds clients, one for each session.
+/// - `start GROUP FIRST COUNT TOOL` starts the calls of a group.
+/// - `cut GROUP` disconnects: even calls with a FIN, odd ones with an RST.
+/// - `resume GROUP` resumes them.
+/// - `answers GROUP SECONDS` returns the number of correct answers within that time, and forgets the group.
+/// - `forget GROUP` drops its calls. An unknown group is not an error.
 #[derive(Default)]
 pub struct ConcurrentClients {
     clients: Vec<Client>,
@@ -60,19 +63,20 @@ impl ConcurrentClients {
                         Call::begin(client, call, number, &tool).await
                     }
                 });
-                self.groups.insert((*group).to_owned(), all(begin).await?);
+                self.groups
+                    .insert((*group).to_owned(), run_all(begin).await?);
             }
             ["cut", group] => {
                 let calls = self.groups.get_mut(*group).context("no such group")?;
                 calls.iter_mut().try_for_each(Call::cut)?;
             }
             ["resume", group] => {
-                let calls = all(self.take(group)?.map(Call::resume)).await?;
+                let calls = run_all(self.take(group)?.map(Call::resume)).await?;
                 self.groups.insert((*group).to_owned(), calls);
             }
             ["answers", group, seconds] => {
                 let limit = Duration::from_secs(seconds.parse()?);
-                let right = all(self.take(group)?.map(|call| call.check(limit))).await?;
+                let right = run_all(self.take(group)?.map(|call| call.check(limit))).await?;
                 let right = right.into_iter().filter(|right| *right).count();
                 return Ok(right.to_string());
             }
@@ -88,8 +92,8 @@ impl ConcurrentClients {
     }
 }
 
-/// Runs all tasks concurrently.
-async fn all<T: Send + 'static>(
+/// Runs all tasks concurrently. Returns their results in the order in which they end.
+async fn run_all<T: Send + 'static>(
     tasks: impl Iterator<Item = impl Future<Output = Result<T>> + Send + 'static>,
 ) -> Result<Vec<T>> {
     let results = tasks.collect::<JoinSet<_>>().join_all().await;
@@ -110,7 +114,7 @@ impl Call {
         })
     }
 
-    /// Closes with a FIN or with an RST.
+    /// Closes the connection of an even call with a FIN, and that of an odd one with an RST.
     fn cut(&mut self) -> Result<()> {
         let is_even = self.number.is_multiple_of(2);
         let close = if is_even { Close::Fin } else { Close::Rst };
@@ -123,7 +127,7 @@ impl Call {
         Ok(self)
     }
 
-    /// Returns `true` if the stream delivers the answer of completed work.
+    /// Returns `true` if the stream delivers the answer of completed work within `limit`.
     async fn check(self, limit: Duration) -> Result<bool> {
         let Some(mut stream) = self.stream else {
             return Ok(false);

@@ -60,7 +60,7 @@ pub type SelectStamp = fn(&CallTimes) -> &Stamp;
 // === impl Ledger ===
 
 impl Ledger {
-    /// A ledger for at most `calls` calls in at most `groups` groups.
+    /// Creates a ledger for at most `calls` calls in at most `groups` groups.
     pub fn new(calls: usize, groups: usize) -> Self {
         Self(Arc::new(Records {
             epoch: Instant::now(),
@@ -87,17 +87,17 @@ impl Ledger {
         &self.0.call_times[call]
     }
 
-    /// The handlers of a group wait for this token, or for their own.
+    /// Returns the token that makes the handlers of a group complete their work.
     pub fn release(&self, group: usize) -> &CancellationToken {
         &self.0.releases[group]
     }
 
+    /// Records the current time, unless the stamp already has one.
     pub fn stamp(&self, stamp: &Stamp) {
-        // Only the first time is recorded.
         let _ = stamp.set(self.now());
     }
 
-    /// The times of this event for those of the calls that have reached it.
+    /// Returns the times of this event for those of the calls that have reached it.
     pub fn times(&self, calls: Range<usize>, which: SelectStamp) -> Vec<Duration> {
         let call_times = self.0.call_times[calls].iter();
         call_times
@@ -119,7 +119,7 @@ impl Ledger {
     }
 
     /// Waits as [`reaches`](Self::reaches) does. Returns an error if a call has not reached the event.
-    pub async fn all(
+    pub async fn expect_all(
         &self,
         calls: Range<usize>,
         which: SelectStamp,
@@ -134,7 +134,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// An observer that records the events of the layer.
+    /// Returns an observer that records when the layer cancels a call.
     pub fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let ledger = self.clone();
         move |event| {

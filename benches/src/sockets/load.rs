@@ -28,7 +28,7 @@ use crate::{
 const WARM_UP: Duration = Duration::from_millis(100);
 
 /// Pause between two pings.
-const PAUSE: Duration = Duration::from_millis(10);
+const PING_PAUSE: Duration = Duration::from_millis(10);
 
 /// Executes `run ADDRESS session|stateless SESSIONS CALLERS MILLISECONDS`. Returns the calls per second, and the total
 /// number including the warm-up. Connections and sessions are reused by the next run. The address `inside` is the
@@ -108,7 +108,7 @@ impl Pings {
         Ok(Self(worst))
     }
 
-    /// Returns the longest ping since the last query.
+    /// Returns the longest ping since the last query, or `Duration::MAX` if one failed.
     pub fn worst(&self) -> Duration {
         mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -132,7 +132,7 @@ async fn keep_pinging(
         record(&worst, taken);
         drop(worst);
         done?;
-        sleep(PAUSE).await;
+        sleep(PING_PAUSE).await;
     }
     Ok(())
 }

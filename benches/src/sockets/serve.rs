@@ -44,7 +44,7 @@ pub fn serve(
 pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
     let ledger = ledger.clone();
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
-        let (ledger, call) = (ledger.clone(), number(&request));
+        let (ledger, call) = (ledger.clone(), call_number(&request));
         let response = server.clone().oneshot(request);
         async move {
             let response = response.await?;
@@ -58,7 +58,7 @@ pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
     }))
 }
 
-fn number<A>(request: &Request<A>) -> Option<usize> {
+fn call_number<A>(request: &Request<A>) -> Option<usize> {
     request.headers().get(CALL)?.to_str().ok()?.parse().ok()
 }
 

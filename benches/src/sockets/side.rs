@@ -32,10 +32,11 @@ pub struct Side {
     server: Option<Child>,
 }
 
+/// The result of one run.
 pub struct Run {
     /// Calls per second.
     pub rate: f64,
-    /// Microseconds of the server's processor time per call, if the server has its own process.
+    /// Microseconds of the server's processor time per call. `NaN` if the clients share its process.
     pub cost: f64,
 }
 
@@ -66,15 +67,16 @@ impl Side {
     pub async fn run(&mut self, sessions: usize, millis: u64) -> Result<Run> {
         let (address, mode, callers) = (&self.address, self.mode, sessions.max(self.threads));
         let command = format!("run {address} {mode} {sessions} {callers} {millis}");
-        let before = self.spent().await?;
+        let before = self.processor_time().await?;
         let answer = self.clients.ask(&command).await?;
-        let spent = self.spent().await? - before;
+        let spent = self.processor_time().await? - before;
         let (rate, calls) = answer.split_once(' ').context("no count")?;
         let (rate, cost) = (rate.parse()?, spent * 1e6 / calls.parse::<f64>()?);
         Ok(Run { rate, cost })
     }
 
-    async fn spent(&mut self) -> Result<f64> {
+    /// Returns the processor time of the server in seconds. `NaN` if the clients share its process.
+    async fn processor_time(&mut self) -> Result<f64> {
         match &mut self.server {
             Some(server) => Ok(server.ask("spent").await?.parse()?),
             None => Ok(f64::NAN),
@@ -87,7 +89,7 @@ pub fn play(role: &str) -> Result<()> {
     let words = Vec::from_iter(role.split(' '));
     if let ["clients", threads] = words[..] {
         let (first, available) = (threads.parse()?, available_parallelism()?.get());
-        // Without other processors, the clients share those of the server.
+        // If there are no other processors, the clients share those of the server.
         let clients = threads_in(if first < available {
             first..available
         } else {
@@ -115,7 +117,7 @@ pub fn play(role: &str) -> Result<()> {
     runtime()?.block_on(obey(answer))
 }
 
-/// A runtime with a thread on each of these processors.
+/// Creates a runtime with a thread for each of these processors, on those that exist.
 fn threads_in(processors: Range<usize>) -> Result<Runtime> {
     machine::stay_in(processors.clone())?;
     let mut builder = Builder::new_multi_thread();

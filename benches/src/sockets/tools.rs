@@ -18,8 +18,10 @@ use crate::{
     sockets::ledger::{CallTimes, Ledger},
 };
 
-/// `echo` answers at once. Every other tool works until it is released, times out, or is cancelled, and records each
-/// event.
+/// A handler whose tools work as long as the bench wants.
+///
+/// `echo` answers at once. Every other tool works until it is released, its time is over, or it is cancelled, and records
+/// each event.
 #[derive(Debug, Clone)]
 pub struct Tools(pub Ledger);
 
@@ -57,7 +59,7 @@ impl Tools {
         let (ledger, times_of) = (&self.0, self.0.times_of(work.call));
         ledger.stamp(&times_of.started);
         let _ending = Ending(ledger, times_of);
-        let over = async {
+        let finished = async {
             match work.lasts {
                 Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
                 None => std::future::pending().await,
@@ -70,12 +72,12 @@ impl Tools {
                 format!("cancelled {}", work.call)
             }
             () = ledger.release(work.group).cancelled() => done(work.call),
-            () = over => done(work.call),
+            () = finished => done(work.call),
         }
     }
 }
 
-/// The text of the answer to a call, with the number of the call.
+/// Returns the text of the answer to a call, with the number of the call.
 pub fn done(call: usize) -> String {
     format!("done {call}")
 }

@@ -23,16 +23,17 @@ try {
 
 const args = process.argv.slice(2);
 if (process.execve) {
-  // From Node.js 22.15 on the binary replaces this process.
+  // In Node.js 22.15 and later, the binary replaces this process.
   process.execve(binary, [binary, ...args], process.env);
 }
 
-// Before the start, so that no signal ends this process alone and leaves the program behind.
+// Handled before the program starts, so that no signal ends this process alone and leaves the program behind.
 let child;
 for (const signal of ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"]) {
   process.on(signal, () => child.kill(signal));
 }
-// In the group of this process: Ctrl-C in a terminal reaches both, and the program ignores the forwarded signal as a repetition.
+// The program is in the group of this process. Ctrl-C in a terminal reaches both, and the program ignores the forwarded signal
+// as a repetition.
 child = spawn(binary, args, { stdio: "inherit" });
 child.on("error", (error) => {
   console.error(`error: ${binary}: ${error.message}`);

@@ -45,7 +45,7 @@ def measure(fronts, programs, work, short):
 
 
 def most(running, programs, admin):
-    """Returns the largest growth and the largest own count, in MiB, and the number of refused calls."""
+    """Returns the largest growth and the largest count of the proxy itself, in MiB, and the number of refused calls."""
     pid = running.process.pid
     with load.staying(programs, "hold", running.target, 1, 1, "echo"):
         first = memory.of(pid, programs).pss
@@ -63,5 +63,5 @@ def most(running, programs, admin):
 
 def buffered(admin):
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics") as metrics:
-        found = re.search(r"^mcp_proxy_buffer_bytes (\S+)$", metrics.read().decode(), re.MULTILINE)
-    return float(found[1])
+        gauge = re.search(r"^mcp_proxy_buffer_bytes (\S+)$", metrics.read().decode(), re.MULTILINE)
+    return float(gauge[1])

@@ -21,7 +21,7 @@ class Front:
     title: str
     # The key of the set-up that it is compared with.
     base: str | None
-    # Returns the command that starts it on a port. Without it clients connect to `target`.
+    # Returns the command that starts it on a port. If there is none, clients connect to `target`.
     command: object = None
     target: str = ""
     ours: bool = False
@@ -79,7 +79,7 @@ class Running:
 
 
 def fronts(programs, upstream):
-    """All set-ups, each after the one that it is compared with."""
+    """Yields all set-ups, each after the one that it is compared with."""
     proxy, server = programs.proxy, [programs.load, "serve-stdio"]
 
     def ours(*words):

@@ -70,14 +70,14 @@ def growth(running, programs):
 
 
 def a_connection_to(url, programs):
-    """The memory that hyper's client needs for a connection, in KiB."""
+    """Returns the memory that hyper's client needs for a connection, in KiB."""
     with load.begun(programs, "upstream", url, CALLS) as clients:
         clients.wait()
-        first = memory.of_one(clients.pid)
+        first = memory.of_process(clients.pid)
         clients.go_on()
-        return a_piece(first, memory.of_one(clients.pid))
+        return a_piece(first, memory.of_process(clients.pid))
 
 
 def a_piece(before, after):
-    """The memory of each of them, in KiB."""
+    """Returns the growth for each call or connection, in KiB."""
     return (after.pss - before.pss) / CALLS / 1024

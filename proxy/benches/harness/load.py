@@ -48,7 +48,7 @@ class Clients:
 
 @contextmanager
 def begun(programs, *words):
-    """Clients that connect while the block runs, and stay until its end."""
+    """Starts clients that connect while the block runs, and stay until its end."""
     clients = Clients([programs.load, *words])
     try:
         yield clients
@@ -58,6 +58,6 @@ def begun(programs, *words):
 
 @contextmanager
 def staying(programs, *words):
-    """Clients that are connected when the block begins, and stay until its end. Yields their report."""
+    """Starts clients that are connected when the block begins, and stay until its end. Yields their report."""
     with begun(programs, *words) as clients:
         yield clients.wait()

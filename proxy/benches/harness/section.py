@@ -34,7 +34,7 @@ class Section:
 
 
 def spread(values, digits=0):
-    """The median, and the quartiles in brackets."""
+    """Returns the median, and the quartiles in brackets."""
     middle = statistics.median(values)
     least, _, most = statistics.quantiles(values, n=4) if len(values) > 1 else [middle] * 3
     return f"{middle:,.{digits}f} ({least:,.{digits}f}–{most:,.{digits}f})"

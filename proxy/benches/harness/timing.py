@@ -44,8 +44,8 @@ def measure(fronts, programs, work, short):
         for turn in range(rounds):
             first = turn % len(running)
             for clients in CLIENTS:
-                for one in running[first:] + running[:first]:
-                    figures[one.front.key, clients].append(load.calls(programs, one.target, clients, seconds))
+                for server in running[first:] + running[:first]:
+                    figures[server.front.key, clients].append(load.calls(programs, server.target, clients, seconds))
             print(f"time: round {turn + 1} of {rounds}", flush=True)
     tables = []
     for base, text in OVER.items():
@@ -63,8 +63,8 @@ def table(group, base, figures):
     rows = []
     for clients in CLIENTS:
         for front in group:
-            of = figures[front.key, clients]
-            row = [front.title, clients, *(spread([one[what] for one in of]) for what in ("a_second", "p50", "p99"))]
+            runs = figures[front.key, clients]
+            row = [front.title, clients, *(spread([run[what] for run in runs]) for what in ("a_second", "p50", "p99"))]
             if front.key == base:
                 row += [""] * 4
             else:
@@ -75,8 +75,8 @@ def table(group, base, figures):
 
 
 def added(figures, key, base, clients, what):
-    return [one[what] - bare[what] for one, bare in zip(figures[key, clients], figures[base, clients])]
+    return [run[what] - base_run[what] for run, base_run in zip(figures[key, clients], figures[base, clients])]
 
 
 def ratios(figures, key, base, clients, what):
-    return [one[what] / bare[what] for one, bare in zip(figures[key, clients], figures[base, clients])]
+    return [run[what] / base_run[what] for run, base_run in zip(figures[key, clients], figures[base, clients])]

@@ -32,7 +32,7 @@ struct Parameters {
 pub(super) fn routes(page: Page, token: AdminToken) -> Router {
     let router = Router::new()
         .route("/calls/{id}/cancel", post(cancel))
-        .layer(map_response(not_stored))
+        .layer(map_response(forbid_storing))
         .with_state(page);
     with_token(router, token)
 }
@@ -54,7 +54,9 @@ async fn require_token(State(token): State<AdminToken>, request: Request, next: 
     refused.into_response()
 }
 
-/// Returns the bearer token of a request, or `None` if there is not exactly one.
+/// Returns the bearer token of a request.
+///
+/// Returns `None` if the request does not have exactly one `Authorization`, or if that has another scheme.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme
@@ -62,6 +64,9 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then(|| token.trim_start_matches(' '))
 }
 
+/// Cancels the call with this id.
+///
+/// The status is 400 for an unknown parameter, 409 for another process, and 404 if no such call can be cancelled.
 async fn cancel(
     State(page): State<Page>,
     id: Result<Path<String>, PathRejection>,
@@ -88,7 +93,7 @@ fn error(text: &str) -> Json<Value> {
     Json(json!({ "error": text }))
 }
 
-async fn not_stored(mut response: Response) -> Response {
+async fn forbid_storing(mut response: Response) -> Response {
     let none = HeaderValue::from_static("no-store");
     response.headers_mut().insert(header::CACHE_CONTROL, none);
     response

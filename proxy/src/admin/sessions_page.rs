@@ -28,7 +28,7 @@ pub(super) fn routes(server: &Server) -> Router {
     Router::new()
         .route("/sessions.json", get(async move || Json(list(&listed))))
         .route("/sessions", get(async move || Html(page(&shown))))
-        .layer(map_response(protected))
+        .layer(map_response(add_protection))
 }
 
 fn list(stdio: &Stdio) -> Value {
@@ -73,7 +73,7 @@ fn readable(time: Duration) -> String {
 }
 
 /// Adds headers against sniffing, framing and storing.
-async fn protected(mut response: Response) -> Response {
+async fn add_protection(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),

@@ -29,7 +29,7 @@ pub(super) enum Value {
 // === impl Entry ===
 
 impl Entry {
-    /// Creates an entry, if the option exists and accepts these values. The error is for the user.
+    /// Creates an entry if the option exists and accepts these values. The error is for the user.
     pub(super) fn new(option: &str, values: Vec<Value>) -> Result<Self, String> {
         let option = option.to_owned();
         let entry = Self { option, values };
@@ -72,6 +72,7 @@ impl Entry {
         self.option == COMMAND
     }
 
+    /// Returns the arguments that set the option. A switch that is off has none.
     pub(super) fn args(&self) -> Vec<OsString> {
         let mut args = Vec::new();
         if self.is_command() {
@@ -104,7 +105,7 @@ impl Value {
     }
 }
 
-/// Returns the existing option that is most similar to this one.
+/// Returns the option that is most similar to this unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)
@@ -117,7 +118,7 @@ fn suggested(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Removes the values of secret options from an error.
+/// Replaces the value in an error if its option is secret.
 pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     let is_secret = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => {
@@ -133,7 +134,7 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Returns a hint for an argument that is not an option.
+/// Returns a hint for an argument that is not an option. Returns `None` for any other error.
 ///
 /// The hint does not repeat the argument, which may be part of a secret.
 pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {

@@ -22,6 +22,7 @@ pub(super) struct Environment {
 // === impl Environment ===
 
 impl Environment {
+    /// Reads the variables with the prefix. Returns an error for a variable whose value its option does not accept.
     pub(super) fn read(
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {

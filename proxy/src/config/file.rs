@@ -78,7 +78,7 @@ impl File {
     }
 }
 
-/// Splits a command that is a string.
+/// Splits a command that is a string at its blanks. Returns an error if the string may be meant for a shell.
 fn split_command(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
@@ -90,6 +90,8 @@ fn split_command(text: &str) -> Result<Vec<&str>, String> {
 }
 
 /// Returns the entries of a table, in the form that they have in a list.
+///
+/// Returns `None` if the option may not be a table, or if an entry is not a [scalar].
 fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, separator) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {
@@ -100,7 +102,7 @@ fn table_values(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     entries.collect()
 }
 
-/// Returns the values of a list or a single value.
+/// Returns the values of a list or a single value. Returns `None` if one of them is not a [scalar].
 fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
         DeValue::Array(values) => values.iter().map(|value| scalar(value.get_ref())).collect(),
@@ -108,6 +110,7 @@ fn list_values(value: &DeValue<'_>) -> Option<Vec<Value>> {
     }
 }
 
+/// Returns a string, a number or a boolean. Returns `None` for any other value.
 fn scalar(value: &DeValue<'_>) -> Option<Value> {
     match value {
         DeValue::String(text) => Some(Value::Text(text.to_string().into())),

@@ -40,7 +40,7 @@ pub struct Network {
 // === impl Public ===
 
 impl Public {
-    /// Checks that the public URL has the path of the upstream, or none, because the proxy changes no path.
+    /// Checks that the public URL has the path of the upstream, or none. The proxy does not change paths.
     pub(super) fn check(&self, upstream: Option<&Uri>) -> Result<(), ConfigError> {
         let (Some(public), Some(upstream)) = (&self.public_url, upstream) else {
             return Ok(());

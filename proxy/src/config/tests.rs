@@ -238,7 +238,7 @@ fn a_file_may_have_every_kind_of_value() {
     let config = config.unwrap();
     assert_eq!(config.command, ["npx", "--yes", "a server"]);
     assert!(!config.no_resumable && upstream.unwrap().no_resumable);
-    assert_eq!(config.max_sessions, 6, "the flag comes first");
+    assert_eq!(config.max_sessions, 6, "the flag overrides the file");
     assert_eq!(config.exempt, ["a", "b"]);
     let other = other.unwrap();
     assert_eq!(other.command, ["uvx"]);

@@ -36,6 +36,7 @@ const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
 
+/// Parses a time: a number and its unit. Zero and times above [`MAX_TIME`] are errors.
 pub(super) fn time(text: &str) -> Parsed<Duration> {
     let wrong = || not_a_time(text);
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
@@ -62,6 +63,7 @@ fn not_a_time(text: &str) -> String {
     format!("`{text}` is not a time such as 20s, 500ms, 30m or 1h")
 }
 
+/// Parses a time, or `off` for no limit.
 pub(super) fn limit(text: &str) -> Parsed<Limit> {
     match text {
         "off" => Ok(Limit(None)),
@@ -69,6 +71,7 @@ pub(super) fn limit(text: &str) -> Parsed<Limit> {
     }
 }
 
+/// Parses a grace. A time alone is [`Grace::AutoAfter`], and one with `always=` is [`Grace::After`].
 pub(super) fn grace(text: &str) -> Parsed<Grace> {
     match text {
         "auto" => Ok(Grace::Auto),
@@ -94,6 +97,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
     }
 }
 
+/// Parses the name of a tool. White space around it is removed.
 pub(super) fn tool(text: &str) -> Parsed<String> {
     match text.trim() {
         "" => Err("the name of a tool is empty".to_owned()),
@@ -101,6 +105,7 @@ pub(super) fn tool(text: &str) -> Parsed<String> {
     }
 }
 
+/// Parses a tool and its grace.
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
     // A name may contain `=`, a grace only the one in `always=`.
     let at = text.rfind("=always=").or_else(|| text.rfind('='));
@@ -113,6 +118,7 @@ pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
     ))
 }
 
+/// Parses a number of bytes with or without a unit.
 pub(super) fn size(text: &str) -> Parsed<usize> {
     let wrong = || format!("`{text}` is not a size such as 65536, 512KiB, 64MiB or 1GiB");
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
@@ -127,7 +133,7 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// Parses the value of `--buffer`.
+/// Parses the value of `--buffer`, which must be at least [`MIN_BUFFER`].
 pub(super) fn buffer(text: &str) -> Parsed<usize> {
     let size = size(text)?;
     if size < MIN_BUFFER {
@@ -136,6 +142,7 @@ pub(super) fn buffer(text: &str) -> Parsed<usize> {
     Ok(size)
 }
 
+/// Parses the value of `--commit-after`, which must be at least [`MIN_COMMIT_AFTER`].
 pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
     let time = time(text)?;
     if time < MIN_COMMIT_AFTER {
@@ -144,6 +151,7 @@ pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
     Ok(time)
 }
 
+/// Parses the value of `--max-sessions`, which must not be zero.
 pub(super) fn sessions(text: &str) -> Parsed<usize> {
     match text.parse() {
         Ok(0) => Err("it must be at least 1: each client has a session".to_owned()),
@@ -152,6 +160,7 @@ pub(super) fn sessions(text: &str) -> Parsed<usize> {
     }
 }
 
+/// Parses the URL of an http or https server, without a user.
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     // The error does not repeat the text, which may contain a secret.
     let wrong = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
@@ -196,7 +205,7 @@ pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     Ok(SocketAddr::new(ip, port))
 }
 
-/// Parses the IP address of a host to listen on.
+/// Parses the IP address of a host to listen on. `localhost` is 127.0.0.1.
 pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     if text.eq_ignore_ascii_case("localhost") {
@@ -265,6 +274,7 @@ pub(crate) fn normal_origin(origin: &Uri) -> String {
     format!("{scheme}://{authority}").to_ascii_lowercase()
 }
 
+/// Parses a header, and marks its value as sensitive. A header that the proxy sets itself is an error.
 pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     let (name, value) = text.split_once(':').ok_or("it must be NAME: VALUE")?;
     let name: HeaderName = name
@@ -289,6 +299,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     Ok((name, value))
 }
 
+/// Parses an environment variable.
 pub(super) fn variable(text: &str) -> Parsed<(String, String)> {
     let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
     if name.is_empty() || text.contains('\0') {

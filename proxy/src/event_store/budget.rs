@@ -159,7 +159,7 @@ impl Reservation {
         self.budget.release(by);
     }
 
-    /// Grows or shrinks to `bytes`.
+    /// Grows or shrinks to `bytes`. Stays the same if a budget has no room for the growth.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.shrink(self.bytes.saturating_sub(bytes));
         self.grow(bytes - self.bytes)
@@ -187,26 +187,26 @@ mod tests {
 
     #[test]
     fn each_session_has_a_limit_and_all_sessions_share_one() {
-        let all = Budget::new(100);
-        let (one, other) = (all.child(60), all.child(60));
-        let (mut a, mut b) = (one.reservation(), other.reservation());
+        let total = Budget::new(100);
+        let (session, other) = (total.child(60), total.child(60));
+        let (mut a, mut b) = (session.reservation(), other.reservation());
         assert_eq!(a.grow(60), Ok(()));
         assert_eq!(a.grow(1), Err(Exhausted::Session));
         assert_eq!(b.grow(41), Err(Exhausted::All));
-        assert_eq!((one.used(), other.used(), all.used()), (60, 0, 60));
+        assert_eq!((session.used(), other.used(), total.used()), (60, 0, 60));
         assert_eq!(b.grow(40), Ok(()));
         drop(a);
-        assert_eq!((one.used(), other.used(), all.used()), (0, 40, 40));
+        assert_eq!((session.used(), other.used(), total.used()), (0, 40, 40));
         b.shrink(usize::MAX);
-        assert_eq!((b.bytes(), all.used()), (0, 0));
+        assert_eq!((b.bytes(), total.used()), (0, 0));
     }
 
     #[test]
     fn a_sum_that_overflows_is_refused() {
-        let all = Budget::new(usize::MAX);
-        let mut reservation = all.child(usize::MAX).reservation();
+        let total = Budget::new(usize::MAX);
+        let mut reservation = total.child(usize::MAX).reservation();
         assert_eq!(reservation.grow(usize::MAX), Ok(()));
         assert_eq!(reservation.grow(1), Err(Exhausted::Session));
-        assert_eq!(all.used(), usize::MAX);
+        assert_eq!(total.used(), usize::MAX);
     }
 }

@@ -86,7 +86,7 @@ pub(super) struct SentCredentials {
     pub(super) credentials: Arc<Credentials>,
     /// The approximate size of the head of the request. The credentials may be slices of it.
     pub(super) bytes: usize,
-    /// When the request was sent.
+    /// When they were read, just before the request is sent.
     pub(super) at: Instant,
 }
 
@@ -98,6 +98,7 @@ pub(super) fn is_harmless(name: &HeaderName) -> bool {
 // === impl Credentials ===
 
 impl Credentials {
+    /// Returns the credentials of a request.
     pub(super) fn of<B>(request: &Request<B>) -> Self {
         let headers = request.headers();
         let fields = headers.iter().filter(|(name, _)| !is_harmless(name));

@@ -220,8 +220,8 @@ impl StreamName {
         Some(Self(u128::from_ne_bytes(bits)))
     }
 
-    /// Reads a name. Returns `None` for upper-case digits, because the ids of a store have none.
-    fn read(text: &str) -> Option<Self> {
+    /// Parses a name. Returns `None` for upper-case digits, because the ids of a store have none.
+    fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_name = text.len() == Self::DIGITS && text.bytes().all(is_digit);
         is_name.then(|| u128::from_str_radix(text, 16).ok().map(Self))?
@@ -250,11 +250,11 @@ impl Origin {
         format!("{}{:032x}.", self.0, stream.0).into()
     }
 
-    /// Reads an event id. Returns `None` if the id is of another origin.
-    pub(crate) fn read(&self, id: &str) -> Option<EventId> {
+    /// Parses an event id. Returns `None` if the id is of another origin.
+    pub(crate) fn parse(&self, id: &str) -> Option<EventId> {
         let rest = id.strip_prefix(&*self.0)?;
         Some(rest.split_once('.').and_then(|(stream, seq)| {
-            let stream = StreamName::read(stream)?;
+            let stream = StreamName::parse(stream)?;
             Some((stream, parse_seq(seq)?))
         }))
     }

@@ -53,7 +53,10 @@ impl Ping {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
     }
 
-    /// Returns the response to a client that the server refuses, or `None` if the server accepts the client.
+    /// Returns the response to a client that the server refuses.
+    ///
+    /// Returns `None` if the server accepts the client. An answer without a success status is returned unchanged. Any other
+    /// refusal, or an answer that takes longer than [`ANSWER_TIMEOUT`], becomes a 403.
     pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);
@@ -73,6 +76,9 @@ impl Ping {
     }
 
     /// Returns `true` if an answer to the `ping` accepts the client.
+    ///
+    /// The first response in an event stream decides. An answer that is compressed, incomplete, longer than [`MAX_ANSWER`] or of
+    /// another type does not accept the client.
     async fn accepts(&self, answer: Response<Body>) -> bool {
         let (head, mut body) = answer.into_parts();
         let is_stream = is_of_type(&head.headers, EVENT_STREAM);
@@ -107,7 +113,7 @@ impl Ping {
         self.message_accepts(&whole) == Some(true)
     }
 
-    /// Returns `Some(true)` if a message accepts the client. Returns `None` if it is not a response.
+    /// Returns whether a response accepts the client. Returns `None` if the message is not a response.
     fn message_accepts(&self, json: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Response {

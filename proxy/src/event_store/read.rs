@@ -4,7 +4,7 @@
 //!    at the start, comments, and events with several data lines. The frames of the body may split an event anywhere.
 //! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line endings. The `id` and the
 //!    `retry` are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
-//! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and
+//! 3. The caller limits the length of lines and events. [`Reader::needed_capacity`] returns the capacity that the next bytes need, and
 //!    [`Reader::take`] takes the lines so far at any time.
 
 use std::{mem, time::Duration};
@@ -118,20 +118,20 @@ impl Reader {
         self.scan = Some(Box::new(scanned(&self.lines)));
     }
 
-    /// Returns the scan of the current event.
+    /// Returns the scan of the current event, or `None` if none was started.
     pub(crate) fn scan(&self) -> Option<&Scanner> {
         self.scan.as_deref()
     }
 
-    /// Ends the scan of the current event and returns it.
+    /// Ends the scan of the current event and returns it. Returns an empty scan if none was started.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
     /// Returns the capacity that the lines need for `bytes` more bytes.
     ///
-    /// The capacity doubles, but not above `max` unless the bytes need more.
-    pub(crate) fn needs(&self, bytes: usize, max: usize) -> usize {
+    /// That is the current capacity if it is enough. Otherwise the capacity doubles, but not above `max` unless the bytes need more.
+    pub(crate) fn needed_capacity(&self, bytes: usize, max: usize) -> usize {
         // The bytes of a name become a part of the line once the rest of the name is read.
         let held_back = match self.line {
             Line::Name(_, matched) => matched,
@@ -151,12 +151,14 @@ impl Reader {
             .reserve_exact(needed.saturating_sub(self.lines.len()));
     }
 
-    /// Returns the id after which the server can resume, if it has sent one.
+    /// Returns the id after which the server can resume.
+    ///
+    /// Returns `None` if no event with an id has ended, or if the last such id is empty.
     pub(crate) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref()
     }
 
-    /// Returns the reconnect delay that the server sent.
+    /// Returns the latest reconnect delay that the server sent, if any.
     pub(crate) fn retry(&self) -> Option<Duration> {
         self.retry
     }
@@ -170,7 +172,7 @@ impl Reader {
         };
     }
 
-    /// Returns `true` if this byte belongs to the byte order mark.
+    /// Counts a byte of the byte order mark. Returns `false` if the byte does not belong to the mark.
     fn skip_bom(&mut self, byte: u8) -> bool {
         if BOM.get(self.bom_read) == Some(&byte) {
             self.bom_read += 1;
@@ -224,7 +226,7 @@ impl Reader {
         }
     }
 
-    /// Adds text to the forwarded lines, if the field is forwarded.
+    /// Adds text to the forwarded lines. Does nothing for a field that is not forwarded.
     fn forward(&mut self, field: Field, text: &[u8]) {
         if let Field::Data | Field::Event = field {
             self.lines.extend_from_slice(text);
@@ -269,6 +271,7 @@ impl Reader {
         false
     }
 
+    /// Ends the value of a line. An id or a `retry` that is too long or invalid is ignored.
     fn end_value(&mut self, field: Field) {
         self.forward(field, b"\n");
         let value = mem::take(&mut self.value);
@@ -290,6 +293,7 @@ impl Reader {
         }
     }
 
+    /// Ends an event. Returns `false` and drops the lines if the event has no data.
     fn end_event(&mut self) -> bool {
         if let Some(id) = self.id.take() {
             self.last_id = Some(id).filter(|id| !id.is_empty());
@@ -337,7 +341,7 @@ impl Field {
     }
 }
 
-/// Returns the data lines of an event.
+/// Returns the values of the data lines of an event.
 pub(crate) fn data(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
     lines.split(|byte| *byte == b'\n').filter_map(data_of)
 }
@@ -486,7 +490,7 @@ mod tests {
             for size in 1..7 {
                 let mut reader = Reader::default();
                 for mut step in body.as_bytes().chunks(size) {
-                    let needed = reader.needs(step.len(), usize::MAX);
+                    let needed = reader.needed_capacity(step.len(), usize::MAX);
                     reader.reserve(needed);
                     assert_eq!(reader.read(&mut step), Read::Bytes);
                     let allocated = reader.lines.capacity();

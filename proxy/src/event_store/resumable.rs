@@ -108,8 +108,9 @@ impl<S> Resumable<S> {
         &self.store
     }
 
-    /// Sets how long a call may be silent before its event stream starts. The default is 1 s, the minimum
-    /// [`MIN_COMMIT_AFTER`].
+    /// Sets how long a call may be silent before its event stream starts.
+    ///
+    /// The default is 1 s. A time below [`MIN_COMMIT_AFTER`] counts as that minimum.
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.commit_after = silence.max(MIN_COMMIT_AFTER);
         self
@@ -172,7 +173,7 @@ where
         }
     }
 
-    /// Forwards a request of a session unchanged.
+    /// Forwards a request of a session unchanged. If the server accepts it, the session keeps its credentials.
     async fn forward_in(
         &mut self,
         session: Option<Session>,
@@ -186,6 +187,7 @@ where
         response
     }
 
+    /// Resumes a stream of the event store, once the server has accepted the client. Forwards any other GET.
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
         let id = exactly_one(headers, &SESSION_ID).unwrap_or_default();
@@ -229,8 +231,8 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own. Without the layer, no
-        // request has a token.
+        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own. If there is no
+        // layer, requests do not have a token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -280,6 +282,9 @@ where
     }
 
     /// Serves a call in a session.
+    ///
+    /// The client reads the event store if the server answers with an event stream, or is silent for too long. Any other response,
+    /// and a call for which the store has no room, passes unchanged.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let sent = SentCredentials::of(&request);
         let call = call
@@ -403,6 +408,7 @@ fn may_have_sessions(headers: &HeaderMap) -> bool {
     exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
+/// Returns `true` if the `_meta` of a message has no revision, or one with sessions.
 fn has_session_revision(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
     revision.is_none_or(|revision| has_sessions(&revision))

@@ -4,8 +4,8 @@
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
 //! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. An SSE comment
-//!    replaces dropped events and states how many there were. A reader that specifies no event, and is not the first, starts
-//!    at the first event that no reader has taken.
+//!    replaces dropped events and states how many there were. With [`Start::Unread`], a reader starts at the first event that
+//!    no reader has taken.
 //! 3. **Drop order.** If there is no room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
 //!    is cleared.
@@ -97,7 +97,7 @@ struct Entry {
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The first event that the reader may have missed: where it attached, or after the last event that bypassed the ring to it.
+    /// The first event that it may have missed. Events that bypassed the ring to the reader come before it.
     from: u64,
     /// The event that the reader takes next.
     at: u64,
@@ -192,7 +192,7 @@ impl Ring {
         }
     }
 
-    /// Adds an event.
+    /// Adds an event. Counts and drops a droppable event for which there is no room.
     pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
         if self.has_ended {
             return Pushed::Ended;
@@ -248,7 +248,7 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// Returns `None` for [`Start::After`] if there was no such event, or the ring was cleared.
+    /// Returns `None` and leaves the reader attached if `from` is an event that there never was, or one of a cleared ring.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)
@@ -272,7 +272,7 @@ impl Ring {
         Some(id)
     }
 
-    /// Returns what the reader gets next.
+    /// Returns what the reader gets next: at most [`MAX_FRAME`] bytes, or a comment. A detached reader gets [`Taken::End`].
     pub(crate) fn take(&mut self, id: ReaderId) -> Taken {
         self.replace_missed_answer(id);
         let (next, gaps) = (self.next, &mut self.gaps);
@@ -303,7 +303,7 @@ impl Ring {
         }
     }
 
-    /// Detaches a reader.
+    /// Detaches a reader. Does nothing if the reader has been replaced.
     pub(crate) fn detach(&mut self, id: ReaderId) {
         if self.reader.as_ref().is_some_and(|reader| reader.id == id) {
             self.detach_reader();
@@ -315,7 +315,7 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event without a message, with the id of the last event before the reader's position.
+    /// Returns an event that has only the id of the last event before the reader's position.
     ///
     /// Returns `None` if the reader has detached, or there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
@@ -390,7 +390,7 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if the ring has had a later event, even one that was dropped, and is not cleared.
+    /// Returns `true` if the ring has had a later event, even a dropped one, and is not cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.is_cleared && after < self.next.saturating_sub(1)
     }

@@ -95,12 +95,14 @@ impl Session {
         self.0.primes.store(primes, Ordering::Relaxed);
     }
 
-    /// Opens a stream for a call. Returns `None` if there is no room, or the session was closed.
+    /// Opens a stream for a call. To make room, evicts streams that may be evicted.
+    ///
+    /// Returns `None` if there is no room, the session was closed, or the system has no random numbers.
     pub fn open(&self, call: Call) -> Option<Stream> {
         self.open_stream(Some(call))
     }
 
-    /// Opens a stream that belongs to no call.
+    /// Opens a stream that belongs to no call, in the same way as [`open`](Self::open).
     pub fn open_standalone(&self) -> Option<Stream> {
         self.open_stream(None)
     }
@@ -113,19 +115,19 @@ impl Session {
         stream.respond_unread(self.primes())
     }
 
-    /// Returns the stream of the newest call whose id has this value.
+    /// Returns the kept stream of the newest call whose id has this value, or `None`.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
 
-    /// Keeps the credentials of a request that the server has accepted, while the session has a stream.
+    /// Keeps the credentials of an accepted request while the session has a stream.
     ///
-    /// Does nothing if a later request was accepted before, or if there is no room.
+    /// Does nothing without a stream or room, or if a later request was accepted before.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         self.0.index.accept_credentials(sent);
     }
 
-    /// Returns the credentials of the latest request that the server has accepted, unless they are `refused`.
+    /// Returns the credentials of the latest accepted request. Returns `None` if they are `refused`, or if there are none.
     pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
         let accepted = self.0.index.accepted_credentials();
         accepted.filter(|accepted| **accepted != *refused)
@@ -133,6 +135,7 @@ impl Session {
 
     fn open_stream(&self, call: Option<Call>) -> Option<Stream> {
         let Inner { index, shared, .. } = &*self.0;
+        // A stream has the text of the id, two keys of it, and an error with it.
         let call_bytes = call
             .as_ref()
             .map_or(0, |call| 4 * call.id.len() + call.extra_bytes);
@@ -168,6 +171,7 @@ impl Session {
             .then_some(stream)
     }
 
+    /// Returns the stream with this name. This counts as a use of the session.
     pub(super) fn stream(&self, name: StreamName) -> Option<Stream> {
         self.0.index.get(name)
     }
@@ -182,9 +186,9 @@ impl Session {
         self.0.index.idle_since()
     }
 
-    /// Returns when a client last stopped reading one of its streams, or `None` if a client is reading one.
+    /// Returns when a client last stopped reading one of its streams.
     ///
-    /// The inner value is `None` if no remaining stream had a client.
+    /// Returns `None` if a client is reading one. The inner value is `None` if no remaining stream had a client.
     pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {
         let mut latest = None;
         for stream in self.0.index.streams() {
@@ -193,11 +197,13 @@ impl Session {
         Some(latest)
     }
 
+    /// Returns `true` if a shutdown should wait for one of its streams.
     pub(super) fn is_in_progress(&self) -> bool {
         self.0.index.streams().iter().any(Stream::is_in_progress)
     }
 
-    pub(super) fn streams(&self) -> usize {
+    /// Returns the number of its streams, including ended ones that are kept.
+    pub(super) fn stream_count(&self) -> usize {
         self.0.index.len()
     }
 }
@@ -207,7 +213,7 @@ impl fmt::Debug for Session {
         // The id is a credential, so it is not shown.
         f.debug_struct("Session")
             .field("primes", &self.primes())
-            .field("streams", &self.streams())
+            .field("streams", &self.stream_count())
             .finish_non_exhaustive()
     }
 }

@@ -97,8 +97,8 @@ impl EventStore {
 
     /// Returns the session with this id, and creates it if it is not known.
     ///
-    /// `requested_revision` is the revision in the client's own `initialize` if that starts the session. Returns
-    /// `None` if there is no room for another session.
+    /// `requested_revision` is the revision in the client's own `initialize` if that starts the session. It decides whether the
+    /// client supports priming events. At the limit of sessions, idle ones are removed. Returns `None` if there is still no room.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
@@ -107,7 +107,7 @@ impl EventStore {
         Some(session)
     }
 
-    /// Returns the session with this id, if it is known.
+    /// Returns the session with this id, or `None` if it is unknown.
     pub fn session(&self, id: &str) -> Option<Session> {
         self.0.sessions().get(id).cloned()
     }
@@ -120,7 +120,7 @@ impl EventStore {
         }
     }
 
-    /// Removes a session that has no stream.
+    /// Removes a session if it has no stream.
     pub(super) fn remove_unused(&self, id: &str) {
         let mut sessions = self.0.sessions();
         let is_unused = |session: &Session| session.idle_since().is_some();
@@ -131,7 +131,8 @@ impl EventStore {
 
     /// Returns the response to a client that resumes after an event.
     ///
-    /// Returns `None` if no event store of this server created the id. The server itself may then know the id.
+    /// The response is an error if the event is unknown or no longer kept. Returns `None` if no event store of this server created
+    /// the id. The server itself may then know the id.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_known = self.owns(last_event_id);
         is_known.then(|| match self.look_up(session, last_event_id) {
@@ -140,7 +141,7 @@ impl EventStore {
         })
     }
 
-    /// Returns `true` if there is an event after this one.
+    /// Returns `true` if there is an event after this one. Returns `false` if this one is unknown.
     pub(crate) fn has_more(&self, session: &str, last_event_id: &str) -> bool {
         match self.look_up(session, last_event_id) {
             Lookup::Stream(stream, seq) => stream.has_more(seq),
@@ -159,7 +160,8 @@ impl EventStore {
     ///
     /// This is the decision for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed
     /// while the server is checking whether a client that resumes may read the stream. It is also postponed while a client is
-    /// reading the stream, and for the grace after that. The layer does not detect a resume at another path of the server.
+    /// reading the stream, and for the grace after that. The layer does not detect a resume at another path of the server. A call
+    /// without a stream may be cancelled at once.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -187,7 +189,7 @@ impl EventStore {
         let sessions = self.all_sessions();
         Stats {
             sessions: sessions.len(),
-            streams: sessions.iter().map(Session::streams).sum(),
+            streams: sessions.iter().map(Session::stream_count).sum(),
             buffer_bytes: self.0.budget.used(),
             resumes: self.0.resumes.load(Ordering::Relaxed),
             gaps: self.0.ended_streams.gaps(),
@@ -200,18 +202,20 @@ impl EventStore {
 
     /// Returns `true` if an event id is of this store, or of another one for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
-        self.0.shared.origin.read(event_id).is_some()
+        self.0.shared.origin.parse(event_id).is_some()
     }
 
+    /// Looks up an event id in a session. An id of another session is unknown.
     pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
-        let id = self.0.shared.origin.read(event_id).flatten();
-        let found = id.and_then(|(name, seq)| {
+        let id = self.0.shared.origin.parse(event_id).flatten();
+        let lookup = id.and_then(|(name, seq)| {
             let stream = self.session(session)?.stream(name)?;
             Some(Lookup::Stream(stream, seq))
         });
-        found.unwrap_or(Lookup::Unknown)
+        lookup.unwrap_or(Lookup::Unknown)
     }
 
+    /// Returns the response that reads a stream after an event, and counts the resume. Unknown events get an error.
     pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
         let Some(response) = stream.respond_after(seq) else {
             return unknown_event();

@@ -111,7 +111,7 @@ struct State {
     writer: Option<AbortHandle>,
     /// When the stream expires, once it has ended.
     until: Option<Instant>,
-    /// Whether the stream has been marked as evictable, or closed. Reset if eviction or expiry finds a client reading it.
+    /// Whether the stream has been marked as evictable, or closed. Reset when a client attaches that has events to read.
     is_evictable: bool,
     /// Whether a refusal for lack of room was logged.
     has_logged_full: bool,
@@ -184,8 +184,8 @@ impl Stream {
 
     /// Adds an event. If there is no room, waits until the attached client has read enough.
     ///
-    /// Before that, droppable events are dropped, possibly this one. If there is neither room nor a client, the call ends with an
-    /// error. An event that exceeds the budget bypasses the ring, to the attached client, and is not kept for a resume.
+    /// Before that, droppable events are dropped, possibly this one, and then events that the client was sent. If there is neither
+    /// room nor a client, the call ends with an error. An event that exceeds the budget bypasses the ring, and is not kept.
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error from the proxy and ends the stream. There is always room for the error.
+    /// Ends the stream, with an error from the proxy unless the call was answered. There is always room for the error.
     ///
     /// The server may still be working on the call, so the token is not notified of an answer. For the layer, the call ends once
     /// its client has read the error.
@@ -242,7 +242,7 @@ impl Stream {
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Sends an error in place of an answer that cannot be forwarded and ends the stream.
+    /// Ends the stream with an error in place of an answer that cannot be forwarded. Notifies the token of an answer.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -265,7 +265,7 @@ impl Stream {
         self.finish(None);
     }
 
-    /// Ends the stream of a cancelled call. No client wants its answer, so it may be evicted.
+    /// Ends the stream of a cancelled call. It may be evicted unless it has an answer, because no client waits for it.
     pub(crate) fn end_cancelled(&self) {
         self.state().is_cancelled = true;
         self.end();
@@ -320,7 +320,7 @@ impl Stream {
 
     /// Makes [`close_due`](Self::close_due) return [`UPSTREAM_LINGER`] from now. Later calls do not postpone it.
     ///
-    /// Call this once the call has been cancelled or answered.
+    /// Call this once the call has been cancelled or answered. A call without an answer then counts as cancelled.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -366,7 +366,7 @@ impl Stream {
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
 
-    /// Registers the task that writes the stream. It is aborted when the stream is closed.
+    /// Registers the task that writes the stream. It is aborted when the stream is closed, or now if the stream has ended.
     pub(super) fn set_writer(&self, writer: AbortHandle) {
         let mut state = self.state();
         // By now the stream may have been closed, or the task may already have ended it.

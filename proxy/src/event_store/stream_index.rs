@@ -184,7 +184,9 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Keeps the credentials of an accepted request, unless there is no stream or no room, or a later request was accepted before.
+    /// Keeps the credentials of an accepted request until there is no stream.
+    ///
+    /// Does nothing without a stream or room, or if a later request was accepted before.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         let mut reservation = self.global_reservation();
         if reservation.grow(sent.bytes).is_err() {
@@ -214,7 +216,7 @@ impl<S: Clone> StreamIndex<S> {
             .map(|accepted| accepted.sent.credentials.clone())
     }
 
-    /// Removes and returns a stream.
+    /// Removes and returns a stream. The last one takes the accepted credentials with it.
     pub(super) fn remove(&self, number: u64) -> Option<S> {
         let mut state = self.state();
         let entry = state.streams.remove(&number)?;
@@ -301,7 +303,7 @@ impl<S> EndedStreams<S> {
 
     /// Removes a closed stream from the ended ones and adds its `gaps` to the total.
     ///
-    /// `until` is when it would have expired, if it had ended.
+    /// `until` is the time at which the stream would have expired, or `None` if it had not ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
         self.gaps.fetch_add(gaps, Ordering::Relaxed);
         if let Some(until) = until {
@@ -316,7 +318,7 @@ impl<S> EndedStreams<S> {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// Returns the index and the number of the oldest of all streams that may be evicted, and removes its mark.
+    /// Returns the index and the number of the oldest evictable stream, and removes its mark.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {

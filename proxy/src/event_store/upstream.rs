@@ -74,7 +74,7 @@ pub(super) struct Writer<S> {
     stream: Stream,
     resume: UpstreamResume<S>,
     reader: Reader,
-    /// Covers what the parser buffers.
+    /// Covers what the parser buffers. `None` if the session was removed.
     reservation: Option<Reservation>,
     mode: EventMode,
 }
@@ -97,7 +97,7 @@ struct EndOnDrop(Stream);
 enum ReadEnd {
     /// The server's stream ended or was cut off.
     Cut,
-    /// The stream refused an event.
+    /// The stream refused an event, or was ended with an error.
     Refused,
 }
 
@@ -117,7 +117,7 @@ where
         }
     }
 
-    /// Writes the whole answer and ends the stream.
+    /// Writes the answer and ends the stream. Stops once [`Stream::close_due`] returns.
     #[expect(
         clippy::manual_async_fn,
         reason = "an `async fn` keeps its arguments twice, and there is one such future for each call in flight"
@@ -178,7 +178,7 @@ where
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) | None => break,
             };
-            // Trailers carry no events. The future of a read is boxed, so that it takes no memory while the server is
+            // Trailers do not carry events. The future of a read is boxed, so that it takes no memory while the server is
             // silent.
             if let Ok(bytes) = frame.into_data()
                 && Box::pin(self.read(&bytes)).await.is_err()
@@ -238,12 +238,12 @@ where
     /// Reserves room for `more` bytes of an event. Returns `false` if there is none.
     fn reserve(&mut self, more: usize) -> bool {
         // The capacity doubles up to the allowance, which needs no reservation.
-        let allowed = self.reader.needs(more, READ_ALLOWANCE);
+        let allowed = self.reader.needed_capacity(more, READ_ALLOWANCE);
         if allowed <= READ_ALLOWANCE {
             self.reader.reserve(allowed);
             return true;
         }
-        let least = self.reader.needs(more, 0);
+        let least = self.reader.needed_capacity(more, 0);
         let Some(reservation) = &mut self.reservation else {
             return false;
         };
@@ -254,11 +254,11 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped, and streams
+        // Doubling makes copies rare. If there is no room to double, it grows by less. Events are dropped, and streams
         // evicted, only to fit `least`.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
-            let needed = self.reader.needs(more, max);
+            let needed = self.reader.needed_capacity(more, max);
             if reservation.grow(missing(needed, reservation)).is_ok() {
                 self.reader.reserve(needed);
                 return true;
@@ -274,7 +274,7 @@ where
         true
     }
 
-    /// Sends the lines of a bypassing event that have been read so far.
+    /// Sends the new lines of a bypassing event. If its reader has detached, the call fails unless the event is droppable.
     async fn forward_bypass(&mut self) -> Result<(), Refused> {
         let lines = self.reader.take();
         self.shrink_reservation();
@@ -329,13 +329,13 @@ where
 
     /// Releases the part of the reservation that the parser does not need.
     fn shrink_reservation(&mut self) {
-        let needed = self.reader.needs(0, 0);
+        let needed = self.reader.needed_capacity(0, 0);
         if let Some(reservation) = &mut self.reservation {
             reservation.shrink(reservation.bytes().saturating_sub(needed));
         }
     }
 
-    /// Requests the events after the last one with an id.
+    /// Requests the events after the last one with an id. Returns `None` if there is no id, or all attempts fail.
     async fn request_rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
         for _ in 0..MAX_ATTEMPTS {
@@ -355,7 +355,7 @@ where
         None
     }
 
-    /// Writes a JSON answer as one event.
+    /// Writes a JSON answer as one event. The call ends with an error if the JSON is cut off or is no answer.
     async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
@@ -381,7 +381,7 @@ where
         }
     }
 
-    /// Writes a refusal, or an answer of another type, as an error.
+    /// Writes another response as an error: the JSON-RPC error in its body, or else its status.
     async fn write_refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await

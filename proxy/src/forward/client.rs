@@ -69,7 +69,7 @@ impl Client {
     }
 }
 
-/// Opens a connection to a server, without TLS, and closes it again.
+/// Opens a connection to a server, without TLS, and closes it again. Fails after `limit`.
 pub(super) async fn connect(
     scheme: &Scheme,
     authority: &Authority,

@@ -13,7 +13,7 @@ pub(super) struct Redirect<'a>(&'a HeaderValue);
 // === impl Redirect ===
 
 impl<'a> Redirect<'a> {
-    /// Returns `None` if the response is not a redirect.
+    /// Returns the redirect of a response. Returns `None` if the response is not a redirect or has no `Location`.
     pub(super) fn of(head: &'a response::Parts) -> Option<Self> {
         let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
         head.headers
@@ -55,9 +55,9 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Returns the path of an absolute URI, if it is at the server of `requested`.
+/// Returns the path of an absolute URI at the server of `requested`.
 ///
-/// Returns `None` if following the redirect would repeat forever.
+/// Returns `None` if the URI is at another server, or if following the redirect would repeat forever.
 fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
     let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);

@@ -16,7 +16,7 @@ use tokio::{sync::oneshot, time::timeout};
 /// Maximum size of a request that is kept for its id: 64 KiB.
 const MAX_KEPT: usize = 64 * 1024;
 
-/// Time for the rest of a request to arrive, if the server cannot be reached: 1 s.
+/// Time for the rest of a failed request to arrive: 1 s.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A request's body. Its sent frames are kept up to [`MAX_KEPT`], as references to the same bytes.

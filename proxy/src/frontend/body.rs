@@ -1,7 +1,7 @@
 //! A request body with a deadline and a reserved capacity.
 //!
 //! All bodies of a listener share one capacity. A body takes capacity for each byte that it reads, and holds the capacity
-//! until the body is dropped. Without free capacity the body fails at once: waiting could deadlock, because the bodies that
+//! until the body is dropped. If not enough capacity is free, the body fails at once. Waiting could deadlock, because the bodies that
 //! hold the capacity may wait as well.
 
 use std::{

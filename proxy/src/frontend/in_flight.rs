@@ -32,7 +32,7 @@ impl InFlight {
         InFlightRequest(self.clone())
     }
 
-    /// Returns the number of requests so far.
+    /// Returns the number of requests so far, including those that have ended.
     pub(super) fn started(&self) -> usize {
         self.0.started.load(Ordering::Relaxed)
     }

@@ -61,6 +61,8 @@ impl RequestFilter {
     }
 
     /// Checks a request whose body may have at most `body_size` bytes. The error is the response.
+    ///
+    /// A body without `Content-Length` is not checked here.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
         // The effect of other methods is unknown, and TRACE would echo the configured headers.
         if !METHODS.contains(&request.method) {
@@ -104,6 +106,7 @@ impl RequestFilter {
         !host.as_str().contains('@') && self.is_own_host(host)
     }
 
+    /// Returns `true` for a name of this machine, and for a host that the filter allows.
     fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients omit the default port of their scheme.
         let is_allowed_with_default_port = |host: &str| {

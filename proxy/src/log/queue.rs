@@ -2,7 +2,8 @@
 //!
 //! 1. **A task that logs never waits and never fails.** Standard error may be closed, full or not read. Only the thread of
 //!    the queue writes to it.
-//! 2. **The queue is bounded.** A line beyond [`MAX_QUEUED`] is dropped, and so is one whose write fails.
+//! 2. **The queue is bounded.** A line beyond [`MAX_QUEUED`] is dropped, and so is one whose write fails. Only the report of dropped
+//!    lines may exceed the limit.
 //! 3. **Every dropped line is counted.** The next successful write is followed by a line with their number.
 
 use std::{
@@ -85,7 +86,7 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Queues a whole line or drops it.
+    /// Queues a whole line or drops it. Never fails, and claims to have written the line in both cases.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
         if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {
@@ -168,7 +169,9 @@ impl State {
     }
 }
 
-/// Writes these lines. Returns the number of lines that could not be written.
+/// Writes these lines, and waits while standard error is full.
+///
+/// Returns the number of lines that could not be written. A line that was written in part counts as one of them.
 fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
     while !lines.is_empty() {
         match to.write(lines) {

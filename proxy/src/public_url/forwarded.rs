@@ -62,10 +62,10 @@ impl Forwarded {
         }
     }
 
-    /// Removes these headers from a request. Returns those that the server gets instead.
+    /// Removes these headers of an untrusted client from a request. Returns those that the server gets instead.
     ///
-    /// The server also gets what a trusted client has sent. The result has the public origin, if the option or a trusted client
-    /// names it.
+    /// The headers of a trusted client stay, except for those with addresses, which are a part of the result. The result has the
+    /// public origin if the option or a trusted client names it.
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
         let is_trusted = peer.is_some_and(|peer| self.trusts(peer));
@@ -98,6 +98,8 @@ impl Forwarded {
     }
 
     /// Returns the scheme in the remaining headers, and their host if clients may use it.
+    ///
+    /// The scheme is http if only the host is named. Returns `None` if neither is named.
     fn named_origin(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
         let scheme = first(headers, &PROTO).and_then(scheme);
         let host = first(headers, &HOST)
@@ -162,7 +164,9 @@ fn received_origin(request: &Request<Body>) -> Option<Origin> {
     Origin::new(Scheme::HTTP, host)
 }
 
-/// Returns the client's address and origin as headers, appended to those of the request.
+/// Returns the client's address and origin as headers. The address is appended to those in the request.
+///
+/// The result also has the `X-Real-IP` of the request.
 fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let earlier_clients = joined(headers, &FOR);
     let elements = joined(headers, &header::FORWARDED);
@@ -205,7 +209,7 @@ fn joined(headers: &HeaderMap, name: &HeaderName) -> String {
     fields.join(", ")
 }
 
-/// Returns a client of `X-Forwarded-For` as a node of `Forwarded`.
+/// Returns a client of `X-Forwarded-For` as a node of `Forwarded`: `unknown` if it is no address.
 fn node(client: &str) -> String {
     let address = client.trim_start_matches('[').trim_end_matches(']').parse();
     let address = address.or_else(|_| client.parse().map(|address: SocketAddr| address.ip()));

@@ -31,7 +31,9 @@ use crate::{
     refusal::{self, RETRY_AFTER, SERVER_ERROR},
 };
 
-/// How long a client can resume the streams of a session after the session's end: 60 s.
+/// How long the streams of a session are kept after its end: 60 s.
+///
+/// A client can resume them meanwhile. Those of a deleted session are not kept.
 const RETENTION: Duration = Duration::from_secs(60);
 
 /// Minimum time between two log lines about refused sessions: 10 s.
@@ -51,7 +53,12 @@ struct RunningSession {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Starts a session with an `initialize` request.
+    /// Starts a session with an `initialize` request. At the session limit, another session may end for it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the response to a request whose id is invalid, for which there is no room, or whose process cannot be started. Also
+    /// returns one during the backoff and during the shutdown.
     pub(super) async fn begin(
         &self,
         message: &Message<'_>,
@@ -163,6 +170,7 @@ impl Inner {
 // === impl RunningSession ===
 
 impl RunningSession {
+    /// Runs the session to its end. Then keeps its streams for [`RETENTION`], unless the client has deleted the session.
     async fn run(self, (group, pipes, input_writer): (Group, Pipes, InputWriter)) {
         let end = self.session.run(group, pipes, input_writer).await;
         let store = self.stdio.upgrade().map(|stdio| {

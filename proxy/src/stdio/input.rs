@@ -127,7 +127,7 @@ pub(super) fn queue() -> (Input, InputWriter) {
 // === impl Input ===
 
 impl Input {
-    /// Reserves capacity for a message of this length.
+    /// Reserves capacity for a message of this length. A cancel may use the capacity that is kept for cancels as well.
     pub(super) fn try_reserve(
         &self,
         length: usize,
@@ -159,7 +159,7 @@ impl Capacity {
         }
     }
 
-    /// Takes a permit and this number of bytes, if both are free.
+    /// Takes a permit and this number of bytes. Takes nothing and returns `None` unless both are free.
     fn try_take(&self, bytes: usize) -> Option<UsedCapacity> {
         let bytes = bytes.try_into().ok()?;
         Some(UsedCapacity {
@@ -216,6 +216,8 @@ impl InputWriter {
 
 impl Backpressure {
     /// Waits for a future. The process counts as blocked while the future is pending.
+    ///
+    /// Only one future may be waited for at a time. If this is dropped, the process stays blocked.
     pub(super) async fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         if let Some(done) = futures_util::future::poll_immediate(future.as_mut()).await {

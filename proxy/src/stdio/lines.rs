@@ -33,10 +33,12 @@ pub struct Lines {
     skipped: Option<Skipped>,
 }
 
-/// A line, without white space around it and never empty.
+/// A line that is not empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, in the buffer that it was read into. Copy a line to keep it, because it keeps the whole buffer.
+    /// A whole line, without white space around it and a byte order mark at its start.
+    ///
+    /// It shares the buffer that it was read into. Copy a line to keep it, because it keeps the whole buffer.
     Whole(Bytes),
     /// A line that was too long and was discarded.
     TooLong {
@@ -79,7 +81,7 @@ impl Lines {
         &mut self.buffer
     }
 
-    /// Returns the next complete line.
+    /// Returns the next complete line that is not empty, or `None` if more bytes are needed.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
             let new = self.buffer.get(self.scanned..).unwrap_or_default();
@@ -98,7 +100,7 @@ impl Lines {
         }
     }
 
-    /// Returns the last line, if it has no line break.
+    /// Returns what follows the last line break, at the end of the output. Returns `None` if that is empty.
     pub fn last_line(&mut self) -> Option<Line> {
         self.scanned = 0;
         let text = self.buffer.split().freeze();

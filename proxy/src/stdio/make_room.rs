@@ -1,7 +1,7 @@
 //! Makes room for a new session at the session limit.
 //!
-//! The session that has been without a request and a stream for longest ends, if that is longer than [`Options::make_room_after`].
-//! Otherwise the new session is refused. A session with an open call, or with an answer that waits for its client, is never ended
+//! The session that has been without a request and a stream for longest ends if that time exceeds [`Options::make_room_after`].
+//! Otherwise the new session is refused. A session with an open call, or whose process waits until a client reads, is never ended
 //! to make room.
 //!
 //! [`Options::make_room_after`]: super::Options::make_room_after
@@ -28,7 +28,9 @@ struct Waiting<'a>(&'a Inner);
 // === impl Inner ===
 
 impl Inner {
-    /// Returns the permit for a new process, or `None` at the session limit, if no session can make room.
+    /// Returns the permit for a new process. At the session limit, ends an unused session and waits for its process to end.
+    ///
+    /// Returns `None` if no session can make room, or no process ends within [`ROOM_TIMEOUT`].
     pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
@@ -38,7 +40,9 @@ impl Inner {
         permit.await.ok()?.ok()
     }
 
-    /// Registers a new session that waits. Returns `None` if no process will end soon.
+    /// Registers a new session that waits.
+    ///
+    /// Ends an unused session unless enough processes are stopping. Returns `None` if no session may end, and during the shutdown.
     fn wait_for_room(&self) -> Option<Waiting<'_>> {
         let mut live = self.live();
         if live.is_shutting_down {
@@ -79,7 +83,7 @@ impl Session {
         self.unused_since_in(&self.state())
     }
 
-    /// Ends the session if it was unused since `before`.
+    /// Ends the session if it has been unused since `before`. Returns `false` if it has not, or if it ends already.
     fn end_if_unused(&self, before: Instant) -> bool {
         {
             let mut state = self.state();

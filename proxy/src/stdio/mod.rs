@@ -1,8 +1,8 @@
 //! A server on stdin and stdout, as a Streamable HTTP service. Each session has a process.
 //!
 //! 1. **Messages are not rewritten.** A message passes as it was written, in both directions, with these exceptions. White
-//!    space around it is removed, and line breaks between its tokens become spaces. A server's batch is split. The layer's
-//!    cancel gets the id as the client wrote it.
+//!    space around it and a server's byte order mark are removed, and line breaks between its tokens become spaces. A server's
+//!    batch is split. The layer's cancel gets the id as the client wrote it.
 //! 2. **No process is left.** The end of a session closes the stdin of its process, and then signals its group (`process`).
 //! 3. **Routing.** `routing` finds the call of each line. A line that may belong to several open calls is sent on none
 //!    of their streams.

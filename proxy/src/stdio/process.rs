@@ -180,7 +180,7 @@ impl Group {
         ))
     }
 
-    /// Returns the id of the leader.
+    /// Returns the id of the leader, or `None` once the leader is reaped.
     pub(super) fn pid(&self) -> Option<i32> {
         self.id.map(Pid::as_raw_pid)
     }
@@ -212,7 +212,7 @@ impl Group {
         }
     }
 
-    /// Sends a signal to the group.
+    /// Sends a signal to the group. Does nothing once the leader is reaped.
     pub(super) fn signal(&self, signal: Signal) {
         if let Some(id) = self.id {
             // Fails if the group is empty.

@@ -96,11 +96,11 @@ pub(super) struct Live {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Creates the service. The first `initialize` starts a process.
+    /// Creates the service. Each `initialize` starts a session with a process of its own.
     ///
     /// # Errors
     ///
-    /// Returns an error if the program cannot be found.
+    /// Returns an error if the program or its working directory cannot be found.
     pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
         options.program.check()?;
         Ok(Self(Arc::new(Inner {
@@ -181,10 +181,10 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // The layer marks the cancels that it sends. Without the layer, no request has a token.
+        // The layer marks the cancels that it sends. If there is no layer, requests do not have a token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_client = token.is_none_or(|token| !token.is_replay());
-        let head = Head::read(&parts.headers);
+        let head = Head::of(&parts.headers);
         // Started before the body arrives, which may take long.
         let session = head
             .ok()
@@ -371,7 +371,7 @@ impl Drop for Inner {
 // === impl Head ===
 
 impl<'a> Head<'a> {
-    fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
+    fn of(headers: &'a HeaderMap) -> Result<Self, &'static str> {
         Ok(Self {
             session: single(headers, &SESSION_ID)
                 .map_err(|_| "the request must have at most one readable Mcp-Session-Id")?,
@@ -382,7 +382,7 @@ impl<'a> Head<'a> {
 
     /// Returns the session of a request that must have one.
     fn session_of(headers: &'a HeaderMap) -> Result<&'a str, &'static str> {
-        let session = Self::read(headers)?.session;
+        let session = Self::of(headers)?.session;
         session.ok_or("a request without a session")
     }
 }

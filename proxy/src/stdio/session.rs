@@ -48,13 +48,13 @@ pub(super) struct Session {
 pub(super) struct Timeouts {
     /// For every session.
     pub(super) idle: Duration,
-    /// For a session whose client has disconnected, if this is shorter.
+    /// For a session whose client has disconnected. Applies if it is shorter than `idle`.
     pub(super) lost: Duration,
 }
 
 /// A request that uses its session, until this is dropped.
 ///
-/// The use starts before the body arrives and ends when the message was sent.
+/// The use starts before the body arrives and ends when the message was sent or refused.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     /// The request is not a cancel from the layer.
@@ -149,7 +149,7 @@ impl Session {
         (session, input_writer)
     }
 
-    /// Sends a request to the server. Returns the stream of its answer.
+    /// Queues a request for the server. Returns the stream of its answer, which is primed except for `initialize`.
     pub(super) fn request(
         &self,
         message: &Message<'_>,
@@ -173,7 +173,7 @@ impl Session {
         Ok(stream)
     }
 
-    /// Sends a client's notification or answer to the server.
+    /// Queues a notification or an answer for the server. A cancel is recorded, and may end the stream of an older cancelled call.
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
@@ -262,7 +262,7 @@ impl Session {
         Some(detached.map_or(state.last_used, |detached| detached.max(state.last_used)))
     }
 
-    /// Sends the priming event, if the client supports it.
+    /// Sends the priming event if the client supports it.
     pub(super) fn prime(&self, stream: &Stream) {
         if self.streams.primes() {
             stream.prime();
@@ -270,6 +270,8 @@ impl Session {
     }
 
     /// Starts the end of the session. Open calls end with an error, and no call can be started afterwards.
+    ///
+    /// Does nothing if the session ends already.
     pub(super) fn stop(&self, reason: EndReason) {
         let open = {
             let mut state = self.state();
@@ -283,7 +285,7 @@ impl Session {
         self.stop.notify_one();
     }
 
-    /// Ends all open streams. Calls get an error with this message.
+    /// Ends all open streams. Calls get an error with this message. An earlier reason for the end stays.
     pub(super) fn finish(&self, reason: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
@@ -305,7 +307,7 @@ impl Session {
     }
 }
 
-/// Returns the value of an id or a token, if it is short enough to be kept.
+/// Returns the value of an id or a token. Returns `None` if it is too long to be kept, or neither a string nor a number.
 pub(super) fn key(text: &str) -> Option<IdKey> {
     let is_short = text.len() <= MAX_ID;
     is_short.then(|| IdKey::of(text))?
@@ -342,6 +344,7 @@ impl Drop for SessionUse {
 // === impl EndReason ===
 
 impl EndReason {
+    /// Returns the error for the clients of open calls.
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Deleted => "the session was deleted",

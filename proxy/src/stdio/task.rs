@@ -71,7 +71,9 @@ pub(super) struct SessionEnd {
     pub(super) was_killed: bool,
 }
 
-/// The stream of a call that is being answered, and no longer has a route. Dropping it ends the stream.
+/// The stream of a call that is being answered, and no longer has a route.
+///
+/// Dropping this ends the stream, with an error if it has no answer.
 struct EndOnDrop<'a>(&'a Stream);
 
 /// What it took to end a process.
@@ -196,6 +198,7 @@ impl Session {
         }
     }
 
+    /// Handles one line: a message, a batch, or text that is logged. A line may wait for a client to read.
     async fn handle_line(&self, line: Line, rate: &mut LineRateLimit) {
         let text = match line {
             Line::Whole(text) => single_line(text),
@@ -287,7 +290,7 @@ impl Session {
         self.changed.notify_one();
     }
 
-    /// Ends the call of an answer that cannot be forwarded.
+    /// Ends the call of an answer that cannot be forwarded with an error. Does nothing else if no call has the id.
     fn on_answer_lost(&self, call: &IdKey, reason: &str) {
         let route = {
             let mut state = self.state();
@@ -351,7 +354,7 @@ impl Session {
         }
     }
 
-    /// Excludes a stall from all timeouts, if a check that was `due` is late.
+    /// Excludes a stall from all timeouts if the check that was due at `due` is late.
     ///
     /// The timeouts of the session start again, and those of cancelled calls are extended by the lateness. Requests that arrived
     /// during the stall are unread, and the process may have stalled as well.
@@ -365,7 +368,7 @@ impl Session {
         }
     }
 
-    /// Returns when the session will have been unused for too long, and why it ends then.
+    /// Returns when the session will have been unused for too long, and why it ends then. Marks a session in use as used now.
     fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
         let timeout = if state.was_used {
             self.timeouts.idle
@@ -402,7 +405,7 @@ async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
     std::future::pending().await
 }
 
-/// Stops a process whose stdin is closed.
+/// Stops a process whose stdin is closed: with SIGTERM, and then with SIGKILL. Returns what it took.
 async fn stop_process(group: &mut Group, reason: EndReason) -> ProcessEnd {
     match reason {
         EndReason::Exited => return ProcessEnd::Exited,

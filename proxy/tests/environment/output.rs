@@ -62,7 +62,7 @@ impl Fault {
     }
 
     /// Returns `true` if the write of a line fails, so that the line is counted as dropped.
-    fn drops(self) -> bool {
+    fn drops_lines(self) -> bool {
         matches!(
             self,
             Self::StderrPipeClosed | Self::StderrFull | Self::BothFull
@@ -82,7 +82,11 @@ async fn a_closed_or_full_output_affects_only_the_log() {
         let metrics = started.metrics().await;
         let counted = "\nmcp_proxy_log_lines_dropped_total ";
         let (_, dropped) = metrics.split_once(counted).expect("the metric");
-        assert_eq!(!dropped.starts_with("0\n"), fault.drops(), "{dropped}");
+        assert_eq!(
+            !dropped.starts_with("0\n"),
+            fault.drops_lines(),
+            "{dropped}"
+        );
         started.session_leaves_no_state().await;
         started.ends_by_sigterm().await;
     })

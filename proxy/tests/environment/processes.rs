@@ -35,7 +35,7 @@ impl Fault {
         Self::WritesLongLines,
     ];
 
-    /// The tool that does it, and its arguments.
+    /// Returns the tool that causes the fault, and its arguments.
     fn tool(self) -> (&'static str, Value) {
         match self {
             Self::Exits => ("exit", json!({ "code": 3 })),
@@ -52,7 +52,7 @@ impl Fault {
     }
 
     /// Returns `true` if the process exits. Its call ends with an error that has the exit status.
-    fn ends(self) -> bool {
+    fn ends_process(self) -> bool {
         matches!(self, Self::Exits | Self::Aborts)
     }
 }
@@ -62,6 +62,7 @@ async fn a_process_that_misbehaves_affects_no_other_session() {
     run(&Fault::ALL, cell).await;
 }
 
+/// Checks that a fault has its effect in one session and none in the session under test.
 async fn cell(fault: Fault, phase: Phase) {
     // A session cannot be started while the program drains.
     let is_draining = phase == Phase::Draining;
@@ -81,7 +82,7 @@ async fn cell(fault: Fault, phase: Phase) {
     let mut call = other.call(1, tool, arguments).await;
     let answer = within("an answer to the other", call.answer()).await;
     let answer = answer.expect("an answer to the other");
-    if fault.ends() {
+    if fault.ends_process() {
         let message = answer["error"]["message"].as_str().expect("an error");
         assert!(message.contains("has exited"), "{answer}");
         let mut late = other.call(2, "pid", json!({})).await;
@@ -94,7 +95,7 @@ async fn cell(fault: Fault, phase: Phase) {
     if is_draining {
         return started.drains().await;
     }
-    if !fault.ends() {
+    if !fault.ends_process() {
         assert_eq!(within("DELETE", other.delete()).await, 204);
     }
     started.session_leaves_no_state().await;
@@ -124,6 +125,9 @@ async fn a_process_that_is_not_a_server_causes_an_error_and_leaves_no_process() 
     }
 }
 
+/// Checks what the client gets from a script, and that no process remains.
+///
+/// A script that is a server answers. For any other the client gets an error.
 async fn check_script(script: Script) {
     let answers = r#"read line; echo '{"jsonrpc":"2.0","id":"i","result":{}}'"#;
     let text = match script {

@@ -16,10 +16,11 @@ enum Fault {
     ManyConnections,
     /// There are barely enough descriptors for a session.
     FewDescriptors,
+    /// The address space is limited to 1 GB.
     LittleMemory,
 }
 
-/// More than `ulimit -n` allows.
+/// Number of connections of other clients: more than `ulimit -n` allows.
 const EXTRA_CONNECTIONS: usize = 300;
 
 #[tokio::test(flavor = "multi_thread")]

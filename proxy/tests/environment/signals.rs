@@ -10,7 +10,7 @@ use crate::{
     table::{Phase, run},
 };
 
-/// How long a shutdown that waits for no client may take on a loaded machine.
+/// How long a shutdown that does not wait for a client may take on a loaded machine.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +98,9 @@ async fn cell(fault: Fault, phase: Phase) {
     }
 }
 
-/// Calls in flight are answered, and disconnected clients can resume for their answers.
+/// Checks that the program answers calls in flight before it ends.
+///
+/// A client that has disconnected can resume for its answer.
 async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     if matches!(
         phase,
@@ -110,6 +112,7 @@ async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     assert!(started.logged().contains("drained"), "{}", started.logged());
 }
 
+/// Checks that the client of this phase is served, and that only SIGTERM ends the program.
 async fn keeps_serving(started: &mut Started, phase: Phase) {
     started.client_is_served(phase).await;
     if phase == Phase::Draining {

@@ -29,7 +29,7 @@ use crate::{
 /// Interval of checks for states without an event.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long the tool of a cell works.
+/// How long the tool of a cell works, in seconds.
 const WORK: f64 = 1.5;
 
 /// Maximum time of a drain, with a margin for a loaded machine: 12 s.
@@ -98,16 +98,16 @@ impl Started {
             return started;
         }
         let client = started.client.as_ref().expect("a session");
-        let arguments = json!({ "seconds": WORK, "label": "it" });
+        let arguments = json!({ "seconds": WORK, "label": "first" });
         let mut call = client.call(7, "work", arguments).await;
         assert_eq!(call.head().await.status, 200, "the call");
         started.first_event = call.event().await.expect("an event").id;
-        started.reach_log_entry("started it").await;
+        started.reach_log_entry("started first").await;
         match phase {
             Phase::ClientAway => call.rst(),
             Phase::AnswerWaits => {
                 call.rst();
-                started.reach_log_entry("finished it").await;
+                started.reach_log_entry("finished first").await;
             }
             _ => started.call = Some(call),
         }
@@ -160,7 +160,7 @@ impl Started {
         } else {
             command.args(command_line);
         }
-        let mut program = command.spawn().expect("it starts");
+        let mut program = command.spawn().expect("the program starts");
         let log = Arc::default();
         let stderr = program.stderr.take();
         let unread = match setup.stderr {
@@ -193,8 +193,8 @@ impl Started {
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(self.admin).await.is_err() {
             let ended = self.program.try_wait().expect("a status");
-            assert_eq!(ended, None, "it does not start: {}", self.logged());
-            assert!(Instant::now() < until, "it never listens");
+            assert_eq!(ended, None, "the program does not start: {}", self.logged());
+            assert!(Instant::now() < until, "the program never listens");
             sleep(POLL_INTERVAL).await;
         }
     }
@@ -213,7 +213,7 @@ impl Started {
         self.client = Some(client);
     }
 
-    /// The client gets the answers of this phase, as if there had been no fault.
+    /// Checks that the client gets the answers of this phase, as if there had been no fault.
     pub(crate) async fn client_is_served(&mut self, phase: Phase) {
         match phase {
             Phase::BeforeInitialize => self.initialize().await,
@@ -239,10 +239,10 @@ impl Started {
                 assert!(answer["result"].is_object(), "{answer}");
             }
         }
-        assert!(!self.has_log_entry("cancelled it"), "a false cancel");
+        assert!(!self.has_log_entry("cancelled first"), "a false cancel");
     }
 
-    /// A call whose client never resumes is cancelled at the server.
+    /// Checks that a call whose client never resumes is cancelled at the server.
     pub(crate) async fn abandoned_call_is_cancelled(&mut self) {
         let client = self.client.as_ref().expect("a session");
         let arguments = json!({ "seconds": 60, "label": "abandoned" });
@@ -253,7 +253,7 @@ impl Started {
         self.reach_log_entry("cancelled abandoned").await;
     }
 
-    /// The session can be deleted, and nothing of it and of its clients remains.
+    /// Checks that the session can be deleted, and that no process and no descriptor of it remains.
     pub(crate) async fn session_leaves_no_state(&mut self) {
         let client = self.client.take().expect("a session");
         assert_eq!(within("DELETE", client.delete()).await, 204);
@@ -261,6 +261,7 @@ impl Started {
         self.descriptors_are_as_before().await;
     }
 
+    /// Waits until the program has no more descriptors than before the first client.
     pub(crate) async fn descriptors_are_as_before(&self) {
         let until = Instant::now() + Duration::from_secs(10);
         // The handler of a signal such as SIGCHLD may keep one descriptor.
@@ -272,7 +273,7 @@ impl Started {
         }
     }
 
-    /// The program ends in time, without an error, and nothing remains.
+    /// Checks that the program ends in time without an error, and that its processes end.
     pub(crate) async fn ends_within(&mut self, limit: Duration) {
         let status = timeout(limit, self.status()).await;
         let status =
@@ -281,13 +282,13 @@ impl Started {
         self.until_processes_exited().await;
     }
 
-    /// Sends SIGTERM. The program then ends in the time of a drain.
+    /// Sends SIGTERM, and checks that the program ends in the time of a drain.
     pub(crate) async fn ends_by_sigterm(&mut self) {
         self.signal(Signal::TERM);
         self.ends_within(DRAIN).await;
     }
 
-    /// The program ends in the time of a drain.
+    /// Checks that the program ends in the time of a drain.
     pub(crate) async fn drains(&mut self) {
         self.ends_within(DRAIN).await;
     }
@@ -317,7 +318,9 @@ impl Started {
         }
     }
 
-    /// No process is left in the group of a session. An ended one may wait for the init process to reap it.
+    /// Checks that no process is left in the group of a session.
+    ///
+    /// An ended one may wait for the init process to reap it.
     pub(crate) fn assert_no_child(&self) {
         let log = self.logged();
         let started: Vec<&str> = log
@@ -342,7 +345,7 @@ impl Started {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it runs");
+        kill_process(self.pid(), signal).expect("the program is running");
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -368,6 +371,7 @@ impl Started {
         reply.text().to_owned()
     }
 
+    /// Waits until the program has logged this text.
     pub(crate) async fn reach_log(&self, text: &str) {
         let reached = async {
             while !self.logged().contains(text) {
@@ -385,6 +389,7 @@ impl Started {
         fs::read_to_string(&self.tool_log).is_ok_and(|tool_log| tool_log.contains(what))
     }
 
+    /// Waits until the scripted server has logged this event.
     pub(crate) async fn reach_log_entry(&self, what: &str) {
         let reached = async {
             while !self.has_log_entry(what) {
@@ -409,8 +414,10 @@ impl Drop for Started {
     }
 }
 
-/// Returns an address with a free port. Port 0 would not do, because some tests cannot read the chosen port from the log.
-/// Below 32,768 the kernel assigns no port to a connection, so the port is still free when the program listens.
+/// Returns an address with a free port.
+///
+/// Port 0 would not do, because some tests cannot read the chosen port from the log. Below 32,768 the kernel does not assign a
+/// port to a connection, so the port is still free when the program listens.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");

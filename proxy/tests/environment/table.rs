@@ -16,7 +16,7 @@ pub(crate) enum Phase {
 }
 
 /// Number of cells that run at a time: 4. Chosen because they mostly wait.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 
 // === impl Phase ===
 
@@ -46,10 +46,10 @@ pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase
         let outcome = AssertUnwindSafe(cell(row, phase)).catch_unwind().await;
         outcome
             .err()
-            .map(|panic| format!("{row:?} × {phase:?}: {}", message(&*panic)))
+            .map(|panic| format!("{row:?} × {phase:?}: {}", panic_message(&*panic)))
     });
     let failed: Vec<String> = outcomes
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT)
         .filter_map(async |failed| failed)
         .collect()
         .await;
@@ -61,7 +61,8 @@ pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase
     );
 }
 
-fn message(panic: &(dyn Any + Send)) -> &str {
+/// Returns the text of a panic, or an empty string if it has none.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied())
         .unwrap_or_default()

@@ -61,7 +61,7 @@ async fn cell(fault: Fault, phase: Phase) {
         Fault::Resets => {
             let reset = served.reply_to_other(Some(ReceivedRequest::reset)).await;
             assert_eq!((reset.status, &reset.json()["id"]), (502, &8.into()));
-            assert!(!served.upstream.has_more().await, "it is sent twice");
+            assert!(!served.upstream.has_more().await, "the call was sent twice");
         }
         Fault::Hangs => {
             let other = served.begin_other().await;
@@ -172,7 +172,7 @@ impl Served {
         assert!(answer.expect("the answer")["result"].is_object());
     }
 
-    /// The client gets the answers of this phase, as if there had been no fault.
+    /// Checks that the client gets the answers of this phase, as if there had been no fault.
     async fn client_is_served(&mut self, phase: Phase) {
         match phase {
             Phase::BeforeInitialize | Phase::Idle => {
@@ -207,7 +207,7 @@ impl Served {
         other
     }
 
-    /// Returns the reply to call 8. `fault` happens to its request, if the upstream receives the request.
+    /// Returns the reply to call 8. `fault` is what the upstream does with its request, or `None` if none arrives.
     async fn reply_to_other(&self, fault: Option<fn(ReceivedRequest)>) -> Reply {
         let mut other = self.begin_other().await;
         if let Some(fault) = fault {
@@ -216,7 +216,7 @@ impl Served {
         within("a reply", other.reply()).await
     }
 
-    /// The upstream receives the cancel of call 8.
+    /// Checks that the upstream receives the cancel of call 8.
     async fn other_is_cancelled(&self) {
         let cancel = self.upstream.next_request().await;
         let message: serde_json::Value = serde_json::from_slice(&cancel.body).expect("JSON");
@@ -226,10 +226,13 @@ impl Served {
         cancel.answer("202 Accepted", "").await;
     }
 
-    /// The proxy ends in time, and nothing is left.
+    /// Checks that the upstream received nothing else, and that the proxy ends in time.
     async fn ends(mut self) {
         self.proxy.calls_reach(0).await;
-        assert!(!self.upstream.has_more().await, "one more request");
+        assert!(
+            !self.upstream.has_more().await,
+            "the upstream received another request"
+        );
         drop(self.upstream);
         self.proxy.stop();
         self.proxy.ended().await;
@@ -277,7 +280,7 @@ async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_serves_the_nex
             (502, &1.into()),
             "{written:?}"
         );
-        assert!(!upstream.has_more().await, "it is sent twice");
+        assert!(!upstream.has_more().await, "the call was sent twice");
     }
     proxy.calls_reach(0).await;
 }

@@ -168,12 +168,12 @@ async fn each_ping_has_an_id_of_its_own() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let (_client, _server, last) = begin_call(&mut setup, &[("authorization", "old")]).await;
     let resume = || with_headers(resumed(SESSION, &last), &[("authorization", "new")]);
-    let one = (setup.send(resume()), setup.next().await);
-    let other = (setup.send(resume()), setup.next().await);
-    one.1.json(&pong_of(&other.1.id()));
-    assert_eq!(in_time(one.0).await.unwrap().status, 403);
-    other.1.pong();
-    assert_eq!(in_time(other.0).await.unwrap().status, 200);
+    let first = (setup.send(resume()), setup.next().await);
+    let second = (setup.send(resume()), setup.next().await);
+    first.1.json(&pong_of(&second.1.id()));
+    assert_eq!(in_time(first.0).await.unwrap().status, 403);
+    second.1.pong();
+    assert_eq!(in_time(second.0).await.unwrap().status, 200);
 }
 
 /// A gateway that never ends its answer delays the client for at most 10 s.
@@ -275,7 +275,7 @@ async fn a_call_is_cancelled_after_its_ping_was_refused() {
     assert_eq!(setup.outcome().await, orphaned);
 }
 
-/// For example, with a fresh key in the path. To the layer, a session belongs to its path.
+/// The path may have a fresh key, for example. To the layer, a session belongs to its path.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_at_another_path_keeps_its_call_and_has_the_grace_again() {
     let mut setup = Setup::started(WITH_PRIMING).await;

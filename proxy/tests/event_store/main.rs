@@ -112,19 +112,19 @@ async fn a_disconnect_before_the_first_event_id_cancels_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_last_of_two_clients_that_resume_reads_the_stream() {
     let (mut setup, mut client, primed, server) = Setup::primed().await;
-    let mut one = setup.resumed(&primed).await;
+    let mut first = setup.resumed(&primed).await;
     assert_eq!(
         client.event().await,
         None,
         "another client took over the first stream"
     );
-    let mut two = setup.resumed(&primed).await;
-    assert_eq!(one.event().await, None);
+    let mut second = setup.resumed(&primed).await;
+    assert_eq!(first.event().await, None);
     // A client whose stream was taken over has not disconnected.
     tokio::time::sleep(AFTER_GRACE).await;
     assert!(setup.arrived.is_empty());
     server.answer().await;
-    assert_eq!(two.rest().await, [answer(1)]);
+    assert_eq!(second.rest().await, [answer(1)]);
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
@@ -140,11 +140,11 @@ async fn a_client_that_resumes_as_the_answer_arrives_gets_it_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
-    for error in [true, false] {
+    for is_error in [true, false] {
         let mut setup = Setup::started(WITHOUT_PRIMING).await;
         let (mut client, server) = setup.call(7).await;
         server.progress(1).await;
-        if error {
+        if is_error {
             server.cut().await
         } else {
             drop(server)
@@ -701,13 +701,13 @@ async fn a_disconnect_before_the_head_cancels_the_call() {
 async fn other_requests_pass_with_the_ids_of_the_server() {
     let mut setup = Setup::started(WITH_PRIMING).await;
     let events = format!("id: up/1\ndata: {}\n\n", answer(1));
-    let without = Request::post("/mcp").body(Body::from(call(1))).unwrap();
+    let sessionless = Request::post("/mcp").body(Body::from(call(1))).unwrap();
     let mut newer = posted(SESSION, call(1));
     newer
         .headers_mut()
         .insert("mcp-protocol-version", "2026-07-28".parse().unwrap());
-    let mut twice = posted(SESSION, call(1));
-    twice
+    let mut ambiguous = posted(SESSION, call(1));
+    ambiguous
         .headers_mut()
         .append("mcp-session-id", "b".parse().unwrap());
     let standalone = Request::get("/mcp")
@@ -715,7 +715,7 @@ async fn other_requests_pass_with_the_ids_of_the_server() {
         .body(Body::empty())
         .unwrap();
     let batch = posted(SESSION, format!("[{}]", call(1)));
-    for request in [without, newer, twice, standalone, batch] {
+    for request in [sessionless, newer, ambiguous, standalone, batch] {
         let waiting = setup.send(request);
         let server = setup.next().await.events();
         let client = in_time(waiting).await.unwrap();

@@ -134,6 +134,7 @@ impl Arrived {
         message["id"].to_string()
     }
 
+    /// Answers with a stream of events, which the test writes. Its drop ends the stream.
     pub fn events(self) -> Events {
         let (events, frames) = mpsc::channel(1);
         let frames = futures_util::stream::unfold(frames, async |mut frames| {
@@ -159,7 +160,7 @@ impl Arrived {
 impl Events {
     pub async fn send(&self, text: impl AsRef<[u8]>) {
         let frame = Bytes::copy_from_slice(text.as_ref());
-        self.0.send(Ok(frame)).await.expect("a client reads");
+        self.0.send(Ok(frame)).await.expect("the event store reads");
     }
 
     pub async fn message(&self, json: &str) {
@@ -175,9 +176,13 @@ impl Events {
         self.message(&answer(1)).await;
     }
 
+    /// Ends the stream with an error of its connection.
     pub async fn cut(self) {
         let error = std::io::Error::other("cut");
-        self.0.send(Err(error)).await.expect("a client reads");
+        self.0
+            .send(Err(error))
+            .await
+            .expect("the event store reads");
     }
 
     /// Waits until the reader is dropped.
@@ -222,6 +227,7 @@ pub fn cancel_of(id: u32) -> String {
 // === impl Setup ===
 
 impl Setup {
+    /// Creates a setup without a session.
     pub fn with(limits: Limits) -> Self {
         let (arrivals, arrived) = mpsc::unbounded_channel();
         let (ends, ended) = mpsc::unbounded_channel();
@@ -332,7 +338,7 @@ impl Setup {
 
     /// Resumes after an event.
     pub async fn resumed(&self, last: &Seen) -> Stream {
-        let last = last.id.as_deref().expect("it has an id");
+        let last = last.id.as_deref().expect("the event has an id");
         in_time(self.resume(last)).await.unwrap()
     }
 
@@ -354,6 +360,7 @@ impl Setup {
     }
 }
 
+/// Returns a POST in a session.
 pub fn posted(session: &str, body: impl Into<String>) -> Request<Body> {
     Request::post("/mcp")
         .header("mcp-session-id", session)
@@ -363,6 +370,7 @@ pub fn posted(session: &str, body: impl Into<String>) -> Request<Body> {
         .unwrap()
 }
 
+/// Returns a GET in a session that resumes after the event with this id.
 pub fn resumed(session: &str, last: &str) -> Request<Body> {
     Request::get("/mcp")
         .header("mcp-session-id", session)
@@ -443,7 +451,7 @@ impl Stream {
 pub async fn in_time<T>(future: impl IntoFuture<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(3600), future)
         .await
-        .expect("it arrives in time")
+        .expect("the future completes in time")
 }
 
 /// Runs all tasks that do not wait for time.

@@ -146,7 +146,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     let resume = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
     let resume = resume
         .await
-        .expect("the server is arrived for the rest")
+        .expect("the server is asked for the rest")
         .unwrap();
     assert_eq!(resume.headers["last-event-id"], "up-1");
     let server = resume.events();
@@ -189,7 +189,9 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     assert!(seen.data == large);
     drop(client);
     let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
-    closed.await.expect("it is closed ten minutes later");
+    closed
+        .await
+        .expect("the stream is closed within ten minutes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -349,7 +351,7 @@ async fn a_client_that_reads_an_answer_for_longer_than_the_retention_gets_all_of
     expect_whole(client, &whole).await;
 }
 
-/// The client resumes 50 s after the end of its call, in time, and needs more than 10 s to read its answer.
+/// The client resumes 50 s after the end of its call, and reads its answer for more than 10 s.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_resumes_in_time_may_read_past_the_retention() {
     let (setup, client, primed, server) = Setup::primed().await;

@@ -39,7 +39,8 @@ const CALLS: usize = 4;
 /// Number of events of each call.
 const EVENTS: usize = 64;
 
-const EVENT: usize = 16 * 1024;
+/// Size of the text in an event.
+const EVENT_SIZE: usize = 16 * 1024;
 
 /// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
 const SMALL: u32 = 4 * 1024;
@@ -61,8 +62,9 @@ fn in_front_of_an_upstream_a_flood_takes_little_more_than_the_buffer() {
     run_alone(async || {
         let server = Server::start().await;
         let url = format!("http://{}/mcp", server.addr);
-        let grown = flooded(&["--buffer=16MiB", "--upstream", &url], &server.written).await;
-        assert!(grown > BUFFER / 2, "it was a flood: {grown}");
+        let grown =
+            growth_under_flood(&["--buffer=16MiB", "--upstream", &url], &server.written).await;
+        assert!(grown > BUFFER / 2, "the flood was too small: {grown}");
         assert!(grown <= BUFFER + MAX_OVERHEAD, "{grown}");
     });
 }
@@ -72,9 +74,10 @@ fn without_an_event_store_a_flood_takes_little() {
     run_alone(async || {
         let server = Server::start().await;
         let url = format!("http://{}/mcp", server.addr);
-        let grown = flooded(&["--no-resumable", "--upstream", &url], &server.written).await;
+        let grown =
+            growth_under_flood(&["--no-resumable", "--upstream", &url], &server.written).await;
         let written = server.written.load(Ordering::Relaxed);
-        assert!(written > BUFFER / 2, "it was a flood: {written}");
+        assert!(written > BUFFER / 2, "the flood was too small: {written}");
         assert!(grown <= MAX_OVERHEAD, "{grown}");
     });
 }
@@ -93,28 +96,28 @@ fn in_front_of_a_command_a_flood_takes_little_more_than_the_buffer() {
             file.0.display()
         );
         let options = ["--buffer=16MiB", "--", "sh", "-c", &script];
-        let grown = flooded(&options, &AtomicUsize::new(0)).await;
-        assert!(grown > BUFFER / 2, "it was a flood: {grown}");
+        let grown = growth_under_flood(&options, &AtomicUsize::new(0)).await;
+        assert!(grown > BUFFER / 2, "the flood was too small: {grown}");
         assert!(grown <= BUFFER + MAX_OVERHEAD, "{grown}");
     });
 }
 
 /// Returns the maximum growth of the memory of the proxy and this test. `written` counts the bytes that the server wrote.
-async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
+async fn growth_under_flood(options: &[&str], written: &AtomicUsize) -> usize {
     let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
     let options = program_args.iter().chain(options).map(OsString::from);
     let proxy = Proxy::bind(Config::read(options).unwrap()).await.unwrap();
     let addr = proxy.local_addr().unwrap();
     let served = tokio::spawn(proxy.serve(std::future::pending()));
     // A first session, because some allocations stay.
-    let _first = session(addr).await;
+    let _first = open_session(addr).await;
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
     let mut clients = Vec::new();
     // Opened before the flood, during which a command refuses further sessions.
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
-        sessions.push(session(addr).await);
+        sessions.push(open_session(addr).await);
     }
     for session in &sessions {
         for number in 1..=CALLS {
@@ -129,7 +132,7 @@ async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
             }
         }
     }
-    let over = async {
+    let flood_end = async {
         loop {
             let state = || (MEMORY.peak_usage(), written.load(Ordering::Relaxed));
             let before = state();
@@ -139,14 +142,14 @@ async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
             }
         }
     };
-    within("the end of the flood", over).await;
+    within("the end of the flood", flood_end).await;
     let grown = MEMORY.peak_usage() - before;
     println!("{} KiB", grown / 1024);
     served.abort();
     grown
 }
 
-async fn session(addr: SocketAddr) -> Mcp {
+async fn open_session(addr: SocketAddr) -> Mcp {
     Mcp::stateless(addr, "/mcp")
         .version("2025-11-25")
         .connect()
@@ -155,7 +158,7 @@ async fn session(addr: SocketAddr) -> Mcp {
 
 /// Returns the JSON of one event.
 fn progress(token: &str) -> String {
-    let padding = "x".repeat(EVENT);
+    let padding = "x".repeat(EVENT_SIZE);
     format!(
         r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":1,"message":"{padding}"}}}}"#
     )
@@ -181,7 +184,7 @@ impl Server {
     }
 }
 
-/// Answers one request. `None` if its client disconnects before the end.
+/// Answers one request. Returns `None` if its client disconnects before the end.
 async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) -> Option<()> {
     let mut received = BytesMut::new();
     let (_, headers) = loop {
@@ -233,7 +236,7 @@ async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) 
                 stream.write_all(&chunk).await.ok()?;
                 written.fetch_add(chunk.len(), Ordering::Relaxed);
             }
-            // It never answers.
+            // The server never answers the call, and waits for the end of the connection.
             stream.read_u8().await.ok().map(drop)
         }
         _ => {

@@ -366,8 +366,8 @@ async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
 }
 
 fn value(metrics: &[(String, u64)], name: &str) -> u64 {
-    let found = metrics.iter().find(|(metric, _)| metric == name);
-    found.unwrap_or_else(|| panic!("{name} is missing")).1
+    let metric = metrics.iter().find(|(metric, _)| metric == name);
+    metric.unwrap_or_else(|| panic!("{name} is missing")).1
 }
 
 #[tokio::test]
@@ -376,7 +376,7 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
     let admin = proxy.admin.expect("an address");
     let none = own_metrics(admin).await;
     let names: Vec<&str> = none.iter().map(|(name, _)| &**name).collect();
-    let all = [
+    let expected = [
         "log_lines_dropped_total",
         "sessions",
         "children",
@@ -385,7 +385,7 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
         "gaps_total",
         "kills_total",
     ];
-    assert_eq!(names, all);
+    assert_eq!(names, expected);
     assert!(none.iter().all(|(_, value)| *value == 0), "{none:?}");
 
     let client = Mcp::stateless(proxy.addr, "/mcp")

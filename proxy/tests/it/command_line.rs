@@ -27,7 +27,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // It may have been removed.
+        // The test may have removed it.
         let _removed = fs::remove_file(&self.0);
     }
 }
@@ -173,7 +173,7 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
     }
     let mut help = Program::command(&["--help"]);
     help.env("MCP_PROXY_UPSTREAM", "http://up/?key=s3cret");
-    let help = help.output().expect("it starts");
+    let help = help.output().expect("the program starts");
     assert!(!String::from_utf8_lossy(&help.stdout).contains("s3cret"));
 }
 
@@ -281,7 +281,7 @@ fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
             "{pattern}: {line}"
         );
     }
-    // The flag overrides the file, whichever it is.
+    // Either flag overrides the part of the address that it sets.
     let file = File::new("port", "port = 1\nhost = \"127.0.0.2\"\n");
     for (option, ip) in [("--listen", "127.0.0.1"), ("--port", "127.0.0.2")] {
         let port = free();
@@ -331,7 +331,7 @@ fn an_invalid_log_filter_is_an_error() {
 
 #[test]
 fn a_log_filter_for_another_target_keeps_the_lines_of_the_program() {
-    // The second is a typo and counts as the name of a target.
+    // `verbose` is not a level, so it counts as the name of a target.
     for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("RUST_LOG", filter);
@@ -775,7 +775,7 @@ async fn a_call_that_is_ambiguous_is_logged_once() {
 fn help_names_every_option_and_shows_no_secret() {
     let mut command = Program::command(&["--help"]);
     command.env("MCP_PROXY_HEADER", "authorization: secret");
-    let output = command.output().expect("it starts");
+    let output = command.output().expect("the program starts");
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).expect("text");
     for option in [

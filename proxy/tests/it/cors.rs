@@ -46,7 +46,10 @@ async fn a_preflight_request_of_an_allowed_page_is_answered() {
             Some("content-type,last-event-id,mcp-session-id")
         );
     }
-    assert!(!upstream.has_more().await, "the server gets none");
+    assert!(
+        !upstream.has_more().await,
+        "the server received a preflight request"
+    );
 }
 
 #[tokio::test]
@@ -89,7 +92,7 @@ async fn without_the_option_the_server_answers_preflight_requests() {
     assert_eq!(head.header("access-control-allow-origin"), Some(origin));
 }
 
-/// Beside `*`, browsers ignore that a server allows credentials. Beside the origin of the page they would not.
+/// Beside the origin `*`, browsers ignore `Access-Control-Allow-Credentials`. Beside the origin of the page they would not.
 #[tokio::test]
 async fn a_header_of_the_server_gives_a_page_no_credentials() {
     let (upstream, proxy) = Running::start(&OPTION).await;

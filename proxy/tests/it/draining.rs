@@ -299,7 +299,7 @@ async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
         let options = ["--admin=127.0.0.1:0", "--drain=2s"];
         let (mut program, mut client, mut received) = with_call(&upstream, &options).await;
         let line = program.line();
-        let (_, rest) = line.split_once("on http://").expect("its second line");
+        let (_, rest) = line.split_once("on http://").expect("the second line");
         let (admin, _) = rest.split_once('/').expect("a path");
         let admin = admin.parse().expect("an address");
 

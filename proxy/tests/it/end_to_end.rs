@@ -62,11 +62,11 @@ impl Started {
 
     /// Calls the tool `work` and waits until it has started. Returns the call, and the id of its first event.
     async fn work(&self, seconds: u32) -> (Connection, String) {
-        let arguments = json!({ "seconds": seconds, "label": "it" });
+        let arguments = json!({ "seconds": seconds, "label": "first" });
         let mut call = self.client.call(7, "work", arguments).await;
         assert_eq!(call.head().await.status, 200);
         let first = call.event().await.expect("an event");
-        self.tool_log.reach("started it").await;
+        self.tool_log.reach("started first").await;
         (call, first.id.expect("an id"))
     }
 }
@@ -122,7 +122,7 @@ async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_disconnect() {
     let (call, _) = started.work(60).await;
     let disconnected = Instant::now();
     call.rst();
-    started.tool_log.reach("cancelled it").await;
+    started.tool_log.reach("cancelled first").await;
     assert!(disconnected.elapsed() >= Duration::from_millis(300));
 }
 
@@ -138,9 +138,13 @@ async fn a_client_of_a_command_that_resumes_gets_its_answer() {
 
     let (call, last) = started.work(1).await;
     call.rst();
-    started.tool_log.reach("finished it").await;
+    started.tool_log.reach("finished first").await;
     let answer = started.client.resume(&last).await.answer().await;
-    assert_eq!(answer.expect("an answer")["id"], 7, "it resumes late");
+    assert_eq!(
+        answer.expect("an answer")["id"],
+        7,
+        "the client resumes late"
+    );
     assert!(!started.tool_log.contains("cancelled"));
 }
 
@@ -149,7 +153,7 @@ async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_beg
     let started = Started::with("killed", &[], &[]).await;
     let processes = started.processes().await;
     let (mut call, _) = started.work(60).await;
-    kill_process(processes[0], Signal::KILL).expect("it runs");
+    kill_process(processes[0], Signal::KILL).expect("the process is running");
     let error = call.answer().await.expect("an error");
     assert_eq!(
         (&error["id"], &error["error"]["code"]),
@@ -188,7 +192,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
         (&error["id"], &error["error"]["code"]),
         (&7.into(), &(-32800).into())
     );
-    started.tool_log.reach("cancelled it").await;
+    started.tool_log.reach("cancelled first").await;
     let (status, logged) = started.program.ended().await;
     assert!(signalled.elapsed() < Duration::from_secs(10), "{logged}");
     assert!(status.success(), "{logged}");

@@ -7,7 +7,7 @@ use tokio::{
 
 use crate::support::*;
 
-/// Returns a URL without a server.
+/// Returns the URL of a port on which no server listens.
 async fn unused_url() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("an address");
@@ -49,7 +49,7 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let port = listener.local_addr().expect("an address").port();
     let proxy = Running::in_front_of_url(&format!("https://localhost:{port}/mcp"), &[]).await;
     let (mut probe, _) = listener.accept().await.expect("the probe of the start");
-    assert_eq!(probe.read(&mut [0]).await.expect("its end"), 0);
+    assert_eq!(probe.read(&mut [0]).await.expect("the end of the probe"), 0);
     let mut client = Connection::sending(proxy.addr, &session_call("1")).await;
     let (mut stream, _) = listener.accept().await.expect("a connection");
     let mut greeting = vec![0; 512];
@@ -61,7 +61,7 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     stream
         .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         .await
-        .expect("it reads");
+        .expect("the proxy reads");
     let reply = client.reply().await;
     assert_eq!((reply.status, &reply.json()["id"]), (502, &1.into()));
 }
@@ -104,7 +104,7 @@ async fn a_response_that_is_cut_is_cut_for_the_client() {
     assert_eq!(client.data().await.expect("data"), "data: half\n");
     drop(received);
     assert_eq!(client.data().await, None);
-    assert!(!client.is_complete(), "it looks complete");
+    assert!(!client.is_complete(), "the cut response looks complete");
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
 /// Returns a frame (RFC 9113, section 4.1).
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len())
-        .expect("it is short")
+        .expect("the length fits")
         .to_be_bytes();
     let head = [kind, flags, 0, 0, 0, stream];
     [&length[1..], &head, payload].concat()
@@ -127,7 +127,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
 /// Encodes fields as literals without indexing (RFC 7541, section 6.2.2).
 fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| {
-        let length = u8::try_from(text.len()).expect("it is short");
+        let length = u8::try_from(text.len()).expect("the length fits");
         [&[length], text.as_bytes()].concat()
     };
     let field = |(name, value): &(&str, &str)| [vec![0], text(name), text(value)].concat();
@@ -208,7 +208,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
     time::pause();
     let mut open_for = 0;
     while !idle.is_closed() {
-        assert!(open_for < 150, "it stays open");
+        assert!(open_for < 150, "the connection stays open");
         time::advance(Duration::from_secs(1)).await;
         open_for += 1;
         // Lets the client and the proxy exchange their packets.

@@ -9,7 +9,7 @@ use std::{
 /// The macros that log at info and above.
 const MACROS: [&str; 4] = ["info!(", "warn!(", "error!(", "log_call!("];
 
-/// The Rust files of the program.
+/// Returns the Rust files in a folder and below it.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -32,7 +32,9 @@ fn code(path: &Path) -> String {
     code.unwrap_or_default().to_owned()
 }
 
-/// The arguments of the macros with which the layer logs at info and above. The program has no handlers and retains no answers in the layer.
+/// Returns the arguments of the macros with which the layer logs at info and above.
+///
+/// The lines from `log_evicted` on are left out: the program has no handlers, and its layer retains no answers.
 fn calls_of_the_layer() -> Vec<&'static str> {
     let (code, _) = include_str!("../../../src/observe/log.rs")
         .split_once("fn log_evicted")
@@ -47,7 +49,9 @@ fn calls_of_the_layer() -> Vec<&'static str> {
     with_level.chain(code.split("warn!(").skip(1)).collect()
 }
 
-/// Returns the message of a macro whose arguments start with `arguments`, if it is a literal.
+/// Returns the message of a macro whose arguments start with `arguments`.
+///
+/// Returns `None` if the message is not a literal.
 fn message(arguments: &str) -> Option<String> {
     let end = arguments.find(";\n").unwrap_or(arguments.len());
     let mut parts = arguments[..end].split('"');

@@ -5,7 +5,7 @@ use crate::support::*;
 const METADATA: &str = "/.well-known/oauth-protected-resource/mcp";
 const OPTIONS: [&str; 1] = ["--public-url=https://mcp.example.com"];
 
-/// Headers as a reverse proxy or an impostor sends them.
+/// Adds the headers that a reverse proxy or an impostor sends.
 fn forwarded(request: Request) -> Request {
     request
         .header("x-forwarded-for", "192.0.2.1, [2001:db8::1]:5000")
@@ -17,7 +17,7 @@ fn forwarded(request: Request) -> Request {
 
 /// Sends a request. Returns what the server has received, and the client's reply.
 ///
-/// The former are the values of `X-Forwarded-For`, `-Host` and `-Proto`, and of `Forwarded`.
+/// The array has the values of `X-Forwarded-For`, `-Host` and `-Proto`, and of `Forwarded`.
 async fn exchange(
     upstream: &Upstream,
     proxy: &Running,
@@ -287,7 +287,10 @@ async fn a_client_that_changes_its_address_resumes_without_the_server() {
     let resume = format!(
         "GET /mcp HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\nmcp-protocol-version: 2025-11-25\r\nmcp-session-id: s\r\nlast-event-id: {first}\r\n\r\n"
     );
-    stream.write_all(resume.as_bytes()).await.expect("it reads");
+    stream
+        .write_all(resume.as_bytes())
+        .await
+        .expect("the proxy reads");
     let mut head = [0; 15];
     within("the response", stream.read_exact(&mut head))
         .await

@@ -15,7 +15,7 @@ fn output(mut command: Command) -> (Option<i32>, String) {
         status,
         stdout,
         stderr,
-    } = command.output().expect("it starts");
+    } = command.output().expect("the program starts");
     let text = [stdout, stderr].concat();
     (status.code(), String::from_utf8(text).expect("text"))
 }
@@ -53,7 +53,7 @@ fn health_is_0_while_the_proxy_runs_and_1_once_it_does_not() {
     let path = std::env::temp_dir().join(format!("mcp-proxy-health-{}.toml", std::process::id()));
     std::fs::write(&path, format!("admin = \"{admin}\"\nlisten = \"8000\"\n")).expect("a file");
     let (code, text) = run(&["health", "--config", path.to_str().expect("text")]);
-    std::fs::remove_file(&path).expect("it has existed");
+    std::fs::remove_file(&path).expect("the file exists");
     assert_eq!(code, Some(0), "{text}");
 
     // A listener on all addresses is reached on loopback.
@@ -65,7 +65,7 @@ fn health_is_0_while_the_proxy_runs_and_1_once_it_does_not() {
     let (code, text) = run(&["health", "--admin", &admin]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains(&admin), "{text}");
-    assert!(text.contains("refused"), "it names the cause: {text}");
+    assert!(text.contains("refused"), "the cause is missing: {text}");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn completions_know_every_option_and_the_shell_accepts_them() {
     let mut stdin = child.stdin.take().expect("a pipe");
     stdin.write_all(script.as_bytes()).expect("bash reads");
     drop(stdin);
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("bash ends");
     assert_eq!(
         String::from_utf8_lossy(&output.stdout).trim(),
         "--kill-after"
@@ -179,7 +179,7 @@ fn a_server_may_have_the_name_of_a_sub_command() {
         let line = Program::start(command).line();
         assert!(line.contains(&format!("in front of `{name}`")), "{line}");
     }
-    std::fs::remove_dir_all(&folder).expect("it has existed");
+    std::fs::remove_dir_all(&folder).expect("the folder exists");
     // Only the first argument is a sub-command.
     let (code, text) = run(&["--upstream=http://127.0.0.1:1/", "health"]);
     assert_eq!(code, Some(2), "{text}");

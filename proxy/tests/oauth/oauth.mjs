@@ -94,7 +94,7 @@ async function freePort() {
     return port;
 }
 
-/** A reverse proxy in front of the program, which changes `Host` and sends what it was. Returns its port. */
+/** Starts a reverse proxy that changes `Host` and sends the original in `X-Forwarded-Host`. Returns its port. */
 async function front(port) {
     return listen((request, response) => {
         const headers = { ...request.headers, host: `127.0.0.1:${port}`, "x-forwarded-host": request.headers.host, "x-forwarded-proto": "http", "x-forwarded-for": "192.0.2.7" };
@@ -173,11 +173,11 @@ async function main() {
 
     const port = await freePort();
     const named = await proxy(url, `--listen=127.0.0.1:${port}`, `--public-url=http://localhost:${port}`);
-    const own = `http://localhost:${named}/mcp`;
-    resources.add(own);
+    const publicUrl = `http://localhost:${named}/mcp`;
+    resources.add(publicUrl);
     accepted.length = 0;
-    assert.deepEqual(await call(own), { text: "127.0.0.1", resource: own });
-    assert.deepEqual(new Set(accepted), new Set([own]));
+    assert.deepEqual(await call(publicUrl), { text: "127.0.0.1", resource: publicUrl });
+    assert.deepEqual(new Set(accepted), new Set([publicUrl]));
     console.log("with --public-url the client gets a token for that URL, which the server accepts");
 
     // The port of the reverse proxy is not that of the program.

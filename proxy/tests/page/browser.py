@@ -26,11 +26,11 @@ ARGUMENTS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 async def until(what, check, seconds=TIMEOUT):
     """Returns the result of `check` as soon as it is true."""
     limit = time.monotonic() + seconds
-    while not (found := check()):
+    while not (result := check()):
         if time.monotonic() > limit:
             raise AssertionError(f"not after {seconds:.0f} s: {what}")
         await asyncio.sleep(POLL)
-    return found
+    return result
 
 
 class Browser:

@@ -20,8 +20,8 @@ async function find(response, pattern) {
         const { value, done } = await reader.read();
         if (done) throw new Error(`the stream ends without ${pattern}: ${text}`);
         text += value;
-        const found = text.match(pattern);
-        if (found) return found[1];
+        const match = text.match(pattern);
+        if (match) return match[1];
     }
 }
 

@@ -100,7 +100,7 @@ async fn a_process_that_does_not_answer_a_cancelled_call_is_killed() {
         .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
         .await;
     assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
-    timeout(LIMIT, call.rest()).await.expect("it ends");
+    timeout(LIMIT, call.rest()).await.expect("the call ends");
     until(|| stdio.stats().kills == 1).await;
 }
 

@@ -21,6 +21,7 @@ pub const WITHOUT_PRIMING: &str = "2025-06-18";
 
 pub const NOTIFICATION: &str = r#"{"jsonrpc":"2.0","method":"x"}"#;
 
+/// A client with a session of the service.
 pub struct Client {
     pub stdio: Stdio,
     pub session: String,
@@ -56,6 +57,7 @@ pub async fn json(response: Response<Body>) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
+/// Returns an `initialize` of a client that requests this revision.
 pub fn initialize(revision: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{revision}","capabilities":{{}},"clientInfo":{{"name":"test","version":"0"}}}}}}"#
@@ -71,7 +73,7 @@ pub async fn begin(stdio: &Stdio) -> Response<Body> {
     .await
 }
 
-/// Asserts that there is no session now, and that the client may try again in this many seconds.
+/// Asserts that no session was started, and that the client may retry after these seconds.
 pub fn assert_refused(response: &Response<Body>, seconds: &str) {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], seconds);

@@ -15,10 +15,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
     let client = Client::begin(&serve(scripted(&[])), WITH_PRIMING).await;
     let pid = client.pid().await;
-    let mut one = client.call("1", "work", r#"{"seconds":60}"#).await;
-    let mut other = client.call("2", "work", r#"{"seconds":60}"#).await;
+    let mut first = client.call("1", "work", r#"{"seconds":60}"#).await;
+    let mut second = client.call("2", "work", r#"{"seconds":60}"#).await;
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
-    for events in [&mut one, &mut other, &mut crash] {
+    for events in [&mut first, &mut second, &mut crash] {
         let error = timeout(END_TIMEOUT, events.answer()).await.unwrap();
         assert_eq!(error["error"]["code"], -32000);
         assert!(
@@ -122,12 +122,12 @@ async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
     assert!(
         started.elapsed() < Duration::from_secs(2),
-        "a DELETE waits for nothing"
+        "the DELETE waited for the process"
     );
     until_exited(pid).await;
     assert!(
         started.elapsed() >= Duration::from_secs(4),
-        "it had its time"
+        "the process had no time to end"
     );
     until(|| stdio.stats().kills == 1).await;
 }
@@ -158,7 +158,7 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     assert!(process_exists(pid), "the client still sends requests");
 }
 
-/// For example, an agent that is stopped a moment after its start.
+/// Such a client may be an agent that is stopped a moment after its start.
 #[tokio::test]
 async fn a_client_that_had_a_stream_for_a_moment_counts_as_disconnected() {
     let mut options = scripted(&[]);
@@ -223,7 +223,7 @@ async fn a_session_does_not_end_because_the_program_stalled() {
     }
 }
 
-/// As if the program and the server were suspended.
+/// The program and the server stall, as if both were suspended.
 #[tokio::test]
 async fn a_server_is_not_killed_because_the_program_stalled() {
     let kill_after = Duration::from_secs(2);

@@ -92,18 +92,18 @@ async fn the_messages_of_a_batch_reach_their_calls() {
         echo '[{"jsonrpc":"2.0","id":1.0,"result":{"a":1}}, 7 ,{"jsonrpc":"2.0","id":2,"result":{"b":2}}]'
         read line"#;
     let client = Client::begin(&serve(shell(script)), "2025-03-26").await;
-    let mut one = client
+    let mut first = client
         .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
         .await;
-    let mut other = client
+    let mut second = client
         .request(r#"{"jsonrpc":"2.0","id":2,"method":"x"}"#)
         .await;
     assert_eq!(
-        one.rest().await,
+        first.rest().await,
         [r#"{"jsonrpc":"2.0","id":1.0,"result":{"a":1}}"#]
     );
     assert_eq!(
-        other.rest().await,
+        second.rest().await,
         [r#"{"jsonrpc":"2.0","id":2,"result":{"b":2}}"#]
     );
 }

@@ -11,11 +11,13 @@ use crate::{
     server::{process_exists, scripted, serve, until_exited},
 };
 
-const SESSION_TIMEOUT: Duration = Duration::from_millis(600);
+/// How long a session must be unused before it may end to make room.
+const MAKE_ROOM_AFTER: Duration = Duration::from_millis(600);
 
+/// Returns the options for the scripted server with this limit of sessions.
 fn limited(max_sessions: usize) -> Options {
     let mut options = scripted(&[]);
-    (options.max_sessions, options.make_room_after) = (max_sessions, SESSION_TIMEOUT);
+    (options.max_sessions, options.make_room_after) = (max_sessions, MAKE_ROOM_AFTER);
     options
 }
 
@@ -31,7 +33,7 @@ async fn the_session_that_was_unused_for_longest_makes_room() {
     let listening = listens.get(None).await;
     let (oldest, newer) = two_clients(&stdio).await;
     let (oldest_pid, newer_pid) = (oldest.pid().await, newer.pid().await);
-    sleep(2 * SESSION_TIMEOUT).await;
+    sleep(2 * MAKE_ROOM_AFTER).await;
 
     drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
 
@@ -51,7 +53,7 @@ async fn a_session_in_use_makes_no_room() {
     let (listens, works) = two_clients(&stdio).await;
     let listening = listens.get(None).await;
     let mut working = works.call("1", "work", r#"{"seconds":2}"#).await;
-    sleep(2 * SESSION_TIMEOUT).await;
+    sleep(2 * MAKE_ROOM_AFTER).await;
 
     assert_refused(&begin(&stdio).await, "1");
 
@@ -59,13 +61,13 @@ async fn a_session_in_use_makes_no_room() {
     drop(listening);
 }
 
-/// For example, a large argument over a slow network.
+/// The request may have a large argument, and its client a slow network.
 #[tokio::test]
 async fn a_session_whose_request_is_arriving_makes_no_room() {
     let stdio = serve(limited(1));
     let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
     let meanwhile = async {
-        sleep(2 * SESSION_TIMEOUT).await;
+        sleep(2 * MAKE_ROOM_AFTER).await;
         begin(&stdio).await
     };
 
@@ -82,13 +84,13 @@ async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has
     let (listens, works) = two_clients(&stdio).await;
     let listening = listens.get(None).await;
     let mut working = works.call("1", "work", r#"{"seconds":1}"#).await;
-    sleep(SESSION_TIMEOUT).await;
+    sleep(MAKE_ROOM_AFTER).await;
     assert!(working.answer().await["result"].is_object());
     drop((listening, working));
 
     assert_refused(&begin(&stdio).await, "1");
 
-    sleep(2 * SESSION_TIMEOUT).await;
+    sleep(2 * MAKE_ROOM_AFTER).await;
     assert_eq!(begin(&stdio).await.status(), StatusCode::OK);
 }
 
@@ -98,7 +100,7 @@ async fn each_new_session_takes_the_place_of_one() {
     for _ in 0..3 {
         drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
     }
-    sleep(2 * SESSION_TIMEOUT).await;
+    sleep(2 * MAKE_ROOM_AFTER).await;
 
     let (first, second) = tokio::join!(begin(&stdio), begin(&stdio));
 
@@ -115,7 +117,7 @@ async fn a_process_that_is_ending_makes_room_before_another_session() {
     let stdio = serve(limited(2));
     let (deleted, kept) = two_clients(&stdio).await;
     let pid = kept.pid().await;
-    sleep(2 * SESSION_TIMEOUT).await;
+    sleep(2 * MAKE_ROOM_AFTER).await;
     assert_eq!(deleted.delete().await, StatusCode::NO_CONTENT);
 
     assert_eq!(begin(&stdio).await.status(), StatusCode::OK);

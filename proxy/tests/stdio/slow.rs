@@ -10,9 +10,9 @@ use crate::{client::*, server::*};
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}"#;
 
-/// Returns a server that sends requests until its answer has to wait for the client.
+/// Returns the options for a server whose answer has to wait for the client.
 ///
-/// Then the server runs `then`.
+/// The server sends requests until there is no room. After its answer it runs the shell command `then`.
 fn requesting_server(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
@@ -27,7 +27,7 @@ async fn read_late(options: Options, after: Duration) -> String {
     let response = client.post(CALL).await;
     sleep(after).await;
     let read = timeout(LIMIT, response.into_body().collect()).await;
-    let bytes = read.expect("its stream ends").unwrap().to_bytes();
+    let bytes = read.expect("the stream ends").unwrap().to_bytes();
     String::from_utf8(bytes.into()).unwrap()
 }
 
@@ -56,5 +56,5 @@ async fn the_stream_of_a_cancelled_call_ends_with_its_session() {
     let response = client.post(CALL).await;
     client.cancel("1").await;
     let read = timeout(LIMIT, response.into_body().collect()).await;
-    read.expect("its stream ends").unwrap();
+    read.expect("the stream ends").unwrap();
 }

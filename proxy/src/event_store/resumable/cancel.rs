@@ -23,8 +23,8 @@ where
 {
     /// Sends the layer's cancel of a call.
     ///
-    /// It has the credentials of the call. If these are refused, it is sent again with the latest that the server has accepted in the session:
-    /// a token may expire during a call.
+    /// The cancel has the credentials of the call. A token may expire during a call, so the server may refuse them. Then the cancel is
+    /// sent again with the latest credentials that the server has accepted in the session if these differ.
     pub(super) async fn cancel(
         &mut self,
         stream: &Stream,
@@ -56,7 +56,7 @@ where
             return response;
         };
         drop(response);
-        // Ready for one request only.
+        // The service was ready for the first request only.
         let Ok(()) = poll_fn(|cx| self.inner.poll_ready(cx)).await;
         self.forward(with_credentials(Some(&other)).map(Body::from))
             .await
@@ -65,7 +65,7 @@ where
 
 /// Returns the cancel with the id that the client wrote.
 ///
-/// A server may distinguish `1` from `1.0`.
+/// A server may distinguish `1` from `1.0`. A cancel that has this id already is unchanged.
 fn with_request_id(mut request: Request<Bytes>, message: &Message<'_>, id: &str) -> Request<Bytes> {
     let Some(body) = message.with_request_id(request.body(), id) else {
         return request;

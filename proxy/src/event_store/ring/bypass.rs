@@ -10,8 +10,9 @@ use crate::event_store::event::{Event, Weight};
 impl Ring {
     /// Starts an event that bypasses the ring.
     ///
-    /// Returns `false` if the reader still has to take earlier events. `lost` is the error for a reader that misses the
-    /// event.
+    /// Returns `false` if the reader still has to take earlier events. If there is no reader, or the ring has ended, the event is
+    /// lost at once, and [`bypass_state`](Self::bypass_state) returns [`Bypassed::NoReader`]. `lost` is the error for a reader that
+    /// misses the event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
         let reader = self.reader.as_mut().filter(|_| !self.has_ended);
         let Some(reader) = reader else {
@@ -31,7 +32,9 @@ impl Ring {
         true
     }
 
-    /// Adds a piece of the bypassing event. The reader must have taken the previous piece.
+    /// Adds a piece of the bypassing event. Does nothing if the bypass was aborted.
+    ///
+    /// The reader must have taken the previous piece.
     pub(in crate::event_store) fn set_bypass_piece(&mut self, piece: Bytes) {
         if let Bypass::Piece(current) = &mut self.bypass {
             *current = Some(piece);
@@ -47,7 +50,7 @@ impl Ring {
         }
     }
 
-    /// Ends the bypassing event, if its reader has taken all of it.
+    /// Ends the bypassing event if its reader has taken all of it. Returns the state of the last piece.
     pub(in crate::event_store) fn end_bypass(&mut self, weight: Weight) -> Bypassed {
         let state = self.bypass_state();
         if state == Bypassed::Taken {
@@ -66,7 +69,9 @@ impl Ring {
         lines.into()
     }
 
-    /// Adds the error for a reader that missed a bypassing event, unless the ring has an answer.
+    /// Adds the error for a reader that missed a bypassing event.
+    ///
+    /// Does nothing before the end of the ring, or if the ring still has the answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {
         let is_in_ring = |seq| {
             self.events
@@ -83,6 +88,7 @@ impl Ring {
         }
     }
 
+    /// Aborts the bypassing event, if any. Its reader has detached, or the ring has ended.
     pub(super) fn abort_bypass(&mut self) {
         if let Bypass::Piece(_) = self.bypass {
             self.bypass = Bypass::Aborted;

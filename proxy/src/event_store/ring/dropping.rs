@@ -24,7 +24,7 @@ impl Ring {
 
     /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
-    /// Returns `false` if the reader has taken none. Requests are dropped later, because no server repeats one that is lost
+    /// Returns `false` if no reader is attached, or it has taken none. Requests are dropped later, because no server repeats one that is lost
     /// with a broken connection.
     pub(super) fn drop_delivered(&mut self) -> bool {
         let at = self.reader.as_ref().map_or(0, |reader| reader.at);

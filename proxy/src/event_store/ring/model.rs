@@ -47,7 +47,7 @@ struct Model {
     bypassed: Option<usize>,
     answer: Option<usize>,
     others: usize,
-    ended: bool,
+    has_ended: bool,
 }
 
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Model {
         let is_retained = self
             .answer
             .is_some_and(|answer| self.events[answer].is_retained);
-        if self.ended && missed && !is_retained {
+        if self.has_ended && missed && !is_retained {
             self.bypassed = None;
             self.add("lost".into(), Weight::Answer, 0, true);
         }
@@ -212,7 +212,7 @@ fn run(ops: Vec<Op>) {
                 let event = event(&text, weight);
                 let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
                 let pushed = ring.push(event);
-                if model.ended {
+                if model.has_ended {
                     assert!(matches!(pushed, Pushed::Ended));
                 } else if model.push(text, weight, cost) {
                     assert!(matches!(pushed, Pushed::Done), "{pushed:?}");
@@ -255,9 +255,11 @@ fn run(ops: Vec<Op>) {
                     let expected = model.take();
                     match ring.take(id) {
                         Taken::Frame(frame) => assert_eq!(Some(seen(&frame)), expected),
-                        Taken::Wait => assert!(expected.is_none() && !model.ended),
+                        Taken::Wait => assert!(expected.is_none() && !model.has_ended),
                         Taken::End => {
-                            assert!(expected.is_none() && (model.ended || model.reader.is_none()))
+                            assert!(
+                                expected.is_none() && (model.has_ended || model.reader.is_none())
+                            )
                         }
                     }
                 }
@@ -279,7 +281,7 @@ fn run(ops: Vec<Op>) {
                     .reader
                     .as_ref()
                     .is_some_and(|reader| reader.at != model.events.len());
-                let has_reader = model.reader.is_some() && !model.ended;
+                let has_reader = model.reader.is_some() && !model.has_ended;
                 assert_eq!(ring.begin_bypass(lost), !(has_reader && is_behind));
                 if has_reader && !is_behind {
                     let seq = model.events.len();
@@ -303,14 +305,14 @@ fn run(ops: Vec<Op>) {
                     model.unread = seq + 1;
                 } else if !has_reader {
                     assert_eq!(ring.end_bypass(weight), Bypassed::NoReader);
-                    if !model.ended {
+                    if !model.has_ended {
                         model.add(String::new(), Weight::Kept, 0, false);
                     }
                 }
             }
             Op::End => {
                 ring.end();
-                model.ended = true;
+                model.has_ended = true;
             }
             Op::Others(choice) => {
                 others.shrink(usize::MAX);

@@ -42,7 +42,7 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// Records that the server has refused these credentials and waits until it accepts credentials again.
+    /// Records that the server has refused these credentials, and waits for accepted ones.
     ///
     /// Ends the response that the client is reading, so that the client resumes. Returns `true` once the server has accepted
     /// credentials again, even the same ones. Returns `true` at once if `refused` is `None`, or no longer the latest. Returns
@@ -83,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Starts a check of other credentials with the server.
+    /// Counts a check of other credentials with the server until the result is dropped.
     pub(in crate::event_store) fn begin_check(&self) -> PendingCheck {
         self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
         PendingCheck(self.clone())

@@ -12,6 +12,8 @@ use crate::event_store::{
 
 impl Stream {
     /// Starts an event that bypasses the ring, once the reader has taken all earlier events.
+    ///
+    /// Returns at once if there is no reader. The event is then lost.
     pub(in crate::event_store) async fn begin_bypass(&self) {
         let lost = || {
             let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
@@ -21,7 +23,9 @@ impl Stream {
             .await;
     }
 
-    /// Sends bytes of the bypassing event. Returns `true` once the reader has taken them, and `false` if the reader detached.
+    /// Sends bytes of the bypassing event. Returns `true` once the reader has taken them.
+    ///
+    /// Returns `false` if the reader has detached, there was none, or the stream has ended.
     pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
@@ -47,11 +51,12 @@ impl Stream {
         taken
     }
 
-    /// Ends the call with an error, because an event that had to bypass the ring is lost.
+    /// Refuses an event that had to bypass the ring and is lost. The stream of a call ends with an error.
     pub(in crate::event_store) fn fail_lost_event(&self) -> Result<(), Refused> {
         self.fail(NO_ROOM)
     }
 
+    /// Sends a whole event past the ring. Fails if the attached client does not take all of it.
     pub(super) async fn push_bypassing(&self, event: Event) -> Result<(), Refused> {
         let weight = event.weight;
         self.begin_bypass().await;
@@ -62,7 +67,7 @@ impl Stream {
         }
     }
 
-    /// Runs `step`, and again whenever the reader progresses, until it returns a value.
+    /// Runs `step` now and whenever the reader progresses, until `step` returns a value. Wakes the reader after each run.
     async fn wait_for_progress<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
         loop {
             let reader_progress = self.0.reader_progress.notified();

@@ -29,7 +29,7 @@ impl Stream {
         }
     }
 
-    /// Removes the stream at once, if it is marked as evictable and no client is reading it. Returns `false` otherwise.
+    /// Removes the stream at once if it is marked as evictable and no client has events to read. Returns `false` otherwise.
     fn evict_unless_reading(&self) -> bool {
         let Some(index) = self.0.index.upgrade() else {
             return false;
@@ -49,7 +49,10 @@ impl Stream {
         is_closed
     }
 
-    /// Removes the stream, unless a client is reading it, or has stopped within the retention before it had everything.
+    /// Removes the stream, or postpones its expiry by the retention.
+    ///
+    /// The expiry is postponed if a client has events to read or is being checked. It is also postponed if a client stopped reading
+    /// within the retention, before it had everything.
     fn expire(&self) {
         let now = Instant::now();
         let postponed = {
@@ -97,7 +100,9 @@ impl Stream {
         index.is_some_and(|index| index.evict_for(exhausted))
     }
 
-    /// Registers the end of the stream, which expires at this time.
+    /// Registers the end of the stream, which expires at this time. Starts the task that removes expired streams.
+    ///
+    /// Outside of a Tokio runtime the task is not started.
     pub(super) fn expire_at(&self, until: Instant) {
         let Some(index) = self.0.index.upgrade() else {
             return;
@@ -120,7 +125,8 @@ impl Stream {
 
     /// Ends the stream with its session.
     ///
-    /// An attached client gets the remaining events, and an error in place of a missing answer.
+    /// An attached client gets the remaining events, and an error in place of a missing answer. If no client is attached, all
+    /// events are dropped.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let call = self.0.call.as_ref();
         let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
@@ -137,6 +143,7 @@ impl Stream {
         });
     }
 
+    /// Releases what a closed stream had, and wakes its tasks. Must be called without the lock of the state.
     fn release(
         &self,
         reader: Option<Waker>,
@@ -189,7 +196,7 @@ impl Stream {
 // === impl StreamIndex ===
 
 impl StreamIndex<Stream> {
-    /// Removes a stream, if it is still there.
+    /// Removes and closes a stream. Does nothing if it has been removed before.
     fn evict(&self, number: u64) {
         if let Some(stream) = self.remove(number) {
             stream.close(self.ended_streams().as_deref());
@@ -229,7 +236,7 @@ impl EndedStreams<Stream> {
         })
     }
 
-    /// Removes the expired streams. Returns when the next one expires.
+    /// Removes the expired streams. Returns when the next one expires, or `None` if no ended stream is left.
     fn expire(&self) -> Option<Instant> {
         loop {
             match self.next_expiry(Instant::now()) {
@@ -245,6 +252,7 @@ impl EndedStreams<Stream> {
     }
 }
 
+/// Removes streams when they expire, until no ended stream is left.
 async fn expire_loop(ended_streams: Weak<EndedStreams<Stream>>, mut next: Instant) {
     loop {
         tokio::time::sleep_until(next).await;

@@ -52,7 +52,8 @@ impl Stream {
 
     /// Returns `true` if a shutdown should wait for this stream.
     ///
-    /// The answer to its call is pending or is being read, or its client may still resume within the reconnect delay.
+    /// The answer to its call is pending or is being read, or its client may still resume within the reconnect delay. Always `false`
+    /// for a standalone stream.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {
             return false;

@@ -26,7 +26,10 @@ struct ReaderBody {
 // === impl Stream ===
 
 impl Stream {
-    /// Attaches a reader. If `with_position` is set, the reader first gets a position event.
+    /// Attaches a reader in place of the former one, and returns its response.
+    ///
+    /// If `with_position` is set, the reader first gets a position event, unless it starts at the first event. Returns `None` if
+    /// there is no such event to start after.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
         let (id, position_event, former) = {
             let mut state = self.state();

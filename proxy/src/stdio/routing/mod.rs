@@ -1,4 +1,4 @@
-//! Finds the stream for each line from the server. Does no I/O and reads no clock.
+//! Finds the stream for each line from the server. Does no I/O and does not read a clock.
 //!
 //! On stdio all calls of a session share one pipe, and few lines identify their call. The rules:
 //!
@@ -9,8 +9,8 @@
 //! 2. **Progress** is sent to the call with its token. Once two calls share a token, its progress is sent to the standalone stream
 //!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
-//!    of that call may be disconnected. In that case, the session task uses the standalone stream if a client is reading it, or if the
-//!    stream of the call cannot be resumed.
+//!    of that call may be disconnected. The session task then uses the standalone stream if a client is reading it, or if the stream of
+//!    the call cannot be resumed.
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
@@ -208,7 +208,7 @@ impl<S: Clone> Routes<S> {
         call.map_or(Route::Dropped, |call| Route::Call(call.stream.clone()))
     }
 
-    /// Ends the call with this id and returns where its answer is sent.
+    /// Ends the call with this id and returns where its answer is sent. An answer to no call is dropped.
     pub fn on_answered(&mut self, id: &IdKey) -> Route<S> {
         let has_sent_type = if id.is_text() {
             self.has_sent_text
@@ -241,9 +241,9 @@ impl<S: Clone> Routes<S> {
         Route::Dropped
     }
 
-    /// Records that the client has cancelled the call with this id.
+    /// Records a cancel of the call with this id. Does nothing if no open call has this id.
     ///
-    /// Returns the stream of an older cancelled call that is evicted to make room for this one, if that stream is still open.
+    /// Returns the stream of an older cancelled call that is evicted to make room for this one if that stream is still open.
     pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
@@ -270,7 +270,7 @@ impl<S: Clone> Routes<S> {
         evicted
     }
 
-    /// Returns the next deadline of [`due`](Self::due).
+    /// Returns the next deadline of [`due`](Self::due), or `None` if nothing will be due.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let due = self.unanswered.values().flat_map(|unanswered| {
@@ -341,7 +341,7 @@ impl<S: Clone> Routes<S> {
         self.open.is_empty()
     }
 
-    /// Forgets the oldest unanswered call. Returns its stream, if that is still open.
+    /// Forgets the oldest unanswered call. Returns its stream if that is still open.
     fn evict_oldest(&mut self) -> Option<S> {
         let oldest = self
             .unanswered

@@ -323,10 +323,10 @@ impl Model {
             format!("\"{}\"", id.trim_end_matches(".0"))
         };
         let id = if had_kind { id } else { &other_kind };
-        let found = self.calls.iter_mut().enumerate();
-        let mut found = found
+        let calls = self.calls.iter_mut().enumerate();
+        let mut matching = calls
             .filter(|(_, (other, _, state))| have_same_value(other, id) && *state != State::Ended);
-        let Some((stream, (.., state))) = found.next() else {
+        let Some((stream, (.., state))) = matching.next() else {
             return Route::Dropped;
         };
         let route = match *state {
@@ -334,7 +334,7 @@ impl Model {
             _ => Route::Answer(stream),
         };
         *state = State::Ended;
-        drop(found);
+        drop(matching);
         self.update_ambiguous_tokens();
         route
     }

@@ -32,14 +32,14 @@ impl Program {
 
     pub(crate) fn start(mut command: Command) -> Self {
         let spawned = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-        let mut child = spawned.expect("it starts");
+        let mut child = spawned.expect("the program starts");
         let lines = BufReader::new(child.stderr.take().expect("a pipe"));
         Self { child, lines }
     }
 
     /// Runs the program to its end. Returns its exit code and its standard error.
     pub(crate) fn run(mut command: Command) -> (Option<i32>, String) {
-        let output = command.output().expect("it starts");
+        let output = command.output().expect("the program starts");
         let text = String::from_utf8(output.stderr).expect("text");
         (output.status.code(), text)
     }
@@ -63,7 +63,7 @@ impl Program {
 
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("a process"), signal).expect("it runs");
+        kill_process(pid.expect("a process"), signal).expect("the program is running");
     }
 
     /// Waits for the program to end. Returns its status and the rest of its log.
@@ -75,7 +75,7 @@ impl Program {
         });
         // Longer than a shutdown may take, so that a failure shows the log.
         let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
-        ended.expect("it ends").expect("no panic")
+        ended.expect("the program ends").expect("no panic")
     }
 }
 

@@ -50,7 +50,7 @@ impl Running {
         let program_args = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
         let args = program_args.iter().chain(args).map(|arg| arg.into());
         let config = Config::read(args).expect("valid options");
-        let proxy = Proxy::bind(config).await.expect("it starts");
+        let proxy = Proxy::bind(config).await.expect("the proxy starts");
         let (stop, stopped) = oneshot::channel();
         Self {
             addr: proxy.local_addr().expect("an address"),

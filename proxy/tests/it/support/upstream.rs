@@ -59,7 +59,9 @@ impl Upstream {
     /// Accepts connections again.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn accept_again(&mut self) {
-        let listener = TcpListener::bind(self.addr).await.expect("its port");
+        let listener = TcpListener::bind(self.addr)
+            .await
+            .expect("the port is free");
         self.accepting = accept(listener, self.to_test.clone());
     }
 
@@ -132,7 +134,7 @@ impl ReceivedRequest {
         let written = self.stream.write_all(bytes.as_ref());
         within("the proxy to read", written)
             .await
-            .expect("it reads");
+            .expect("the proxy reads");
     }
 
     /// Resets the connection.
@@ -194,6 +196,6 @@ impl ReceivedRequest {
     pub(crate) async fn closed(&mut self) {
         let mut byte = [0];
         let read = within("the proxy to close", self.stream.read(&mut byte)).await;
-        assert!(matches!(read, Ok(0) | Err(_)), "it writes on");
+        assert!(matches!(read, Ok(0) | Err(_)), "the proxy keeps writing");
     }
 }

@@ -30,7 +30,7 @@ class Response:
         return self
 
     async def events(self):
-        """(id, data) of each event."""
+        """Yields the id and the data of each event."""
         event_id, data, rest = None, "", b""
         async for chunk in self._chunks():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -79,7 +79,7 @@ class Actor:
                 self._facts.note("broke", tag=self._tag, error=repr(error))
 
     async def _visit(self):
-        """A session from start to end."""
+        """Plays stories in a new session, or waits a moment if there is no room for one. Mostly ends the session."""
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "actor", "version": "0"}}
         self._session, self._next = None, 0
         response = await self._post("initialize", hello, id=0)
@@ -156,19 +156,19 @@ class Actor:
         return await response.head()
 
     async def _answer(self, cell, response, size, last, until=TIMEOUT):
-        """Reads for at most this many seconds. Returns the last event id, or `None` after the answer."""
+        """Reads for at most this many seconds. Returns the last event id, or `None` once the answer has arrived."""
         async def read():
             nonlocal last
             async for event_id, data in response.events():
                 last = event_id or last
                 message = json.loads(data or "{}")
-                of = message.get("params", {}).get("message")
+                owner = message.get("params", {}).get("message")
                 if "result" in message:
-                    of = message["result"]["content"][0]["text"]
-                    self._note("answered", cell, right=of == cell.ljust(size, "."))
-                    of = of.rstrip(".")
-                if of is not None and of != cell:
-                    self._note("crossed", cell, of=of)
+                    owner = message["result"]["content"][0]["text"]
+                    self._note("answered", cell, right=owner == cell.ljust(size, "."))
+                    owner = owner.rstrip(".")
+                if owner is not None and owner != cell:
+                    self._note("crossed", cell, of=owner)
                 if "result" in message:
                     last = None
                     response.close()

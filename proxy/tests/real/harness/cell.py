@@ -46,7 +46,7 @@ class Cell:
     # === what a scenario does ===
 
     async def streaming(self):
-        """Returns when the tool works, and when the client has everything that it needs to resume."""
+        """Waits until the tool works and the client has everything that it needs to resume. Otherwise the cell is broken."""
 
         def ready():
             call = self._relay.of_call()
@@ -82,7 +82,7 @@ class Cell:
 
 
 class World:
-    """Shared by all cells."""
+    """What all cells share: the recorded events, and the order of their cuts."""
 
     # Interval of reads of the servers' files.
     POLL_INTERVAL = 0.05

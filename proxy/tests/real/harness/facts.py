@@ -10,14 +10,14 @@ class Facts:
     def __init__(self, folder):
         self.folder = folder
         self.folder.mkdir(exist_ok=True)
-        self._own = open(folder / "run.jsonl", "a")
+        self._file = open(folder / "run.jsonl", "a")
 
     def file(self, name):
         return self.folder / f"{name}.jsonl"
 
     def note(self, event, **more):
-        self._own.write(json.dumps({"event": event, "at": time.time(), **more}) + "\n")
-        self._own.flush()
+        self._file.write(json.dumps({"event": event, "at": time.time(), **more}) + "\n")
+        self._file.flush()
 
 
 class Tail:
@@ -38,5 +38,5 @@ class Tail:
 
 
 def read(folder):
-    """All facts, sorted by time."""
+    """Returns all facts, sorted by time."""
     return sorted(Tail(folder).new(), key=lambda fact: fact["at"])

@@ -75,7 +75,7 @@ def upstreams(cache):
     }
     for key, start in starts.items():
         for mode in ("session", "json", "store", "stateless", "stdio"):
-            # SDK 2.x of Python serves that revision beside sessions; the TypeScript SDK serves it by createMcpHandler.
+            # Beside sessions, SDK 2.x of Python serves the revision that has none. The TypeScript SDK does so by createMcpHandler.
             # With JSON, the Python SDK does not notice a disconnect, and without a session no cancel can be sent to it.
             modern = key == "py2" and mode not in ("stdio", "json")
             yield Upstream(f"{key}-{mode}", f"{title(key)} {mode}", start, mode, modern=modern)

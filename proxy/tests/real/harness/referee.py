@@ -69,12 +69,12 @@ class Verdict:
     def notified_at(self):
         """The time at which the proxy logged a cancel to a server that it cannot stop. A cancel at the proxy's own
         end does not count."""
-        found = CANCELLED.search(Path(self.plan["log"]).read_text())
-        at = found and datetime.fromisoformat(f"{found[1]}+00:00").timestamp()
+        entry = CANCELLED.search(Path(self.plan["log"]).read_text())
+        at = entry and datetime.fromisoformat(f"{entry[1]}+00:00").timestamp()
         return at if at and at < self.at.get("end", 0) else None
 
     def wrong(self, tolerance):
-        """Returns the fault of a cell behind the proxy."""
+        """Returns the fault of a cell behind the proxy, or `None`."""
         if self.broken:
             return self.broken
         if self.plan["scenario"] != "gone":
@@ -93,7 +93,7 @@ class Verdict:
         return None
 
     def control(self):
-        """Returns the fault of a cell without the proxy: a server that loses answers must be seen to lose them."""
+        """Returns the fault of a cell without the proxy, or `None`. A server that loses answers must be seen to lose them."""
         if self.plan["upstream"].endswith("-session") and self.plan["resumable"] and self.plan["scenario"] in ("gone", "late"):
             if self.answered or "cancelled" in self.at:
                 return "without the proxy the call must keep running or lose its answer: this control shows nothing"
@@ -114,9 +114,9 @@ def judge(folder, tolerance):
         elif fact["event"] == "ended" and not fact["clean"]:
             faults.append(f"{fact['serving']}: the proxy did not end by itself")
     for name, verdict in sorted(verdicts.items()):
-        found = verdict.wrong(tolerance) if verdict.tier == "proxy" else verdict.control()
-        if found:
-            faults.append(f"{name}: {found}")
+        fault = verdict.wrong(tolerance) if verdict.tier == "proxy" else verdict.control()
+        if fault:
+            faults.append(f"{name}: {fault}")
     print(table(verdicts.values()))
     for line in summary([verdict for verdict in verdicts.values() if verdict.tier == "proxy"]):
         print(line)

@@ -71,7 +71,7 @@ class Call:
 
 
 def judge(folder):
-    """Prints the counts and the faults. Returns the number of faulty calls, and the total."""
+    """Prints the counts and at most 40 faults. Returns the faults of calls by kind, and the number of all faults."""
     calls, faults, stories, deleted = {}, [], Counter(), {}
     for fact in read(folder):
         if "cell" in fact:

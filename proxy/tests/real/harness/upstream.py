@@ -50,16 +50,16 @@ class Serving:
                 *map(str, command), stdin=asyncio.subprocess.DEVNULL, stderr=log, env=ENVIRONMENT
             )
         for _ in range(int(TIMEOUT / 0.05)):
-            if found := LISTENING.search(self.log.read_text()):
-                return int(found[1])
+            if listening := LISTENING.search(self.log.read_text()):
+                return int(listening[1])
             if self._proxy.returncode is not None:
                 break
             await asyncio.sleep(0.05)
         raise RuntimeError(f"{self.name}: the proxy does not listen:\n{self.log.read_text()}")
 
     async def end(self):
-        """Ends the proxy as a service manager does, then the server. Returns whether the proxy ended by itself, in
-        time."""
+        """Ends the proxy as a service manager does, then the server. Returns whether the proxy ended in time, with exit
+        code 0."""
         ended = True
         if self._proxy and self._proxy.returncode is None:
             self._proxy.send_signal(signal.SIGTERM)

@@ -24,8 +24,8 @@ class Number(str):
     """A number in its original spelling."""
 
 
-def read(raw):
-    """The members of a message. A number stays text."""
+def parse(raw):
+    """Parses a message. A number stays text."""
     return json.loads(raw, parse_int=Number, parse_float=Number)
 
 
@@ -35,13 +35,13 @@ def note(what, message):
 
 
 def answers(raw):
-    """The server's output for a message."""
+    """Records a message, and yields the server's output for it."""
     note("got", raw)
-    message = read(raw)
+    message = parse(raw)
     if "method" not in message or "id" not in message:
         return
     if message["method"] == "initialize":
-        # So that the client supports events.
+        # A valid result, so that the session has the revision that the client requested.
         revision = json.dumps(message["params"]["protocolVersion"])
         raw = f'{{"protocolVersion":{revision},"capabilities":{{}},"serverInfo":{{"name":"echo","version":"0"}},"got":{raw}}}'
     elif MODE != "json":

@@ -35,7 +35,7 @@ function note(event, more) {
     appendFileSync(facts, JSON.stringify({ event, at: Date.now() / 1000, pid: process.pid, ...more }) + '\n');
 }
 
-// The response to the current request, if a closed response is the only notice of a disconnect.
+// The response to the current request, in the mode where its end is the only notice of a disconnect.
 const served = new AsyncLocalStorage();
 
 async function work({ cell, bytes }, context) {
@@ -99,9 +99,9 @@ async function inSession(request, response) {
 
 async function stateless(request, response) {
     const transport = new HttpTransport({ sessionIdGenerator: undefined });
-    const one = server();
-    response.on('close', () => one.close());
-    await one.connect(transport);
+    const instance = server();
+    response.on('close', () => instance.close());
+    await instance.connect(transport);
     await transport.handleRequest(request, response);
 }
 

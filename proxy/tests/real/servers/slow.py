@@ -4,8 +4,8 @@ records everything.
     python slow.py FACTS stdio|session
 
 Over HTTP it has sessions and no event ids. Like the SDKs, it keeps working after a disconnect, and its later messages
-are lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The first line is the
-port.
+are lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The
+first line of stdout is then the port.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Session:
         return call
 
     def take(self, message):
-        """Accepts a message that is not a call. Returns the immediate answer."""
+        """Accepts a message that is not a call. Returns the answer to `initialize`, and `None` for all others."""
         if message.get("method") == "notifications/cancelled":
             if call := self.calls.get(message["params"]["requestId"]):
                 call.cancel()
@@ -139,7 +139,7 @@ async def serve(sessions, reader, writer):
 
 
 async def stream(session, message, writer):
-    """The events of a call. Events are lost while the client is disconnected."""
+    """Sends the events of a call. Events are lost while the client is disconnected."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
 
     def say(event):

@@ -27,32 +27,34 @@ enum Client {
     Pipe(Pipe),
 }
 
-/// Prints the calls per second, and the median and the 99th percentile of the latency.
+/// Prints the calls per second, and the median and the 99th percentile of the latency in µs.
 pub(crate) async fn run(target: &str, clients: usize, seconds: f64) -> Result<()> {
     let time = Duration::from_secs_f64(seconds);
     let local = LocalSet::new();
-    let mut took = local
+    let mut latencies = local
         .run_until(async {
             let ready = Rc::new(Barrier::new(clients));
-            let mut all = JoinSet::new();
+            let mut tasks = JoinSet::new();
             for number in 0..clients {
                 let client = Client::begin(target).await?;
-                all.spawn_local(client.work(number, ready.clone(), time));
+                tasks.spawn_local(client.work(number, ready.clone(), time));
             }
-            let mut took = Vec::new();
-            while let Some(of_one) = all.join_next().await {
-                took.extend(of_one??);
+            let mut latencies = Vec::new();
+            while let Some(latencies_of_client) = tasks.join_next().await {
+                latencies.extend(latencies_of_client??);
             }
-            anyhow::Ok(took)
+            anyhow::Ok(latencies)
         })
         .await?;
-    took.sort_unstable();
+    latencies.sort_unstable();
     let at = |share: usize| {
-        let value = took.get(took.len() * share / 100).context("no calls")?;
+        let value = latencies
+            .get(latencies.len() * share / 100)
+            .context("no calls")?;
         anyhow::Ok(value.as_nanos() as f64 / 1e3)
     };
     let figures =
-        json!({ "a_second": took.len() as f64 / seconds, "p50": at(50)?, "p99": at(99)? });
+        json!({ "a_second": latencies.len() as f64 / seconds, "p50": at(50)?, "p99": at(99)? });
     println!("{figures}");
     Ok(())
 }
@@ -67,6 +69,8 @@ impl Client {
         })
     }
 
+    /// Makes calls for this time, after a warm-up and once all clients are ready. Then ends the session.
+    ///
     /// Returns the duration of each call.
     async fn work(
         mut self,
@@ -79,14 +83,14 @@ impl Client {
         }
         ready.wait().await;
         let started = Instant::now();
-        let mut took = Vec::new();
+        let mut latencies = Vec::new();
         while started.elapsed() < time {
-            took.push(self.call(number, WARM_UP + took.len()).await?);
+            latencies.push(self.call(number, WARM_UP + latencies.len()).await?);
         }
         if let Self::Http(connection) = self {
             connection.end().await?;
         }
-        Ok(took)
+        Ok(latencies)
     }
 
     async fn call(&mut self, number: usize, call: usize) -> Result<Duration> {

@@ -25,7 +25,9 @@ pub(crate) struct Flood {
     pub(crate) bytes: usize,
 }
 
-/// Prints the number of refused calls when all have been made, and keeps the others until the end of stdin.
+/// Makes all calls and prints the number of those that were refused.
+///
+/// Disconnects every second of the others. Keeps the rest unread until the end of stdin.
 pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
     let mut unread = Vec::new();
     let (mut refused, mut limit) = (0, TIMEOUT);

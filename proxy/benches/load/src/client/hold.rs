@@ -14,9 +14,10 @@ use super::{
 /// Maximum time until a response starts: 2 s.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Prints the number of responses that have started when all calls have been made, and keeps the connections until the
-/// end of stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of responses
-/// that have started is printed again.
+/// Makes all calls and prints the number of responses that have started.
+///
+/// Keeps the connections until the end of stdin. After `echo`, a line on stdin starts a `hold` on the same connections,
+/// and the number of responses that have started is printed again.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
     let (mut started, mut limit) = (0, TIMEOUT);
@@ -50,7 +51,7 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
     super::until_stdin_ends().await
 }
 
-/// Returns 1 if the stream has started.
+/// Starts a call that is never answered. Returns 1 if its stream has started in time, else 0.
 async fn hold(connection: &mut Connection, id: usize, limit: &mut Duration) -> Result<usize> {
     let has_started = connection.open(&call(id, "hold", "{}"), *limit).await?;
     if !has_started {

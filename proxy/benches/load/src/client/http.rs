@@ -43,7 +43,7 @@ pub(super) struct Connection {
     body: Vec<u8>,
 }
 
-/// The response to a call: its duration and its contents.
+/// The response to a call, and the time until the awaited text.
 pub(super) struct CallResponse {
     pub(super) after: Duration,
     pub(super) status: u16,
@@ -143,8 +143,13 @@ impl Connection {
         timeout(TIMEOUT, called).await?
     }
 
-    /// Sends a message and waits for the head of its response, which must be a stream. Returns `false` if it does not
-    /// arrive in time.
+    /// Sends a message and waits for the head of its response, for at most `limit`.
+    ///
+    /// Returns `false` if the head does not arrive in time.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the status is not 200.
     pub(super) async fn open(&mut self, message: &str, limit: Duration) -> Result<bool> {
         self.send("POST", message).await?;
         let Ok(head) = timeout(limit, self.head()).await else {

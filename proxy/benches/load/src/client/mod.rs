@@ -21,24 +21,24 @@ fn initialize() -> String {
     )
 }
 
-/// A call of a tool with these arguments. Its id is also its progress token.
+/// Returns a call of a tool with these arguments. Its id is also its progress token.
 fn call(id: usize, tool: &str, arguments: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#
     )
 }
 
-/// The text of a call: 100 B that differ from those of every other call.
+/// Returns the text of a call: 100 B that differ from those of every other call.
 fn text(client: usize, call: usize) -> String {
     format!("{:x<100}", format!("client {client} call {call} "))
 }
 
-/// A call that is answered with its text.
+/// Returns a call that is answered with its text.
 fn echo(id: usize, text: &str) -> String {
     call(id, "echo", &format!(r#"{{"text":"{text}"}}"#))
 }
 
-/// Waits for a line on stdin, of which only the line feed is read. Returns `false` at the end of stdin.
+/// Waits for an empty line on stdin. Returns `false` at the end of stdin.
 async fn read_line() -> bool {
     matches!(tokio::io::stdin().read_u8().await, Ok(b'\n'))
 }

@@ -44,13 +44,14 @@ impl Pipe {
         Ok(pipe)
     }
 
+    /// Sends a request and reads the next line, which must contain `awaited`. Returns the duration.
     pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Duration> {
         let started = Instant::now();
         self.send(message).await?;
         self.line.clear();
         self.stdout.read_until(b'\n', &mut self.line).await?;
-        let found = memmem::find(&self.line, awaited);
-        ensure!(found.is_some(), "{}", self.line.escape_ascii());
+        let position = memmem::find(&self.line, awaited);
+        ensure!(position.is_some(), "{}", self.line.escape_ascii());
         Ok(started.elapsed())
     }
 

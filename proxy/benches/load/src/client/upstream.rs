@@ -13,8 +13,9 @@ use serde_json::json;
 
 use super::call;
 
-/// Makes one held call, and `calls` more after a line on stdin. Prints the number of streams that have started each
-/// time, and keeps them until the end of stdin.
+/// Makes one call that is never answered, and `calls` more after a line on stdin.
+///
+/// Prints the number of streams that have started each time, and keeps them until the end of stdin.
 pub(crate) async fn run(url: &str, calls: usize) -> Result<()> {
     let client = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

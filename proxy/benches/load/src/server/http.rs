@@ -42,8 +42,8 @@ async fn connection(mut stream: TcpStream) -> Result<()> {
     while let Some((line, body)) = request(&mut stream, &mut received).await? {
         match line.split(' ').next() {
             Some("POST") => answer(&mut stream, &body).await?,
-            Some("DELETE") => whole(&mut stream, "200 OK").await?,
-            _ => whole(&mut stream, "405 Method Not Allowed").await?,
+            Some("DELETE") => respond_without_body(&mut stream, "200 OK").await?,
+            _ => respond_without_body(&mut stream, "405 Method Not Allowed").await?,
         }
     }
     Ok(())
@@ -74,7 +74,7 @@ async fn request(
 
 async fn answer(stream: &mut TcpStream, body: &[u8]) -> Result<()> {
     match Answer::to(body) {
-        Answer::None => whole(stream, "202 Accepted").await,
+        Answer::None => respond_without_body(stream, "202 Accepted").await,
         Answer::Never => {
             stream.write_all(format!("{STREAM}\r\n").as_bytes()).await?;
             // Returns when the client closes.
@@ -104,7 +104,7 @@ async fn answer(stream: &mut TcpStream, body: &[u8]) -> Result<()> {
     }
 }
 
-async fn whole(stream: &mut TcpStream, status: &str) -> Result<()> {
+async fn respond_without_body(stream: &mut TcpStream, status: &str) -> Result<()> {
     let response = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
     Ok(stream.write_all(response.as_bytes()).await?)
 }
