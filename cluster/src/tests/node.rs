@@ -379,7 +379,11 @@ pub(super) async fn pass(time: Duration) {
 
 /// Returns the number of the call on whose stream an event was sent.
 pub(super) fn call_number(event_id: &str) -> CallNumber {
-    ClusterEventId::read(event_id).unwrap().call.unwrap().number
+    ClusterEventId::parse(event_id)
+        .unwrap()
+        .call
+        .unwrap()
+        .number
 }
 
 /// Sends a request into an application, without a connection.
