@@ -191,8 +191,8 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
     within("a head", listed.head()).await.status
 }
 
-/// The handler takes longer to start than the client's timeout, which then retries. No restore has failed, because the client gave up
-/// each of them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
+/// The handler takes longer to start than the client waits before it retries. No restore has failed, because the client gave up each of
+/// them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
 async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
     let SlowInstance {

@@ -167,7 +167,7 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
 
 /// The streams of a restored session count from 0 again, even in the same process.
 #[tokio::test]
-async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
+async fn an_event_from_before_a_restore_does_not_refer_to_another_call_of_the_same_incarnation() {
     let (directory, [a], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");

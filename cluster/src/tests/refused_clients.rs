@@ -70,7 +70,7 @@ async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_
 }
 
 #[tokio::test]
-async fn a_cancel_that_the_application_refuses_cancels_no_waiting_call() {
+async fn a_cancel_that_the_application_refuses_does_not_cancel_a_waiting_call() {
     let answer = waiting_call_after_a_refused_cancel(|request| {
         let bob = "Bearer bob".parse().unwrap();
         request.headers_mut().insert("authorization", bob);
@@ -81,7 +81,7 @@ async fn a_cancel_that_the_application_refuses_cancels_no_waiting_call() {
 
 /// rmcp's own check against DNS rebinding.
 #[tokio::test]
-async fn a_cancel_for_another_host_cancels_no_waiting_call() {
+async fn a_cancel_for_another_host_does_not_cancel_a_waiting_call() {
     let answer = waiting_call_after_a_refused_cancel(|request| {
         let host = "evil.example".parse().unwrap();
         request.headers_mut().insert("host", host);

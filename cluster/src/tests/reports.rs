@@ -60,7 +60,7 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
 }
 
 #[tokio::test]
-async fn setting_the_clock_back_makes_no_heartbeat_newer_than_it_is() {
+async fn setting_the_clock_back_does_not_make_a_heartbeat_newer_than_it_is() {
     let mut results = Vec::new();
     for (late, step, before) in [
         (450, 0, 1_000),
@@ -83,7 +83,7 @@ async fn setting_the_clock_back_makes_no_heartbeat_newer_than_it_is() {
 /// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
 /// was executed shortly before, and the next one takes 1 s. Meanwhile the directory's clock is set back.
 #[tokio::test]
-async fn setting_the_clock_back_makes_no_executed_heartbeat_newer() {
+async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     let mut cancelled = Vec::new();
     for (step, phase) in [0, 900]
         .into_iter()

@@ -53,7 +53,7 @@ async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     [a, b]
 }
 
-/// Starts both on a new directory, and opens a session at the owner.
+/// Starts such a pair on a new directory, and opens a session at the owner.
 async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], Mcp) {
     let directory = directory();
     let nodes = start_pair(&directory, can_reach_owner).await;
