@@ -206,11 +206,11 @@ async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
     let (setup, mcp) = setup.client().await;
     let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
     older.head().await;
-    store.opens_no_streams.store(true, Ordering::Relaxed);
+    store.rejects_streams.store(true, Ordering::Relaxed);
 
     let mut refused = mcp.call(7, "hold", arguments("refused")).await;
     assert_eq!(refused.head().await.status, 500);
-    store.opens_no_streams.store(false, Ordering::Relaxed);
+    store.rejects_streams.store(false, Ordering::Relaxed);
 
     older.fin();
     assert_eq!(setup.events.ended(&mcp, 7).await, DISCONNECTED);
