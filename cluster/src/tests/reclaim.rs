@@ -204,7 +204,7 @@ async fn half_a_body_does_not_lock_its_session() {
     }
 }
 
-/// The same on an instance that relays, and on one that transfers its sessions.
+/// The limit is the same on an instance that relays and on one that transfers its sessions.
 #[tokio::test]
 async fn the_wait_for_half_a_body_is_limited() {
     let (_directory, [a, b], mcp) = Node::with_session().await;

@@ -102,7 +102,7 @@ fn with_public_news(app: Router) -> Router {
 /// Bob knows the id of a session that the MCP endpoint refuses to him. Another path answers him with events. He derives the rest of the
 /// event id from a session of his own. The incarnation is the same for all sessions of A, and its calls are numbered.
 #[tokio::test]
-async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
+async fn a_stored_answer_is_not_sent_to_another_user_at_another_path() {
     let directory = directory();
     let [mut a, b] = Setup::start_pair(&directory, with_public_news).await;
     let mcp = a.session().await;

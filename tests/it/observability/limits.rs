@@ -198,7 +198,7 @@ async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
 
 /// A request changes nothing for other calls until the manager accepts it.
 #[tokio::test]
-async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
+async fn a_refused_request_over_the_limit_does_not_hide_an_older_call_with_its_id() {
     let store = Arc::new(Failing::default());
     let server_store = store.clone();
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));

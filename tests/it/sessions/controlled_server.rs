@@ -344,17 +344,17 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
 #[tokio::test]
 async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
     let superseded = Outcome::Cancelled(CancelReason::Superseded);
-    refused_it_supersedes_nothing(CancelOnDisconnectLayer::new(), &[superseded]).await;
+    assert_refused_supersedes_nothing(CancelOnDisconnectLayer::new(), &[superseded]).await;
 }
 
 #[tokio::test]
-async fn a_request_over_the_limit_supersedes_no_call_whether_refused_or_not() {
+async fn a_request_over_the_limit_does_not_supersede_a_call_whether_refused_or_not() {
     let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(1));
-    refused_it_supersedes_nothing(layer, &[]).await;
+    assert_refused_supersedes_nothing(layer, &[]).await;
 }
 
 /// `accepted`: how the call ended after the request was accepted.
-async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
+async fn assert_refused_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
     let gated = Arc::new(GatedManager::new(At::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
     let (layer, log) = Log::of(layer.policy(policy));
@@ -675,7 +675,7 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     assert_done(next.await.unwrap().unwrap()).await;
 }
 
-/// The same, whether or not the client is connected.
+/// The limit is the same whether or not the client of the resume that hangs is connected.
 #[tokio::test]
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();

@@ -371,9 +371,10 @@ async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
-/// The same, but `attacker_events` are events of an attacker's call with the victim's session and id.
+/// Asserts that the call `victim` with id 7 is untouched beside an attacker's call with its session and id. The latter
+/// has had `attacker_events`.
 ///
-/// The handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
+/// The victim's handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
 async fn assert_untouched_beside(
     setup: &Setup,
     mcp: &Mcp,

@@ -183,7 +183,7 @@ async fn a_session_is_found_also_where_it_was_restored_from_that_of_another_serv
 
 /// A session has a call at each of two services. Each call has the first stream there.
 #[tokio::test]
-async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
+async fn the_cancel_of_a_call_at_one_service_does_not_end_a_stream_of_another() {
     let bench = Bench::two().await;
     let here = Mcp::session(bench.served.addr, "/a").await;
     let there = Mcp::stateless(bench.served.addr, "/b");

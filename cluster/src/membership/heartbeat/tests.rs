@@ -142,7 +142,7 @@ async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat(
 
 /// The instance does not know whether the directory's clock was set back in the meantime.
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_the_directory_is_no_suspension() {
+async fn an_outage_of_the_directory_is_not_a_suspension() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &[]).await;
     for fault in [Fault::Fails, Fault::Slow(240 * Duration::from_millis(1))] {

@@ -97,7 +97,7 @@ fn check(reading: Reading) {
 }
 
 #[test]
-fn a_body_read_to_its_end_is_no_disconnect_and_an_error_is_one() {
+fn a_body_read_to_its_end_is_not_a_disconnect_and_an_error_is_one() {
     check(ToEnd);
 }
 
@@ -179,7 +179,7 @@ fn token_reason(method: Method, status: StatusCode) -> TokenReason {
 }
 
 #[test]
-fn a_response_that_has_no_body_to_send_is_no_disconnect() {
+fn a_response_that_has_no_body_to_send_is_not_a_disconnect() {
     assert_eq!(token_reason(Method::HEAD, StatusCode::OK), NOT_FIRED);
     assert_eq!(token_reason(Method::GET, StatusCode::NO_CONTENT), NOT_FIRED);
     assert_eq!(
