@@ -119,7 +119,7 @@ async fn a_kept_answer_does_not_pass_through_inner_layers() {
 #[derive(Clone)]
 struct Certificate;
 
-/// Refuses clients without a certificate.
+/// Refuses the requests of a session whose client has no certificate.
 fn require_certificate(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let info: Option<&ConnectInfo<Certificate>> = request.extensions().get();

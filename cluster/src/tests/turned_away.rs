@@ -61,7 +61,7 @@ async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], M
     (directory, nodes, mcp)
 }
 
-/// Waits until the other end closes a connection.
+/// Waits until the other end closes a connection, without a reset.
 async fn until_closed(mut stream: TcpStream) {
     let mut sent = Vec::new();
     within("the relay to disconnect", stream.read_to_end(&mut sent))
