@@ -134,7 +134,7 @@ async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Opens a standalone stream and a shadow of it, which are replaced every five minutes. The server sends events in
+/// Opens a standalone stream and a shadow of it, which are replaced each [`RECONNECT`]. The server sends events in
 /// each. Returns the events of each stream.
 async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mcp = setup.mcp().await;

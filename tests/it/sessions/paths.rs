@@ -70,8 +70,9 @@ impl Bench {
         }
     }
 
-    /// Asserts that a resume in time is held and attached although the server answers it only after the grace. Then
-    /// asserts that the resumed stream gets the error of a cancel.
+    /// Asserts for two calls that a resume in time is held and attached although the server answers it only after the
+    /// grace. Then asserts that the resumed stream gets the answer of the first call, and the error of the second, which is
+    /// cancelled.
     async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
         let mcp = Mcp::session(self.served.addr, path).await;
         self.check_of(clock, &mcp, path, label).await;

@@ -301,7 +301,8 @@ fn cancel(id: u32) -> Request<Full<Bytes>> {
     Kind::Session.request_with(Full::from(cancel.to_string()))
 }
 
-/// Returns why the token of a call without a head fired after another request of its session.
+/// Returns why the token of a call without a head has fired after another request of its session, and the ends of the
+/// call.
 fn reason_after(request: Request<Full<Bytes>>) -> (Option<CancelReason>, Vec<Outcome>) {
     let (layer, log) = immediate();
     let token = Arc::new(Mutex::new(None));

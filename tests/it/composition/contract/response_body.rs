@@ -117,7 +117,7 @@ fn frames_trailers_errors_and_known_lengths_are_those_of_the_body_without_the_la
         for reading in [ToEnd, OneFrame, Nothing] {
             for kind in Kind::ALL {
                 let mut bare = read(&mut row.script.body(), reading);
-                bare.iter_mut().for_each(Seen::promise_no_length);
+                bare.iter_mut().for_each(Seen::remove_bounds);
                 let (layer, _log) = immediate();
                 let (response, _token) = exchange(&layer, kind.request(), &row.script);
                 let layered = read(&mut response.into_body(), reading);
