@@ -379,12 +379,12 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
     };
     rule("-I");
     let began = Instant::now();
-    let mut is_cancelled_at = None;
+    let mut cancelled_at = None;
     let mut broke_at = None;
     let mut events = Vec::new();
-    while began.elapsed() < 240 * SECOND && (is_cancelled_at.is_none() || broke_at.is_none()) {
-        if is_cancelled_at.is_none() && !a.witness.is_running("a") {
-            is_cancelled_at = Some(began.elapsed());
+    while began.elapsed() < 240 * SECOND && (cancelled_at.is_none() || broke_at.is_none()) {
+        if cancelled_at.is_none() && !a.witness.is_running("a") {
+            cancelled_at = Some(began.elapsed());
         }
         if broke_at.is_some() {
             sleep(100 * MS).await;
@@ -398,8 +398,8 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
     }
     rule("-D");
     assert!(
-        is_cancelled_at.is_none() || broke_at.is_some_and(|at| at < is_cancelled_at.unwrap()),
-        "cancelled at {is_cancelled_at:?}, its client was connected until {broke_at:?}, events at {events:?} s"
+        cancelled_at.is_none() || broke_at.is_some_and(|at| at < cancelled_at.unwrap()),
+        "cancelled at {cancelled_at:?}, its client was connected until {broke_at:?}, events at {events:?} s"
     );
 }
 

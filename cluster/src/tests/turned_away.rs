@@ -332,7 +332,7 @@ async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     }
 }
 
-/// A response to a made-up event id, or to a request that is no resume, concerns no call here. It postpones no cancel.
+/// A response to a made-up event id, or in a made-up session, concerns no call here. It does not postpone a cancel.
 #[tokio::test]
 async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_call() {
     let directory = directory();
