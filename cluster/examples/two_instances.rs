@@ -127,7 +127,7 @@ async fn play() -> Result<(), Failure> {
     expect(&first.ends.recv().await, &Some(Outcome::ClientCancelled))?;
     answer(&first, &second).await?;
     expect(&first.ends.recv().await, &Some(Outcome::Completed))?;
-    hang_up(&first, &second).await?;
+    disconnect(&first, &second).await?;
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     expect(&first.ends.recv().await, &Some(orphaned))?;
     println!("a client that disconnected from the second: its call is cancelled at the first");
@@ -189,16 +189,16 @@ async fn start(name: &'static str, member: ClusterBuilder) -> Result<Instance, F
 /// A client disconnects during its call and resumes at the other instance.
 async fn resume(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
-    let elsewhere = of(&client, second)?;
+    let elsewhere = client_at(&client, second)?;
     let mut call = client.call(7, "work", json!({})).await;
     call.head().await;
-    let seen = call
+    let last_event_id = call
         .event()
         .await
         .and_then(|event| event.id)
         .ok_or("no event")?;
     call.fin();
-    let mut resumed = elsewhere.resume(&seen).await;
+    let mut resumed = elsewhere.resume(&last_event_id).await;
     resumed.head().await;
     first.attached().await;
     first.done.notify_one();
@@ -214,7 +214,8 @@ async fn cancel(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let mut call = client.call(7, "work", json!({})).await;
     call.head().await;
     call.event().await.ok_or("no event")?;
-    expect(&of(&client, second)?.cancel(7).await, &202)?;
+    let cancelled = client_at(&client, second)?.cancel(7).await;
+    expect(&cancelled, &202)?;
     println!("a client that cancelled at the second: its call ends at the first");
     Ok(())
 }
@@ -239,7 +240,7 @@ async fn answer(first: &Instance, second: &Instance) -> Result<(), Failure> {
             "content": { "type": "text", "text": "plum" },
         },
     });
-    let elsewhere = of(&client, second)?;
+    let elsewhere = client_at(&client, second)?;
     let mut sent = elsewhere.send(&elsewhere.message_request(&word)).await;
     expect(&sent.head().await.status, &202)?;
     let answer = call.answer().await.ok_or("no answer")?;
@@ -249,9 +250,9 @@ async fn answer(first: &Instance, second: &Instance) -> Result<(), Failure> {
 }
 
 /// A client calls a tool of the first instance through the second and disconnects without a resume.
-async fn hang_up(first: &Instance, second: &Instance) -> Result<(), Failure> {
+async fn disconnect(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = Mcp::session(first.addr, "/mcp").await;
-    let mut call = of(&client, second)?.call(7, "work", json!({})).await;
+    let mut call = client_at(&client, second)?.call(7, "work", json!({})).await;
     call.head().await;
     call.event().await.ok_or("no event")?;
     call.fin();
@@ -260,7 +261,7 @@ async fn hang_up(first: &Instance, second: &Instance) -> Result<(), Failure> {
 
 /// The first instance shuts down during a call.
 async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
-    let client = of(&Mcp::session(first.addr, "/mcp").await, second)?;
+    let client = client_at(&Mcp::session(first.addr, "/mcp").await, second)?;
     let mut call = client.call(7, "work", json!({})).await;
     call.head().await;
     let leaving = first.cluster.leave(TIMEOUT);
@@ -283,7 +284,7 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
 }
 
 /// Returns a client of an instance that uses another client's session.
-fn of(client: &Mcp, instance: &Instance) -> Result<Mcp, Failure> {
+fn client_at(client: &Mcp, instance: &Instance) -> Result<Mcp, Failure> {
     let session = client.session_id().ok_or("no session")?;
     Ok(Mcp::stateless(instance.addr, "/mcp").in_session(session))
 }

@@ -53,19 +53,20 @@ pub(crate) struct Call {
     number: CallNumber,
 }
 
-/// A call whose client has disconnected.
+/// A call of which a stream has ended, and whose client may lack the answer.
 pub(crate) struct DetachedCall {
     pub(crate) call: Call,
     /// The generation of its session in which the call runs.
     pub(crate) generation: Incarnation,
     /// The plain id of the last event of its stream from which a client can resume.
     pub(crate) event: String,
+    /// The session manager that has the answer once the call has ended.
     pub(crate) source: Weak<dyn AnswerSource>,
 }
 
 /// The source of answers of ended calls: the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
-    /// Returns the answer for a client that resumes with this event.
+    /// Returns the answer for a client that resumes with this event, or `None` if the manager does not have it.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
@@ -94,8 +95,8 @@ impl Call {
         }
     }
 
-    /// Reads a call from an event id. Returns `None` if the id belongs to no call.
-    pub(crate) fn read(session: SessionId, named: &NamedCall) -> Option<Self> {
+    /// Parses the call that an event id contains. Returns `None` if its request id is missing or invalid.
+    pub(crate) fn parse(session: SessionId, named: &NamedCall) -> Option<Self> {
         let request: NumberOrString = serde_json::from_str(named.request.as_deref()?).ok()?;
         Some(Self::new(session, &request, named.number))
     }
@@ -188,6 +189,8 @@ impl Answers {
     }
 
     /// Called when a stream of a call has ended, and its client may not have read the answer.
+    ///
+    /// Marks a call in flight pending. Queues the answer of a call that has ended, or that cannot be marked pending.
     pub(crate) fn on_detached(&self, detached: DetachedCall) {
         let Some(id) = self.in_flight(&detached.call) else {
             return enqueue(detached, self.writer.reserve());
@@ -222,7 +225,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call's client has resumed.
+    /// Called when a call's client has resumed. A call in flight is then no longer pending.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)
@@ -231,7 +234,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call has ended.
+    /// Called when a call has ended. Queues its answer if the call is pending.
     pub(crate) fn on_call_ended(&self, call: &CallInfo) {
         if self.has_pending()
             && let Some((detached, place)) = self.take_pending(call.id(), None)
@@ -240,13 +243,13 @@ impl Answers {
         }
     }
 
-    /// Returns the id of the call in flight with the session and request id of this one.
+    /// Returns the id of the call in flight with the session and request id of this one, or `None` if there is none.
     fn in_flight(&self, call: &Call) -> Option<CallId> {
         let layers = lock(&self.calls).clone();
-        let mut found = layers
+        let mut ids = layers
             .iter()
             .filter_map(|calls| calls.find(&call.session, &call.request));
-        found.next()
+        ids.next()
     }
 
     /// Called when a session has closed. Its pending calls will have no answers.
@@ -297,7 +300,7 @@ impl Answers {
         rejected
     }
 
-    /// Takes a pending call if it has this number. `None` matches any number.
+    /// Takes a pending call if it has this number, and reserves a place for its answer. A `number` of `None` matches any.
     fn take_pending(
         &self,
         id: CallId,
@@ -334,7 +337,7 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// Queues the answer of a call that has ended, if it has one.
+/// Queues the answer of a call that has ended. Frees the place if the session manager does not have the answer.
 fn enqueue(detached: DetachedCall, place: ReservedPlace) {
     let DetachedCall {
         call,

@@ -71,7 +71,7 @@ impl Cluster {
 // === impl ClusterBuilder ===
 
 impl fmt::Debug for ClusterBuilder {
-    /// Omits the secret, and the URL, which may contain a password.
+    /// Omits the secrets, and the URLs of the directory, which may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_peers_cannot_reach_is_connect_error() {
+    async fn connect_refuses_an_address_that_peers_cannot_reach() {
         let directory = MemoryDirectory::default();
         let builder = || Cluster::in_memory(&directory);
         assert!(connect_error(builder()).await.contains("no address"));
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_invalid_secret_or_url_is_connect_error() {
+    async fn connect_refuses_an_invalid_secret_or_url() {
         let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
         assert!(
             connect_error(memory.clone().secret(""))

@@ -86,7 +86,7 @@ struct Shared {
     closer_task: JoinHandle<()>,
     /// Writes answers, even after the instance has left.
     writer_task: JoinHandle<()>,
-    /// `None` once the instance has left.
+    /// `None` once [`Cluster::leave`] waits for its end.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -251,7 +251,7 @@ impl Cluster {
         leaving.stop_serving();
         let cancelled = leaving.drain(until).await;
         drop(heartbeat_stop);
-        if let Some(heartbeat_task) = self.shared.heartbeat_task() {
+        if let Some(heartbeat_task) = self.shared.take_heartbeat_task() {
             // The task ends when the lease is released. If the task panicked, the lease lapses.
             let _ended = heartbeat_task.await;
         }
@@ -290,7 +290,7 @@ impl Cluster {
         self.shared.session_closers.add(closer);
     }
 
-    /// Stops like a killed process: the lease is not released, and lapses.
+    /// Stops heartbeats and writes of answers, as if the process was killed. The lease is not released, and lapses.
     pub(crate) fn stop_heartbeat(&self) {
         self.shared.stop_heartbeat();
         self.shared.writer_task.abort();
@@ -353,13 +353,14 @@ impl Drop for HeartbeatStop<'_> {
 // === impl Shared ===
 
 impl Shared {
-    fn heartbeat_task(&self) -> Option<JoinHandle<()>> {
+    /// Takes the task. Returns `None` if it was taken before.
+    fn take_heartbeat_task(&self) -> Option<JoinHandle<()>> {
         let mut heartbeat_task = lock(&self.heartbeat_task);
         heartbeat_task.take()
     }
 
     fn stop_heartbeat(&self) {
-        if let Some(heartbeat_task) = self.heartbeat_task() {
+        if let Some(heartbeat_task) = self.take_heartbeat_task() {
             heartbeat_task.abort();
         }
     }

@@ -27,7 +27,7 @@ const MAX_REQUEST_ID: usize = 256;
 /// Maximum number of decimal digits of a `u64`: 20.
 const MAX_DIGITS: usize = 20;
 
-/// Maximum length of the suffix of a plain id, if the request id is a number: 59 bytes.
+/// Maximum length of a suffix whose request id is a number: 59 bytes.
 const MAX_SUFFIX: usize = 3 + 16 + 2 * MAX_DIGITS;
 
 /// The digits of hexadecimal numbers.
@@ -108,7 +108,7 @@ impl FromStr for Incarnation {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        read_digits(text).map(Self)
+        parse_digits(text).map(Self)
     }
 }
 
@@ -121,7 +121,7 @@ fn random() -> u64 {
     })
 }
 
-fn read_digits(text: &str) -> Result<u64, ParseIdError> {
+fn parse_digits(text: &str) -> Result<u64, ParseIdError> {
     let is_well_formed = text.len() == 16 && text.bytes().all(is_digit);
     let number = is_well_formed
         .then(|| u64::from_str_radix(text, 16).ok())
@@ -178,11 +178,11 @@ impl FromStr for CallNumber {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        read_number(text).map(Self)
+        parse_number(text).map(Self)
     }
 }
 
-fn read_number(text: &str) -> Result<u64, ParseIdError> {
+fn parse_number(text: &str) -> Result<u64, ParseIdError> {
     let number: u64 = text.parse().map_err(|_| ParseIdError)?;
     // `parse` would accept a sign and leading zeros.
     (number.to_string() == text)
@@ -235,8 +235,8 @@ impl<'a> ClusterEventId<'a> {
         String::from_utf8(text).unwrap_or_default()
     }
 
-    /// Reads an event id from a client, which may be forged. Returns `None` if it does not have the form of one.
-    pub(crate) fn read(text: &'a str) -> Option<Self> {
+    /// Parses an event id from a client, which may be forged. Returns `None` if it does not have the form of one.
+    pub(crate) fn parse(text: &'a str) -> Option<Self> {
         // From the right, because the plain id is arbitrary, and may contain separators.
         let mut parts = text.rsplitn(4, SEPARATOR);
         let request = parts.next()?;
@@ -371,7 +371,7 @@ mod tests {
             "0/1~0123456789abcdef~18446744073709551616~7",
             "0/1~0123456789abcdef~3~%FF",
         ] {
-            assert_eq!(ClusterEventId::read(text), None, "{text}");
+            assert_eq!(ClusterEventId::parse(text), None, "{text}");
         }
     }
 
@@ -387,8 +387,8 @@ mod tests {
         let long = format!("\"{}\"", "x".repeat(MAX_REQUEST_ID));
         let id = ClusterEventId::new("0/1", incarnation, call(3, &long)).to_string();
         assert_eq!(id, format!("0/1~{incarnation}~3~"));
-        let read = ClusterEventId::read(&id).and_then(|id| id.call).unwrap();
-        assert_eq!((read.number, read.request), (CallNumber(3), None));
+        let parsed = ClusterEventId::parse(&id).and_then(|id| id.call).unwrap();
+        assert_eq!((parsed.number, parsed.request), (CallNumber(3), None));
     }
 
     #[test]
@@ -413,7 +413,7 @@ mod tests {
             let call = call(number, &request).filter(|_| is_of_a_call);
             let id = ClusterEventId::new(&plain, Incarnation(incarnation), call);
             let text = id.to_string();
-            prop_assert_eq!(ClusterEventId::read(&text), Some(id.clone()));
+            prop_assert_eq!(ClusterEventId::parse(&text), Some(id.clone()));
             let encoded = text.strip_prefix(plain.as_str()).unwrap();
             prop_assert!(encoded.bytes().all(|byte| byte.is_ascii_graphic()), "safe in a header: {}", encoded);
         }

@@ -59,8 +59,8 @@ pub struct ClusterLayer {
 
 /// The service of a [`ClusterLayer`].
 ///
-/// It is always ready, because a request that another instance serves needs no inner service. Other requests wait for the inner service in
-/// their futures.
+/// It is ready even while the inner service is not, because a request that another instance serves needs no inner service. Other requests
+/// wait for the inner service in their futures. An error of the inner service's `poll_ready` is returned.
 pub struct ClusterService<S> {
     inner: S,
     /// Whether `inner` is ready.
@@ -82,11 +82,12 @@ pin_project! {
         Local { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
         /// The response may open a session.
         Opening { #[pin] future: F, router: Arc<Router> },
-        Remote { future: RemoteFuture<E> },
+        /// The request is relayed, or waits before it is served here.
+        Boxed { future: BoxedFuture<E> },
     }
 }
 
-type RemoteFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+type BoxedFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
 // === impl ClusterLayer ===
 
@@ -117,7 +118,7 @@ impl fmt::Debug for ClusterLayer {
 // === impl ClusterService ===
 
 impl<S: Clone> ClusterService<S> {
-    /// Returns the inner service that `poll_ready` has made ready. Keeps a clone for the next request.
+    /// Returns the inner service that `poll_ready` has polled. Keeps a clone for the next request.
     fn take_ready(&mut self) -> S {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
@@ -130,7 +131,7 @@ impl<S: Clone> ClusterService<S> {
         self.take_ready().clone()
     }
 
-    /// Serves a request of a session here.
+    /// Serves a request here. Waits for the inner service if it is not ready.
     fn serve(
         &mut self,
         request: Request<Body>,
@@ -146,7 +147,7 @@ impl<S: Clone> ClusterService<S> {
             return ClusterFuture::local(self.inner.call(request), guard, router);
         }
         let mut inner = self.take_ready();
-        ClusterFuture::remote(
+        ClusterFuture::boxed(
             async move { serve(&router, &mut inner, request, rewritten, guard).await },
         )
     }
@@ -187,7 +188,7 @@ where
         }
         if request.extensions().get::<FromPeer>().is_some() {
             let (router, mut inner) = (self.router.clone(), self.release_ready());
-            return ClusterFuture::remote(
+            return ClusterFuture::boxed(
                 async move { serve_peer(&router, &mut inner, request).await },
             );
         }
@@ -199,7 +200,7 @@ where
         }
         if action != Action::Serve {
             let (router, mut inner) = (self.router.clone(), self.release_ready());
-            return ClusterFuture::remote(async move {
+            return ClusterFuture::boxed(async move {
                 serve_remote(&router, &mut inner, request).await
             });
         }
@@ -212,7 +213,7 @@ where
             return ClusterFuture::opening(future, self.router.clone());
         }
         let (router, mut inner) = (self.router.clone(), self.take_ready());
-        ClusterFuture::remote(async move {
+        ClusterFuture::boxed(async move {
             let unchanged = RewriteOutcome::Unchanged;
             let response = serve(&router, &mut inner, request, unchanged, None).await?;
             Ok(router.admit_new_session(response))
@@ -245,9 +246,9 @@ impl<F, E> ClusterFuture<F, E> {
         Self { kind }
     }
 
-    fn remote(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
+    fn boxed(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
         let future = Box::pin(future);
-        let kind = Kind::Remote { future };
+        let kind = Kind::Boxed { future };
         Self { kind }
     }
 }
@@ -273,7 +274,7 @@ where
                 let response = ready!(future.poll(cx))?;
                 Poll::Ready(Ok(router.admit_new_session(response.into_response())))
             }
-            KindProjected::Remote { future } => future.as_mut().poll(cx),
+            KindProjected::Boxed { future } => future.as_mut().poll(cx),
         }
     }
 }

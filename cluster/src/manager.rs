@@ -2,8 +2,10 @@
 //!
 //! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer rewrites it to
 //!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
-//!    never refers to two calls.
-//! 2. Only the ids of events are changed.
+//!    never refers to two calls. The id of an event that belongs to no call lacks the number and the request id.
+//! 2. Only the id of an event is changed.
+//! 3. A call waits while it is undecided whether its session is still local. After [`UNDECIDED_TIMEOUT`], the call gets an error and is not
+//!    started.
 
 use std::{
     fmt, mem,
@@ -78,6 +80,7 @@ pub(crate) trait CloseSession: Send + Sync {
     /// Returns `true` if the manager has the session.
     async fn has(&self, session: &str) -> bool;
 
+    /// Closes the session if the manager has it. A failure is logged.
     async fn close(&self, session: &str);
 }
 
@@ -103,7 +106,7 @@ struct TrackedStream {
     call: Option<Call>,
     /// The suffix of its event ids.
     event_suffix: String,
-    /// The plain id of the last event before the answer. A client cannot resume without one.
+    /// The plain id of the last event before the answer, or empty. A client cannot resume without one.
     event: String,
     is_answered: bool,
     has_ended: bool,
@@ -156,9 +159,9 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         )
     }
 
-    /// Logs a warning if the service of this manager has no session store.
+    /// Checks at the first call of a local session whether its service has a session store. Logs a warning if it has none.
     ///
-    /// Before the first call of a session, its store has received the parameters.
+    /// Before the first call of a session, the store has received the parameters.
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)
@@ -169,7 +172,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         }
     }
 
-    /// Tags a stream. `event` is the last event that its client has received.
+    /// Tags a stream. `event` is the plain id of the last event that its client has received, or empty.
     fn tag<S>(
         &self,
         events: S,
@@ -313,9 +316,9 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         on_resumed();
         let mut call = None;
         let mut last_event_id = last_event_id;
-        if let Some((generation, named)) = resumed_call() {
+        if let Some((generation, named_call)) = resumed_call() {
             if generation == self.generations.of(id) {
-                call = named.and_then(|named| Call::read(id.clone(), &named));
+                call = named_call.and_then(|named_call| Call::parse(id.clone(), &named_call));
             } else {
                 // The session was restored while a layer delayed the resume. Its events have other numbers now.
                 NO_EVENT.clone_into(&mut last_event_id);
@@ -442,7 +445,7 @@ mod tests {
     use super::*;
     use crate::{Cluster, MemoryDirectory};
 
-    /// What a future may need beside the inner manager's: 128 bytes.
+    /// Maximum size of a future beyond that of the inner manager's: 128 bytes.
     const OVERHEAD: usize = 128;
 
     /// rmcp moves these futures as parts of its own, for every request. An `async` block that awaits one stores it twice.

@@ -6,7 +6,7 @@
 //! | has not been consistent for the whole grace and for the lifetime of a lease | waits until it has been |
 //! | lacks this instance's lease, and may have lost the leases and reports of others | waits for another grace |
 //! | is in a different run from the one that answered the last heartbeat, and may have lost leases and reports | waits for another grace |
-//! | does not answer | waits for a second |
+//! | does not answer, or is not asked within 5 s because of other orphans | waits for a second |
 //! | has, for another live instance, a heartbeat composed less than 2.15 s after the grace ended | waits for a later one from it |
 //! | is read less than 1.15 s after the grace ended | waits until then, because an instance without a lease yet may have turned a client away |
 //! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
@@ -51,7 +51,9 @@ const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 /// They share a connection with the heartbeats, which must not wait for them when thousands of graces end at once.
 pub(crate) const MAX_CONFIRMATIONS: usize = 256;
 
-/// How long a lookup waits for its turn: 5 s. Less than the time that the library gives a confirmation, which it then postpones by a grace.
+/// How long a lookup waits for its turn: 5 s.
+///
+/// Chosen to be less than the library's timeout of a confirmation, after which the library postpones the cancel by a whole grace.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Delay before a directory that has not answered is asked again: 1 s.

@@ -89,7 +89,7 @@ fn log_reason(relinquished: &Relinquished) {
     });
 }
 
-/// Closes a session at one of the managers, which may not have it.
+/// Closes a session at one of the managers, which may not have it. Warns if the manager panics or exceeds [`CLOSE_TIMEOUT`].
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let session = relinquished.session;
     // The timeout is inside `catch_unwind`, because dropping the future runs destructors, which may panic as well.

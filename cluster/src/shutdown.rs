@@ -148,7 +148,7 @@ impl Shutdown {
         }
     }
 
-    /// Returns `true` if a session was relinquished here during the shutdown or is about to be.
+    /// Returns `true` if a session was relinquished here during the shutdown or is about to be, or the instance has stopped.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
         // In the same order as when a session is relinquished: the gate closes, the session is recorded, and its gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -162,14 +162,14 @@ impl Shutdown {
         }
     }
 
-    /// Returns when a session is idle, or its gate is closed.
+    /// Returns when a session is idle or not local, or its gate is closed.
     pub(crate) async fn until_idle(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.until_idle(|| self.is_idle(id)).await;
         }
     }
 
-    /// Waits until a session is idle, and relinquishes it.
+    /// Waits until a session is idle, and relinquishes it. Does nothing if the session is not local.
     pub(crate) async fn transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.close_when_idle(|| self.is_idle(id)).await;
@@ -189,7 +189,7 @@ impl Shutdown {
         self.answers.flush(Some(until)).await || self.has_stopped()
     }
 
-    /// Relinquishes a session if no call of it is in flight.
+    /// Relinquishes a session if no request or call of it is in flight.
     pub(crate) fn try_transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id)
             && gate.close_if_idle(|| self.is_idle(id))
@@ -198,7 +198,7 @@ impl Shutdown {
         }
     }
 
-    /// Relinquishes a session whose gate is closed.
+    /// Relinquishes a session whose gate is closed. Does nothing unless sessions are being transferred.
     pub(crate) fn relinquish(&self, session: SessionHash) {
         // An instance that has stopped cancels the last calls instead.
         if self.stage() == ShutdownStage::Transferring {
@@ -216,6 +216,7 @@ impl Shutdown {
             && !self.pending_restores.contains(SessionHash::of(id))
     }
 
+    /// Starts the shutdown. From now on, every answer is kept.
     pub(crate) fn begin(&self) -> ShutdownGuard<'_> {
         self.answers.retain_all();
         self.has_started.store(true, Ordering::Release);
@@ -234,10 +235,11 @@ impl Shutdown {
 
     /// Returns `true` if a gate is open, a session is being restored, or a POST is being relayed.
     fn is_in_use(&self) -> bool {
-        !self.pending_restores.is_empty() || !self.gates().is_empty() || !self.relays.is_idle()
+        !self.pending_restores.is_empty() || !self.open_gates().is_empty() || !self.relays.is_idle()
     }
 
-    fn gates(&self) -> Vec<(Arc<str>, Arc<DrainGate>)> {
+    /// Returns the open gates of local sessions.
+    fn open_gates(&self) -> Vec<(Arc<str>, Arc<DrainGate>)> {
         let ids = self.sessions.ids().into_iter();
         let gates = ids.filter_map(|id| self.sessions.gate(&id).map(|gate| (id, gate)));
         gates.filter(|(_, gate)| !gate.is_closed()).collect()
@@ -257,7 +259,7 @@ impl fmt::Debug for Shutdown {
 impl ShutdownGuard<'_> {
     /// Transfers sessions until none has a call in flight, and no POST is being relayed, or until `until`.
     ///
-    /// When it returns before `until`, all gates are closed and all answers are in the directory.
+    /// When it returns before `until`, all gates are closed, and each answer has been written or evicted or has expired.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
         let transfer = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
@@ -282,7 +284,7 @@ impl ShutdownGuard<'_> {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;
         }
-        let gates = self.0.gates();
+        let gates = self.0.open_gates();
         for (id, gate) in &gates {
             gate.until_idle(|| self.0.is_idle(id)).await;
         }

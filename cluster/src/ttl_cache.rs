@@ -40,11 +40,13 @@ impl<V> TtlCache<V> {
         }
     }
 
+    /// Returns the value of a session, or `None` if it has none or its entry has expired.
     pub(crate) fn get(&self, session: SessionHash, now: Instant) -> Option<&V> {
         let entry = self.entries.get(&session)?;
         (entry.expires > now).then_some(&entry.value)
     }
 
+    /// Inserts or replaces the value of a session. Evicts the oldest entry if the cache is full.
     pub(crate) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
         let number = self.next_number;
         self.next_number += 1;

@@ -1,5 +1,5 @@
 // Compares the results of `run` in the given folder. Prints the table, then every difference. Exits with 1 if a
-// difference is not allowed, or if the required one is missing.
+// difference is not allowed, if the required one is missing, or if the layer reports calls that did not complete.
 
 import { spawnSync } from "node:child_process";
 import { existsSync, readFileSync, readdirSync, writeFileSync } from "node:fs";

@@ -10,13 +10,14 @@ pub(crate) const ROUNDS: u32 = 5;
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
-    /// rmcp in session mode. The answer is a stream, with occasional writes.
+    /// rmcp in session mode. The answer is a stream.
     Session,
     /// rmcp without sessions. The answer is a stream.
     Sse,
     /// rmcp without sessions. The answer is one JSON document, with no write before it.
     Json,
-    /// A handler without MCP, with a second request pipelined behind its own, so that hyper does not read.
+    /// A handler without MCP that does not answer. A second request is pipelined behind its own, so that hyper does not
+    /// read.
     Pipelined,
 }
 

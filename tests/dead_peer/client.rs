@@ -1,6 +1,7 @@
 //! The client's process. On command it makes calls and stops its network.
 //!
-//! It reads one order per line from stdin and answers each with [`DONE`]. It ends at the end of its input.
+//! It writes [`DONE`] when it has started. Then it reads one order per line from stdin and answers each with [`DONE`].
+//! It ends at the end of its input.
 
 use std::{
     io::{Write as _, stdout},
@@ -65,7 +66,7 @@ fn done() {
 // === impl Calls ===
 
 impl Calls {
-    /// Sends one call and reads none of its answer.
+    /// Sends one call and reads nothing of its answer.
     pub(crate) async fn call(&self, round: u32) -> Open {
         let request = self.request(round).await;
         match self.protocol {

@@ -33,7 +33,7 @@ pub(crate) struct Unshare {
     arguments: &'static [&'static str],
 }
 
-/// One end of the pair.
+/// A network interface: one end of the pair, or loopback.
 pub(crate) struct Interface {
     pub(crate) name: &'static str,
     pub(crate) address: &'static str,
@@ -69,7 +69,7 @@ impl Unshare {
         arguments: &["--map-root-user", "--net"],
     };
 
-    /// Returns the first way that works, or the error of the last one.
+    /// Returns the first way that works, or the error of the last one if none does.
     pub(crate) fn find() -> Result<Self, String> {
         let as_root = Self::AS_ROOT.try_out();
         as_root.or_else(|_| Self::AS_USER.try_out())
@@ -118,7 +118,7 @@ impl Interface {
         run("ip", &pair);
     }
 
-    /// Assigns the address of this end.
+    /// Assigns the interface's address and enables the interface.
     pub(crate) fn up(&self) {
         run(
             "ip",

@@ -54,7 +54,7 @@ struct Row {
     with_options: Calls,
 }
 
-/// Time from the network's failure until each handler of a cell was notified. `None` if it was not.
+/// Time from the network's failure until each handler of a cell was notified, sorted. `None` if it was not.
 struct Seen(Vec<Option<Duration>>);
 
 /// The client's process.
@@ -120,7 +120,7 @@ pub(crate) async fn run() {
             ));
         }
         let bound = bound(row.bare.kind);
-        if !with_options.within(bound + MARGIN) {
+        if !with_options.is_within(bound + MARGIN) {
             broken.push(format!(
                 "{name}: not every handler knew within {bound:?} and {MARGIN:?}"
             ));
@@ -191,7 +191,7 @@ fn layer() -> CancelOnDisconnectLayer {
         .keep_alive(WRITES)
 }
 
-/// A handler that waits for its token, or until it is dropped.
+/// A router whose handler waits for its token, or until it is dropped.
 fn waiting(setup: Setup, witness: &Witness) -> Router {
     let witness = witness.clone();
     let wait = async move |Path(label): Path<String>, token: Option<Extension<CallToken>>| {
@@ -239,11 +239,12 @@ impl Seen {
         Self(times)
     }
 
-    fn within(&self, bound: Duration) -> bool {
+    fn is_within(&self, bound: Duration) -> bool {
         let mut times = self.0.iter();
         times.all(|time| time.is_some_and(|time| time <= bound))
     }
 
+    /// Returns the minimum, median and maximum if every handler was notified. Otherwise returns how many were.
     fn show(&self) -> String {
         let times: Option<Vec<_>> = self.0.iter().copied().collect();
         match times.as_deref() {
@@ -278,7 +279,7 @@ impl Client {
             _process: process,
         };
         // The process is in its namespace before it writes.
-        client.done("start").await;
+        client.until_done("start").await;
         SERVER.join(&CLIENT, id);
         SERVER.up();
         LOOPBACK.up();
@@ -286,13 +287,14 @@ impl Client {
         client
     }
 
+    /// Sends an order and waits until it is done.
     async fn order(&mut self, order: &str) {
         let line = format!("{order}\n");
         self.orders.write_all(line.as_bytes()).await.unwrap();
-        self.done(order).await;
+        self.until_done(order).await;
     }
 
-    async fn done(&mut self, order: &str) {
+    async fn until_done(&mut self, order: &str) {
         let what = format!("the client to do: {order}");
         let answered = async {
             while self.answers.next_line().await.unwrap().expect("it exists") != client::DONE {}

@@ -11,7 +11,7 @@ import tomllib
 
 
 def allowed(expression, allow):
-    """Returns whether these licences satisfy an SPDX expression."""
+    """Returns `True` if these licences satisfy an SPDX expression. An exception (`WITH`) is part of the name."""
     tokens = re.findall(r"[()]|[^\s()]+", expression.replace("/", " OR "))
 
     def either():
@@ -52,7 +52,7 @@ def published(metadata):
 
 
 def without_dev(metadata, roots):
-    """The dependencies that users of these packages get."""
+    """The ids of these packages and of the dependencies that their users get."""
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     reached, open_ = set(), [package["id"] for package in roots]
     while open_:
@@ -77,6 +77,7 @@ LIBRARY = "mcp-cancel-on-disconnect"
 
 
 def brought_by(features):
+    """The crates that users of the library with only these features get, without build dependencies."""
     run = ["cargo", "tree", "--locked", f"--package={LIBRARY}", "--edges=normal", "--prefix=none", "--format={p}"]
     run += ["--no-default-features", f"--features={features}"]
     lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()

@@ -58,7 +58,7 @@ fn a_hundred_thousand_unknown_sessions_leave_no_state() {
 }
 
 #[test]
-fn detached_calls_beyond_the_limits_take_no_memory_and_no_place() {
+fn detached_calls_beyond_the_limits_take_up_neither_memory_nor_a_place() {
     alone(async || {
         tokio::time::pause();
         let limits = Limits::default().detached(16_384).detached_of_session(256);

@@ -67,7 +67,7 @@ fn a_thousand_incomplete_requests_leave_no_state() {
     });
 }
 
-/// Number of open sockets on the server's port.
+/// Number of open IPv4 sockets on the server's port, including the one that listens.
 fn sockets(server: SocketAddr) -> usize {
     let table = std::fs::read_to_string("/proc/self/net/tcp").expect("the kernel's table");
     let local = format!(":{:04X}", server.port());

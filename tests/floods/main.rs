@@ -59,7 +59,7 @@ impl Growth {
         MEMORY.current_usage().saturating_sub(self.0)
     }
 
-    /// Prints the growth, visible with `--nocapture`, and checks it.
+    /// Prints the growth, visible with `--nocapture`, and asserts that it is below the limit.
     fn assert_below(&self, limit: usize, what: &str) {
         let bytes = self.bytes();
         println!("{what}: {} KiB, at most {} KiB", bytes / KIB, limit / KIB);

@@ -1,4 +1,4 @@
-//! A server in process that accepts everything, and its clients.
+//! A server in process that accepts every request in a known session, and its clients.
 
 use std::convert::Infallible;
 
@@ -18,7 +18,8 @@ pub(crate) const UNKNOWN: &str = "unknown";
 /// The session and the id of the call that must not be affected.
 pub(crate) const VICTIM: (&str, i64) = ("victim", 7);
 
-/// The layer over a server whose calls send one event, `e-<id>`, and never end.
+/// The layer over a server whose calls never end. A call sends the event `e-0`, or as many events as its header
+/// `x-events` asks for: `e-0`, `e-1` and so on.
 pub(crate) struct Server {
     service: BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>,
     pub(crate) calls: Calls,
@@ -56,7 +57,7 @@ impl Server {
         body
     }
 
-    /// Checks that the victim's call is in flight. Its token has not fired, because that would have ended the call.
+    /// Asserts that the victim's call is in flight. Its token has not fired, because that would have ended the call.
     pub(crate) fn assert_victim_in_flight(&self) {
         let is_victim = |call: &CallInfo| {
             let session = call.session() == Some(VICTIM.0);

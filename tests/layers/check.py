@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks that the modules of `src` import only downwards and without circles, that none is too long, and that no two
-types have the same name. For the program in `proxy/src`, checks that the modules directly in `src`, including their
-submodules, import only downwards, and that there are no circles.
+types have the same name. For the program in `proxy/src` and the cluster in `cluster/src`, checks that no modules import
+in circles and that none is too long. The modules directly in their `src`, including their submodules, must import only
+downwards.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
@@ -9,8 +10,8 @@ submodules, import only downwards, and that there are no circles.
 An arrow points from the module that has the `use` (or a path in its code) to the module that defines the name.
 Re-exports of children are followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The layers are
 those of the crate's ARCHITECTURE.md, in the block that begins with the line `lib`, for the program `bin`, and for the
-cluster `builder`. Each line names the modules of a layer, and a module may only import from lines below its own. Modules of one line do not import one another. An alias may have the name of
-the type that it stands for.
+cluster `builder`. Each line names the modules of a layer, and a module may only import from lines below its own.
+Modules of one line do not import one another. An alias may have the name of the type that it stands for.
 """
 
 import re
@@ -114,6 +115,7 @@ def without_tests(code):
 
 
 def end_of_item(code, start):
+    """Returns the position after the item that begins at `start`: after its `;` or its block."""
     depth = 0
     for at in range(start, len(code)):
         depth += {"{": 1, "}": -1}.get(code[at], 0)
@@ -154,7 +156,8 @@ def split(inner):
 
 
 def resolve(modules, here, path, depth=0):
-    """Returns the module that defines the target of a path, or none if it belongs to another crate."""
+    """Returns the module that defines the target of a path, or `None` if it belongs to another crate or is too deep in
+    re-exports."""
     if not path or depth > 8:
         return None
     first, rest = path[0], path[1:]
@@ -179,12 +182,14 @@ def resolve(modules, here, path, depth=0):
 
 
 def long(modules):
+    """The modules that are too long, as text."""
     for module, source in sorted(modules.items()):
         if source.lines > MOST_LINES:
             yield f"long: {text(module)} has {source.lines} lines without its tests, {MOST_LINES} at most"
 
 
 def names(modules):
+    """The types that have the same name, as text."""
     places = {}
     for module, source in sorted(modules.items()):
         for name in source.types:
@@ -234,7 +239,9 @@ def layers(crate, first):
 
 
 def upwards(arrows, level):
+    """The arrows that do not point to a lower layer, and the modules without a layer, as text."""
     def place(module):
+        """The module, or its closest parent that has a layer."""
         for length in range(len(module), 0, -1):
             if module[:length] in level:
                 return module[:length]

@@ -27,7 +27,7 @@ use test_support as support;
 
 use self::script::{SCRIPT, scripted};
 
-/// Labels other than the name, sorted.
+/// The names and values of a sample's labels, in any order.
 type Labels<'a> = &'a [(&'a str, &'a str)];
 
 const CALL: (&str, &str) = ("method", "tools/call");

@@ -39,7 +39,7 @@ impl Scrape {
         self.of(name).map(|(_, value)| value).sum()
     }
 
-    /// The labels of a metric's samples.
+    /// The names of the labels of a metric's samples, with repeats.
     pub(crate) fn labels_of(&self, name: &str) -> Vec<String> {
         self.of(name)
             .flat_map(|(labels, _)| labels.keys().cloned())
@@ -75,7 +75,7 @@ impl Scrape {
     }
 }
 
-/// Labels here contain neither quotes nor commas.
+/// Parses the name, the labels and the value of a line. Labels here contain neither quotes nor commas.
 fn sample(line: &str) -> ((String, Labels), f64) {
     let (series, value) = line.rsplit_once(' ').expect("a value");
     let (name, labels) = series.split_once('{').unwrap_or((series, "}"));

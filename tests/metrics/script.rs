@@ -98,7 +98,7 @@ async fn run() -> Scrape {
     hang_up(&immediate, &mcp, 2).await;
     cancel(&immediate, &mcp).await;
     reuse_an_id(&immediate, &mcp).await;
-    resume_with_an_unknown_event(&mcp).await;
+    send_unknown_requests(&mcp).await;
     close_the_session(&immediate).await;
 
     let setup = counted(Server::Wrapped).grace(Grace::After(GRACE));
@@ -176,7 +176,7 @@ async fn reuse_an_id(setup: &Setup, mcp: &Mcp) {
 }
 
 /// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an error.
-async fn resume_with_an_unknown_event(mcp: &Mcp) {
+async fn send_unknown_requests(mcp: &Mcp) {
     let mut call = mcp.call("tool", UNKNOWN_NAME, json!({})).await;
     call.messages().await;
     let mut call = mcp.request("method", UNKNOWN_NAME, json!({})).await;
@@ -240,6 +240,7 @@ async fn fail_to_cancel(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "failed", 1, is_failed).await;
 }
 
+/// Starts a call whose stream the server ends.
 async fn start_polled_call(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
     let mut call = setup.start_call(mcp, id, "hold", "polled").await;
     call.head().await;

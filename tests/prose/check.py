@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that documentation and comments name their actors, and that machines in them do not speak or walk.
 
-    tests/prose/check.py          fails if a page or the comments of a folder have more of WORDS than they may
+    tests/prose/check.py          fails if a page, or a folder's comments in Rust, have more of WORDS than they may
     tests/prose/check.py --list   prints every line that has one
 
 Code, names in backticks and links do not count. The numbers in ALLOWED may fall and must not rise.
@@ -19,7 +19,7 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 
-# How many a page, or the comments below a folder, may have.
+# How many a page, or the comments in the Rust files below a folder, may have.
 ALLOWED = {
     "README.md": 0,
     "SECURITY.md": 1,
@@ -85,7 +85,7 @@ def lines(place):
 
 
 def page(text):
-    """The lines of a page that are no code."""
+    """The lines of a page that are not code."""
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         is_code ^= line.startswith("```")
@@ -94,6 +94,7 @@ def page(text):
 
 
 def comments(text):
+    """The comments of a Rust file that begin with `//`, with their line numbers."""
     for number, line in enumerate(text.splitlines(), 1):
         found = re.search(r"(?:^|\s)//[/!]?\s(.*)", line)
         if found:

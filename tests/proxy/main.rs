@@ -84,7 +84,7 @@ async fn probes_keep_silent_calls_open_beyond_the_timeouts_of_haproxy() {
     probes_keep_calls_open_beyond_the_idle_limit(Kind::Haproxy).await;
 }
 
-/// Checks all kinds of calls without probes.
+/// Asserts that the disconnect is detected for all kinds of clients, without probes.
 async fn disconnects_are_detected(kind: Kind) {
     let behind = Behind::start(kind, UNREACHED_LIMIT, PROBE_INTERVAL).await;
     let leave = async |client, ending| {
@@ -102,7 +102,7 @@ async fn disconnects_are_detected(kind: Kind) {
     }
 }
 
-/// For a proxy that keeps its connection to the server.
+/// Asserts that the disconnect is detected only with probes, for a proxy that keeps its connection to the server.
 async fn only_probes_detect_a_disconnect(kind: Kind) {
     let behind = Behind::start(kind, UNREACHED_LIMIT, PROBE_INTERVAL).await;
     let leave = async |client| {

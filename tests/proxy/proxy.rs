@@ -1,4 +1,4 @@
-//! A real nginx or HAProxy on loopback for one test. Its temporary directory is removed with it.
+//! A real nginx or HAProxy on loopback for one test. It is killed on drop, and its temporary directory removed.
 
 use std::{
     fs,
@@ -146,6 +146,7 @@ fn free_address() -> SocketAddr {
 // === impl Proxy ===
 
 impl Proxy {
+    /// Panics if the proxy ends or does not listen in time.
     #[allow(
         clippy::disallowed_methods,
         reason = "another process does not signal its readiness"

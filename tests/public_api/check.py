@@ -3,7 +3,7 @@
 
 check.py DOC.json API.txt            compares the API with the list, and the crates of its types with CRATES below; each item
                                      must have an example with an assertion, or be named in that of its type
-check.py DOC.json API.txt --write    writes the list anew
+check.py DOC.json API.txt --write    writes the list anew; the other checks remain
 """
 
 import difflib
@@ -35,6 +35,7 @@ class Api:
     # --- Types, as they are written ---
 
     def note(self, id, where):
+        """Records the crate of a type from another crate."""
         summary = self.doc["paths"].get(str(id))
         # The names that macros put into impls cannot be written by a user.
         if summary and summary["crate_id"] != 0 and "__private" not in summary["path"]:
@@ -122,6 +123,7 @@ class Api:
         return f"({inputs}){output}"
 
     def generics(self, generics, where):
+        """The parameters and the `where` clause, both as text."""
         parts = []
         for param in generics["params"]:
             kind = param["kind"]
@@ -152,6 +154,7 @@ class Api:
     # --- Items ---
 
     def item(self, id, path, name=None, of_type=""):
+        """Adds the lines of an item and of the items in it. `of_type` is the examples of its type."""
         item = self.index.get(str(id))
         if item is None:
             self.note(id, path)
@@ -218,6 +221,7 @@ class Api:
         return " #[non_exhaustive]" if "non_exhaustive" in str(item["attrs"]) else ""
 
     def impls(self, ids, here, shown):
+        """Adds the lines of a type's implementations, except blanket and automatic ones."""
         for id in ids:
             impl = self.index[str(id)]["inner"]["impl"]
             if impl["is_synthetic"] or impl["blanket_impl"]:

@@ -1,7 +1,8 @@
 //! What the libraries below do wrong, shown without the layer. Each test here pins a row of the section `Workarounds`
 //! in ARCHITECTURE.md, and fails when the library is mended.
 //!
-//! The files beside this one are complete programs on bare rmcp. `docs/upstream` has a report for each, with its text.
+//! The files beside this one that have a `main` are complete programs on bare rmcp. `docs/upstream` has a report for
+//! each of them, with its text.
 
 #![allow(
     dead_code,

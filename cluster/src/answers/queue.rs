@@ -163,7 +163,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Frees a place for which there is no answer.
+    /// Frees a place for which there is no answer. Does nothing if the place has one.
     pub(super) fn release(&mut self, place: Place) {
         if !self.answers.contains_key(&place.number) {
             self.unwritten.remove(&place.number);
@@ -185,9 +185,9 @@ impl AnswerQueue {
             return None;
         };
         free.insert(place.number);
-        let of_session = self.sessions.entry(key.session).or_default();
-        of_session.size += size;
-        of_session.places.insert(place.number);
+        let session_answers = self.sessions.entry(key.session).or_default();
+        session_answers.size += size;
+        session_answers.places.insert(place.number);
         self.size += size;
         self.waiting.insert(place.number);
         let queued = QueuedAnswer {
@@ -201,7 +201,7 @@ impl AnswerQueue {
         self.enforce_bounds(key.session)
     }
 
-    /// Removes expired answers. Returns `true` if one of them was not known to be in the directory.
+    /// Removes expired answers and removals. Returns `true` if one of the answers was not known to be in the directory.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let mut has_unwritten = false;
         while let Some((&number, queued)) = self.answers.first_key_value()
@@ -221,6 +221,8 @@ impl AnswerQueue {
     }
 
     /// Returns the next operation and counts it as in flight until [`complete`](Self::complete).
+    ///
+    /// Returns `None` if nothing is waiting, the queue is paused, or a limit of what is in flight is reached.
     pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         self.paused_until = self.paused_until.filter(|until| now < *until);
         if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {
@@ -308,7 +310,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Returns when the next answer or removal expires, or the pause ends.
+    /// Returns when the next answer or removal expires, or the pause ends. Returns `None` if nothing is queued.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queued = self
             .answers
@@ -326,7 +328,9 @@ impl AnswerQueue {
         self.next_place
     }
 
-    /// Returns `true` if all answers before this place have been written.
+    /// Returns `true` if no place before `end` is reserved or has an unwritten answer.
+    ///
+    /// Answers that were evicted or have expired do not count.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
@@ -344,9 +348,9 @@ impl AnswerQueue {
 
     fn enforce_bounds(&mut self, session: SessionHash) -> Option<Bound> {
         let mut exceeded = None;
-        while let Some(of_session) = self.sessions.get(&session)
-            && of_session.size > MAX_SESSION_SIZE
-            && let Some(&oldest) = of_session.places.first()
+        while let Some(session_answers) = self.sessions.get(&session)
+            && session_answers.size > MAX_SESSION_SIZE
+            && let Some(&oldest) = session_answers.places.first()
         {
             self.evict(oldest);
             exceeded = Some(Bound::Session);
@@ -386,11 +390,11 @@ impl AnswerQueue {
         self.waiting.remove(&number);
         self.unwritten.remove(&number);
         self.size -= queued.size;
-        if let Slot::Occupied(mut of_session) = self.sessions.entry(queued.key.session) {
-            of_session.get_mut().size -= queued.size;
-            of_session.get_mut().places.remove(&number);
-            if of_session.get().places.is_empty() {
-                of_session.remove();
+        if let Slot::Occupied(mut session_answers) = self.sessions.entry(queued.key.session) {
+            session_answers.get_mut().size -= queued.size;
+            session_answers.get_mut().places.remove(&number);
+            if session_answers.get().places.is_empty() {
+                session_answers.remove();
             }
         }
         Some(queued)

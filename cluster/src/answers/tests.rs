@@ -188,7 +188,7 @@ async fn an_answer_is_stored_for_ten_minutes_after_its_call_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_closes_loses_no_answer_of_a_call_that_has_ended() {
+async fn a_session_that_closes_keeps_the_answers_of_calls_that_have_ended() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::Fails);
     instance.end_calls("a", 0..300);

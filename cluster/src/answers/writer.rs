@@ -115,7 +115,9 @@ impl AnswerWriter {
         self.has_work.notify_one();
     }
 
-    /// Starts operations up to the limits. Returns when this must be called again, unless an operation completes first.
+    /// Removes expired answers and starts operations up to the limits. Warns if an answer expired before it was written.
+    ///
+    /// Returns when this must be called again, unless an operation completes or work is added first. Returns `None` if nothing is queued.
     fn start_operations(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
         let now = Instant::now();
         let mut queue = self.queue();
@@ -184,7 +186,7 @@ impl AnswerWriter {
 // === impl ReservedPlace ===
 
 impl ReservedPlace {
-    /// Puts an answer in this place.
+    /// Puts an answer in this place. Warns if that exceeds a [`Bound`].
     pub(super) fn put(self, key: AnswerKey, answer: &ServerJsonRpcMessage) {
         let Ok(text) = serde_json::to_vec(answer) else {
             return;

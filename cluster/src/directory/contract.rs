@@ -8,7 +8,7 @@ use super::*;
 
 mod leases_and_answers;
 
-/// Returns a new instance, whose address has this number. Each call returns another incarnation.
+/// Returns a new instance at the address with this number. Each call returns another incarnation.
 pub(crate) fn instance(number: u8) -> Owner {
     Owner {
         address: (Ipv4Addr::new(10, 0, 0, number), 9000).into(),
@@ -38,9 +38,9 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     of_concurrent_claims_one_wins(&directory).await;
     of_concurrent_registrations_one_wins(&directory).await;
     parameters_outlive_their_owner(&*directory).await;
-    a_deleted_session_is_registered_by_no_former_owner(&*directory).await;
+    a_former_owner_does_not_register_a_deleted_session(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
-    leases_and_answers::a_heartbeat_acquires_no_lease(&*directory).await;
+    leases_and_answers::a_heartbeat_does_not_acquire_a_lease(&*directory).await;
     leases_and_answers::a_lease_has_what_its_instance_wrote(&*directory).await;
     leases_and_answers::a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own_time(
         &*directory,
@@ -344,7 +344,7 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
     );
 }
 
-async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Directory) {
+async fn a_former_owner_does_not_register_a_deleted_session(directory: &impl Directory) {
     let (former, owner, late) = (instance(1), instance(2), instance(3));
     let deleted = session("deleted");
     let hash = deleted.session;

@@ -89,9 +89,9 @@ impl MemoryDirectory {
     pub fn sessions(&self) -> usize {
         let mut state = self.state();
         state.sweep(Instant::now());
-        let known = state.sessions.values();
-        known
-            .filter(|known| matches!(known.record, Record::Owned(_)))
+        let stored = state.sessions.values();
+        stored
+            .filter(|stored| matches!(stored.record, Record::Owned(_)))
             .count()
     }
 
@@ -136,7 +136,7 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         Ok(SessionSnapshot {
-            record: state.session(session, now).map(|known| known.record),
+            record: state.session(session, now).map(|stored| stored.record),
             leases: state.leases(now),
         })
     }
@@ -147,11 +147,11 @@ impl Directory for MemoryDirectory {
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
         let mut state = self.state();
-        let known = state.session(session, Instant::now());
-        Ok(known.and_then(|known| match known.record {
+        let stored = state.session(session, Instant::now());
+        Ok(stored.and_then(|stored| match stored.record {
             Record::Owned(ownership) => Some(Entry {
                 ownership,
-                params: known.params.clone(),
+                params: stored.params.clone(),
             }),
             Record::Deleted(_) => None,
         }))
@@ -168,18 +168,18 @@ impl Directory for MemoryDirectory {
         for registered in sessions {
             let (session, epoch) = (registered.session, registered.epoch);
             match state.session(session, now) {
-                Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
-                    differing.push((session, known.record));
+                Some(stored) if !stored.record.yields_to(&Ownership { owner, epoch }) => {
+                    differing.push((session, stored.record));
                 }
-                known => {
-                    let known = known.map(|known| known.record);
-                    let ownership = match known {
-                        Some(Record::Owned(known)) if known.owner == owner => {
+                stored => {
+                    let stored = stored.map(|stored| stored.record);
+                    let ownership = match stored {
+                        Some(Record::Owned(stored)) if stored.owner == owner => {
                             registered.ownership(owner)
                         }
                         _ => Ownership { owner, epoch },
                     };
-                    if let Some(Record::Owned(Ownership { owner: former, .. })) = known
+                    if let Some(Record::Owned(Ownership { owner: former, .. })) = stored
                         && former != owner
                         && let Some(lease) = state.leases.get_mut(&former.incarnation)
                     {
@@ -204,14 +204,14 @@ impl Directory for MemoryDirectory {
     ) -> Result<Claim, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        let Some(known) = state.session(session, now) else {
+        let Some(stored) = state.session(session, now) else {
             return Ok(Claim::Unknown);
         };
-        if known.record != Record::Owned(former) {
-            return Ok(Claim::Lost(known.record));
+        if stored.record != Record::Owned(former) {
+            return Ok(Claim::Lost(stored.record));
         }
-        known.record = Record::Owned(wanted);
-        known.expires = now + RECORD_TTL;
+        stored.record = Record::Owned(wanted);
+        stored.expires = now + RECORD_TTL;
         Ok(Claim::Won)
     }
 
@@ -222,8 +222,8 @@ impl Directory for MemoryDirectory {
     ) -> Result<(), DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        let known = state.session(session, now).map(|known| known.record);
-        if let Some(tombstone) = tombstone.replacing(known) {
+        let stored = state.session(session, now).map(|stored| stored.record);
+        if let Some(tombstone) = tombstone.replacing(stored) {
             state.write(session, Record::Deleted(tombstone), Bytes::new(), now);
         }
         Ok(())
@@ -318,7 +318,7 @@ impl State {
         Some(was_replaced)
     }
 
-    /// Returns when a status was composed, which is not after `now`.
+    /// Returns when a status was composed, or `now` if that is unknown or later.
     fn composed_at(&self, status: &Status, now: Instant) -> Instant {
         let ago = status.composed_at.map(|at| self.time(now).since(at));
         now.checked_sub(ago.unwrap_or_default()).unwrap_or(now)
@@ -331,17 +331,17 @@ impl State {
     fn session(&mut self, session: SessionHash, now: Instant) -> Option<&mut StoredSession> {
         self.sessions
             .get_mut(&session)
-            .filter(|known| known.expires > now)
+            .filter(|stored| stored.expires > now)
     }
 
     fn write(&mut self, session: SessionHash, record: Record, params: Bytes, now: Instant) {
         let expires = now + RECORD_TTL;
-        let known = StoredSession {
+        let stored = StoredSession {
             record,
             params,
             expires,
         };
-        self.sessions.insert(session, known);
+        self.sessions.insert(session, stored);
     }
 
     fn leases(&self, now: Instant) -> Leases {
@@ -403,7 +403,7 @@ impl State {
     fn sweep(&mut self, now: Instant) {
         self.turned_away = self.turned_away.max(self.last_lapse(now));
         self.leases.retain(|_, lease| lease.is_valid(now));
-        self.sessions.retain(|_, known| known.expires > now);
+        self.sessions.retain(|_, stored| stored.expires > now);
         while let Some(oldest) = self.write_order.front()
             && self
                 .answers

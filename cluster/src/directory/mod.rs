@@ -66,7 +66,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads all leases.
     async fn leases(&self) -> Result<Leases, DirectoryError>;
 
-    /// Reads what is needed to restore a session. Returns `None` if it has no owner.
+    /// Reads what is needed to restore a session. Returns `None` if it has no record or a tombstone.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
     /// Writes sessions of this owner. Returns the records that differ from what was to be written.
@@ -81,7 +81,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError>;
 
-    /// Replaces an ownership with another one, if the session's record is still the former.
+    /// Replaces an ownership with another one if the session's record is still `former`.
     ///
     /// An owner claims its own session before it restores the session. After that, no claim on a record that was read before can succeed.
     async fn claim(
@@ -101,16 +101,18 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. Never acquires one. Does not change a lease with a later [`number`](Status::number).
+    ///
+    /// Also stores when the instance last turned a client away, even without a lease.
     async fn heartbeat(
         &self,
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError>;
 
-    /// Acquires or renews the lease.
+    /// Like [`heartbeat`](Self::heartbeat), but acquires a lease if there is none.
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
 
-    /// Releases the lease.
+    /// Releases the lease, if any. Does not count as a lapse.
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
     /// Keeps the answer of a call of `incarnation` for `time`. [`Limited`] refuses an answer longer than [`MAX_ANSWER`].

@@ -37,7 +37,7 @@ use self::{
         LATE_ANSWERS, LEASES, MAX_CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
         session_key,
     },
-    inspection::{Inspection, Kind},
+    inspection::{BackendProperties, Inspection},
     reply::{parse_leases, parse_record, parse_run},
     scripts::Scripts,
     source::Source,
@@ -78,6 +78,7 @@ impl RedisDirectory {
     /// Returns the directory at an address. It connects with the first command.
     ///
     /// # Errors
+    ///
     /// Returns an error if the address cannot be parsed or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         let source = address.source()?;
@@ -90,19 +91,20 @@ impl RedisDirectory {
         })
     }
 
-    /// Inspects the backend, if it answers within [`DIRECTORY_TIMEOUT`].
+    /// Inspects the backend if it answers within [`DIRECTORY_TIMEOUT`].
     ///
-    /// Otherwise the first heartbeat that is answered inspects it.
+    /// Otherwise the first heartbeat that is answered inspects it. An error of the connection is only logged.
     ///
     /// # Errors
+    ///
     /// Returns an error if the backend cannot be a directory.
     pub(crate) async fn inspect(&self) -> Result<(), DirectoryError> {
-        let kind = async {
+        let properties = async {
             let mut connection = self.connections.source().connect_once().await?;
-            Kind::read(&mut connection).await
+            BackendProperties::read(&mut connection).await
         };
-        match timeout(DIRECTORY_TIMEOUT, kind).await {
-            Ok(Ok(kind)) => self.inspection.evaluate(kind),
+        match timeout(DIRECTORY_TIMEOUT, properties).await {
+            Ok(Ok(properties)) => self.inspection.evaluate(properties),
             // Heartbeats retry, but observe only a timeout, so the error is logged here.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
@@ -179,11 +181,12 @@ impl RedisDirectory {
         }
     }
 
-    /// Writes or removes an answer. A failure does not affect heartbeats.
+    /// Writes or removes an answer. If the backend is a replica or refuses the user, the next commands use new connections.
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
         let result: Result<(), RedisError> = self.query_answers(command).await;
         Ok(result.inspect_err(|error| {
-            // Other refusals, such as writes when the memory is full, would occur on every connection.
+            // Other refusals, such as writes when the memory is full, would occur on every connection. The connections of the heartbeats
+            // must not be renewed for them.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed

@@ -9,7 +9,7 @@ use std::{
     str::FromStr,
 };
 
-use super::{Incarnation, ParseIdError, read_number};
+use super::{Incarnation, ParseIdError, parse_number};
 
 /// The instance on which a session is open, by its address for peers and its incarnation.
 ///
@@ -132,7 +132,7 @@ impl FromStr for Epoch {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        read_number(text).map(Self)
+        parse_number(text).map(Self)
     }
 }
 
@@ -176,7 +176,8 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// It may not if this record is later or is the end of the same ownership.
+    /// It may not if this record has a higher epoch, or the same epoch and a higher incarnation. Nor may it if this record is the tombstone
+    /// of the same ownership.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
@@ -192,7 +193,7 @@ impl Record {
 }
 
 impl Tombstone {
-    /// Returns the tombstone that replaces `record`.
+    /// Returns the tombstone that replaces `record`. It has the higher of the two epochs.
     ///
     /// Returns `None` if another instance holds `record` at the same or a higher epoch.
     ///

@@ -9,7 +9,9 @@ use serde_json::Value;
 /// The error message for a call that was not started.
 pub(crate) const NOT_STARTED: &str = "the call was not started: the server could not determine whether it still owns the session; try again";
 
-/// Returns the JSON-RPC id of the call that a message cancels, or `None` if it cancels none.
+/// Returns the JSON-RPC id of the call that a client's message cancels.
+///
+/// Returns `None` if the message is not a cancel or has no request id.
 pub(super) fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
     let ClientJsonRpcMessage::Notification(message) = message else {
         return None;

@@ -149,7 +149,10 @@ impl Heartbeat {
 
     /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be called only once.
     ///
+    /// Then writes what is queued, sends a last status and releases the lease. If the directory does not accept that, the lease expires.
+    ///
     /// # Cancel safety
+    ///
     /// If the future is dropped, the lease lapses, and nothing more is written.
     pub(crate) async fn run(self: Arc<Self>) {
         select! {
@@ -281,7 +284,7 @@ impl Heartbeat {
         Ok(reply)
     }
 
-    /// Returns `true` if this instance may take higher epochs than the directory has.
+    /// Returns `true` if new epochs are due and this instance may take them.
     ///
     /// Returns `false` if no renewal is due, or while another instance's claim may have been lost, because a new epoch would supersede
     /// that claim. No instance claims during that time.
@@ -348,7 +351,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what is queued now.
+    /// Writes what is queued now, until a write fails.
     async fn write_all(&self) {
         let next = || {
             self.sessions

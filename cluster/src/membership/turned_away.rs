@@ -1,8 +1,9 @@
 //! Tracks when this instance last turned a client away.
 //!
-//! A client counts as turned away if it gets 503 from the cluster's layer. So does a client whose resume of a local call gets 408, 429 or
-//! 5xx from any layer. A client also counts while it is waiting for an unresponsive owner or inner service. So does a stall of this process,
-//! a suspended machine, or a forward step of the directory's clock, because clients may have waited.
+//! A client counts as turned away if its session's request gets 503 from the cluster's layer. So does a client whose resume of a local call
+//! gets 408, 429 or 5xx from any layer. A client also counts while it is waiting for an unresponsive owner or inner service, and afterwards
+//! if it was not served. A stall of this process, a suspended machine, or a forward step of the directory's clock counts as well, because
+//! clients may have waited.
 //!
 //! Each heartbeat reports how long ago a client was last turned away ([`Status`](crate::directory::Status)). A turned-away client brings
 //! the next heartbeat forward, so even an instance that dies soon afterwards will usually have reported the client. The directory has the

@@ -157,7 +157,7 @@ impl Relay {
 
     /// Sends a request to an owner. The response keeps `in_flight` until its body is dropped.
     ///
-    /// After a failure, `replayable` can be sent again if it is still whole.
+    /// After a failure, `replayable` can be sent again if it is still whole. Its body counts as unsent if the peer has not asked for it.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,

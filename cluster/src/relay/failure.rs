@@ -9,11 +9,13 @@ pub(crate) enum Failure {
     Moved,
     /// Another instance answered at the owner's address and does not have the session.
     Misdirected,
-    /// There was no connection to a peer, or it ended before the body of a call was asked for.
+    /// The address is not admitted, no peer answered there, or the connection ended before the body of a call was asked for.
     Unreachable,
     /// No head arrived in time, and no call can have started.
     Silent,
-    /// The connection ended before the head. A call may have started.
+    /// The connection ended before the head, or a POST that may have started has no head. Or the body cannot be sent again.
+    ///
+    /// Also used if the client has disconnected, because the result is then not used.
     Broken,
     /// The body of the request stalled while it was being sent.
     Stalled,

@@ -86,6 +86,7 @@ impl PeerAuth {
         }
     }
 
+    /// Returns `true` if a peer may connect from this address. Warns otherwise.
     fn admits(&self, address: SocketAddr) -> bool {
         let admits = self.filter.admits(address.ip());
         if !admits {
@@ -96,6 +97,7 @@ impl PeerAuth {
         admits
     }
 
+    /// Returns `true` if a request has the secret of the cluster. Warns otherwise.
     fn verify(&self, request: &HeaderMap) -> bool {
         let is_peer = self.secret.verify(request);
         if !is_peer {
@@ -118,6 +120,8 @@ pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
 }
 
 /// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or its sender is dropped.
+///
+/// Then waits for the open connections, for at most [`CONNECTION_END_TIMEOUT`].
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
@@ -149,7 +153,7 @@ pub(crate) async fn serve(
 
 /// Returns the 421 that reports a session as not local.
 ///
-/// Reads and discards the body, unless the peer defers it with `Expect`.
+/// Unless the peer defers the body with `Expect`, reads and discards up to [`MAX_DRAINED`] of it, for at most [`DRAIN_TIMEOUT`].
 pub(crate) async fn moved_response(
     headers: &HeaderMap,
     body: Body,

@@ -92,7 +92,7 @@ impl Secret {
         })
     }
 
-    /// Writes the secret into a request, with the address of the client if known.
+    /// Replaces the internal fields of a request with the secret, and the address of the client if known.
     pub(crate) fn attach(&self, headers: &mut HeaderMap, client: Option<SocketAddr>) {
         strip(headers);
         headers.insert(&CLUSTER, self.sent.clone());
@@ -139,7 +139,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns the client's address, or `None` if the relaying peer does not report it.
+/// Returns the client's address, or `None` if the relaying peer does not report a valid one.
 pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
     headers.get(&CLIENT)?.to_str().ok()?.parse().ok()
 }
@@ -162,7 +162,7 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
 // === impl Responder ===
 
 impl Responder {
-    /// Reads the sender of a response and removes the internal fields.
+    /// Returns the sender of a response and removes the internal fields.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let value = headers.remove(&CLUSTER);
         strip(headers);

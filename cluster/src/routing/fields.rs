@@ -12,6 +12,7 @@ pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-
 /// [`SESSION_ID`] without its prefix `mcp-`.
 const SESSION_ID_SUFFIX: &str = "session-id";
 
+/// The fields of a request that decide its routing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
     /// The session id, if it is not empty and can be read. If the field is repeated, only the first one counts, as in rmcp.
@@ -25,19 +26,19 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
         let mut has_internal = false;
-        let mut found = None;
+        let mut session_id = None;
         for (name, value) in headers {
             // A single comparison excludes nearly all names.
             let Some(name) = name.as_str().strip_prefix("mcp-") else {
                 continue;
             };
             if name == SESSION_ID_SUFFIX {
-                found = found.or(Some(value));
+                session_id = session_id.or(Some(value));
             } else {
                 has_internal |= wire::is_internal(name);
             }
         }
-        let session = found.and_then(|value| value.to_str().ok());
+        let session = session_id.and_then(|value| value.to_str().ok());
         Self {
             session: session.filter(|id| !id.is_empty()),
             has_internal,

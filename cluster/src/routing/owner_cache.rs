@@ -106,6 +106,7 @@ impl OwnerCache {
     /// Returns a session's owner, from the cache or from a lookup.
     ///
     /// # Errors
+    ///
     /// Returns an error if the directory failed or did not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
@@ -118,14 +119,14 @@ impl OwnerCache {
         lookup.await.map(Found::from)
     }
 
-    /// Records the current owner of a session.
+    /// Caches the current owner of a session, unless this instance is the owner. The result of a pending lookup is not cached.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
         state.store(session, Found::Owner(ownership), self.0.me);
     }
 
-    /// Records that this instance owns a session now.
+    /// Evicts a session, because this instance owns it now. The result of a pending lookup is not cached.
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);

@@ -82,6 +82,7 @@ pub(crate) enum Known {
 pub(crate) enum LeaseState {
     Alive,
     Expired,
+    /// The directory did not answer, or its content proves nothing.
     NoAnswer,
 }
 
@@ -110,6 +111,7 @@ pub(crate) struct RoutingPlan {
 // === impl IncomingRequest ===
 
 impl IncomingRequest {
+    /// Returns the first action for the request.
     pub(crate) fn action(self) -> Action {
         let is_ours = self.has_session && self.is_local;
         match (self.is_from_peer, is_ours) {
@@ -152,6 +154,8 @@ impl RoutingPlan {
     }
 
     /// Returns the action for a relinquished session that no other instance has claimed yet.
+    ///
+    /// The request is refused after [`MAX_LOOKUP_RETRIES`] more lookups.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
             return Action::Refuse(Refusal::SessionMoved);
@@ -194,7 +198,9 @@ impl RoutingPlan {
         })
     }
 
-    /// Returns the action after a claim. `is_whole`: the request can still be sent or served unchanged.
+    /// Returns the action after a claim.
+    ///
+    /// `is_consistent`: an unowned session provably does not exist. `is_whole`: the request can still be sent or served unchanged.
     pub(crate) fn on_claim(
         &mut self,
         claimed: Claimed,

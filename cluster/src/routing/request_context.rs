@@ -37,7 +37,9 @@ pub(crate) async fn with_resumed_call<F: Future>(
     RESUMED_CALL.scope((generation, call), response).await
 }
 
-/// Returns the generation and the call of the resume that this task serves. Returns `None` if its event id is not from an instance.
+/// Returns the generation and the call of the resume that this task serves.
+///
+/// Returns `None` if this task serves no resume after an event of the session's current generation.
 pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
     RESUMED_CALL.try_with(Clone::clone).ok()
 }

@@ -18,7 +18,8 @@ pub(crate) enum RequestKind {
     Stream,
     /// A request that starts nothing, a call that is too long to be sent again, or a body that is not a JSON-RPC message.
     ///
-    /// Resumes of a call's stream, notifications, responses to the server's requests, pings and DELETE start nothing.
+    /// Resumes of a call's stream, resumes after an unknown event id, notifications, responses to the server's requests, pings and DELETE
+    /// start nothing.
     Other,
 }
 
@@ -45,7 +46,7 @@ impl RequestKind {
         let Some(last_event_id) = headers.get(&LAST_EVENT_ID) else {
             return Self::Stream;
         };
-        let event = last_event_id.to_str().ok().and_then(ClusterEventId::read);
+        let event = last_event_id.to_str().ok().and_then(ClusterEventId::parse);
         match event {
             Some(event) if event.call.is_none() => Self::Stream,
             _ => Self::Other,

@@ -56,6 +56,7 @@ pub(crate) enum RewriteOutcome {
 
 /// Rewrites the event id of a head into the form that the local session manager knows.
 ///
+/// [`RewriteOutcome`] lists the cases. A head without a session id, or with several event ids, is unchanged.
 /// `generation` is the generation of the head's session, if that session is open here.
 pub(crate) fn rewrite_event_id(
     headers: &mut HeaderMap,
@@ -71,7 +72,7 @@ fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Opti
         return None;
     };
     let event_id = event_id.clone();
-    let event = ClusterEventId::read(event_id.to_str().ok()?)?;
+    let event = ClusterEventId::parse(event_id.to_str().ok()?)?;
     if Some(event.incarnation) == generation {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);

@@ -36,6 +36,7 @@ pub(crate) struct Presence {
 
 /// The result of reclaiming a session of this instance before its restore.
 pub(crate) enum Reclaimed {
+    /// The request is served here: the session was reclaimed, or provably does not exist.
     Local,
     /// Another instance owns the session by now.
     Moved,

@@ -73,7 +73,7 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// Returns the action for a client's new request. The request enters the gate of its session, if the session is here.
+    /// Returns the action for a client's new request. The request enters the gate of its session if the session is open here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
         // A session that is being restored, or that another instance may have claimed, is not served without a lookup.
@@ -160,7 +160,8 @@ impl Router {
     /// Returns the response for a session of this instance that could not be restored.
     ///
     /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, the
-    /// response is 404, and the client opens a new session.
+    /// session is given up. The response is then 404, and the client opens a new session. A session that another instance owns by now is
+    /// not given up.
     pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let snapshot = self.directory.look_up(SessionHash::of(id)).await;
@@ -184,13 +185,13 @@ impl Router {
         unrestorable.is_some()
     }
 
-    /// Returns when a session that this instance has relinquished is closed completely.
+    /// Returns when a session that this instance has relinquished is closed completely. Returns at once for any other session.
     pub(crate) async fn until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
         self.sessions.relinquished.until_closed(session).await;
     }
 
-    /// Rewrites the event id of a request into the form that the local session manager knows.
+    /// Rewrites the event id of a GET into the form that the local session manager knows. Does not change other requests.
     pub(crate) fn rewrite_event_id(&self, request: &mut Request<Body>) -> RewriteOutcome {
         if request.method() != Method::GET {
             return RewriteOutcome::Unchanged;
@@ -376,7 +377,7 @@ impl Router {
         }
     }
 
-    /// Reclaims a session of this instance before it is restored.
+    /// Reclaims a session of this instance before it is restored. Refuses after [`MAX_RECLAIMS`] lost claims.
     ///
     /// After that, the claim of a peer that received 421 for this session earlier fails, because the record has changed.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
@@ -406,7 +407,7 @@ impl Router {
         Reclaimed::Refused(Refusal::SessionMoved)
     }
 
-    /// Claims a session. The `bool` is `true` if the session provably does not exist.
+    /// Claims a session and records its owner. The `bool` is `true` if the session provably does not exist.
     async fn claim(&self, session: SessionHash, former: Ownership) -> (Claimed, bool) {
         let wanted = former.claimed_by(self.me);
         match self.directory.claim(session, former, wanted).await {

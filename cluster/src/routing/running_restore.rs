@@ -59,7 +59,7 @@ impl RunningRestore {
         }
     }
 
-    /// Ends the restore, or continues it in the response's body.
+    /// Ends the restore if the session is restored, or the response has failed or has no body. Otherwise continues it in the body.
     pub(crate) fn end_with(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {

@@ -46,6 +46,8 @@ impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Futu
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
 /// Serves a request that another instance relays, or answers 421 if its session is not here.
+///
+/// The peer's client is asked to retry if it is not decided in time whether the session is here.
 pub(crate) async fn serve_peer<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
@@ -135,7 +137,7 @@ fn retry_later(router: &Router) -> Response<Body> {
     retry_later
 }
 
-/// Serves a request whose session is not known to be open here.
+/// Serves a request whose session is not known to be open here. Asks the client to retry after [`MAX_ROUTINGS`] routings.
 pub(crate) async fn serve_remote<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
@@ -173,6 +175,8 @@ async fn serve_absent<S: Inner>(
 }
 
 /// Serves a request here. Restores its session, unless another request has done so.
+///
+/// Refuses the request if its body cannot be read, the session cannot be reclaimed, or another request restores it for [`RESTORE_TIMEOUT`].
 async fn restore_and_serve<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
@@ -259,7 +263,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response.await))
 }
 
-/// Returns the response, or asks the client to retry if rmcp failed to restore its session.
+/// Returns the response, or that of [`Router::not_restored`] if rmcp failed to restore the session.
 ///
 /// For example, the restore fails if the directory does not answer.
 async fn unless_failed(
@@ -294,7 +298,7 @@ impl Drop for CompletionGuard<'_> {
 
 /// Serves a request here. Also answers the resume of a call that was lost with its instance.
 ///
-/// Until the response has a head, the request is in flight in its session.
+/// With a `guard`, the request is in flight in its session until the response has a head.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,

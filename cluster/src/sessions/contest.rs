@@ -24,6 +24,8 @@ impl Sessions {
     }
 
     /// Called with the record that the directory has of a session.
+    ///
+    /// A record of this instance confirms the session. Another owner's record contests the session. A tombstone relinquishes it.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(ownership) if ownership.owner.incarnation == self.me => {
@@ -98,7 +100,7 @@ impl Sessions {
         });
     }
 
-    /// Waits until a session becomes contested.
+    /// Waits until a session becomes contested. Returns at once if one has become contested since this last returned.
     pub(crate) async fn until_contested(&self) {
         self.contest.notified().await;
     }

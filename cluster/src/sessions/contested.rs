@@ -47,7 +47,7 @@ impl Unconfirmed {
     }
 }
 
-// === impl Counted ===
+// === impl CountGuard ===
 
 impl CountGuard {
     fn new(count: &Arc<AtomicUsize>) -> Self {

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{lock::lock, wait_until::wait_until};
 
+/// The drain gate of one session.
 #[derive(Debug, Default)]
 pub(crate) struct DrainGate {
     state: Mutex<State>,
@@ -54,9 +55,9 @@ impl DrainGate {
         self.state().in_flight == 0
     }
 
-    /// Closes the gate if no request is in flight, and `is_idle` returns `true`.
+    /// Closes the gate if no request is in flight and `is_idle` returns `true`.
     ///
-    /// Does not close it if a request entered in the meantime. Returns `true` if the gate is closed.
+    /// Does not close it if a request entered in the meantime. Returns `true` if the gate is closed, now or since before.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let before = *self.state();
         if before.is_closed {

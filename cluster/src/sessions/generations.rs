@@ -28,7 +28,7 @@ impl Generations {
         }
     }
 
-    /// Called when a session was opened.
+    /// Called when a session was opened. A restored session gets a new generation.
     pub(crate) fn begin(&self, session: &str, is_restored: bool) {
         if is_restored {
             self.write().insert(session.into(), Incarnation::random());
@@ -40,7 +40,7 @@ impl Generations {
         self.write().remove(session);
     }
 
-    /// Returns the generation of an open session.
+    /// Returns the generation of a session: the incarnation of this instance, unless the session was restored here and is open.
     pub(crate) fn of(&self, session: &str) -> Incarnation {
         self.read().get(session).copied().unwrap_or(self.me)
     }

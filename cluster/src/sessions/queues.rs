@@ -9,9 +9,9 @@ use crate::{
     ids::{Epoch, SessionHash, Tombstone},
 };
 
-/// Maximum number of deleted sessions in each queue: 4,096.
+/// Number of deleted sessions above which each queue drops the oldest: 4,096.
 ///
-/// Beyond this the oldest are left to the directory, which removes their records within an hour.
+/// Their records are left to the directory, which removes them within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
 
 /// Writes that are sent together.
@@ -67,7 +67,7 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// Records that the directory has the tombstone of a session. Covers all its deletions.
+    /// Records that the directory has the tombstone of a session. Covers all its deletions. Does nothing if none is queued.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
         let is_of_session = |deleted: &Deleted| deleted.session == session;
         let deletions = self.deleted.iter().filter(|deleted| is_of_session(deleted));
@@ -84,7 +84,7 @@ impl Queues {
         }
     }
 
-    /// Queues all tombstones again, because the directory may have lost them.
+    /// Queues all tombstones again, because the directory may have lost them. The queue may then exceed [`MAX_DELETED`].
     pub(super) fn requeue_tombstones(&mut self) {
         let lost = self
             .tombstones

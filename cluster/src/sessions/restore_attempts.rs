@@ -28,7 +28,7 @@ const MAX_ATTEMPTS: u32 = 3;
 /// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
 const CAPACITY: usize = 64 * 1024;
 
-/// How long the attempts of a session are counted: 10 min.
+/// How long the attempts of a session are counted after the last one: 10 min.
 const TTL: Duration = Duration::from_secs(10 * 60);
 
 /// How long an attempt that was given up affects other requests: 1 s.
@@ -84,7 +84,9 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns the epoch of the last attempt, if too many attempts for a session have failed.
+    /// Returns the epoch of the last attempt if [`MAX_ATTEMPTS`] for a session have failed, and `None` otherwise.
+    ///
+    /// An attempt that is running counts as failed.
     pub(crate) fn unrestorable(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
         let attempts = cache.get(session, Instant::now())?;

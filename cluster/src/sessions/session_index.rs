@@ -20,6 +20,7 @@ use crate::{
 /// Number of locks over which the ids are spread: 64.
 const SHARDS: usize = 64;
 
+/// Map from the id of each local session to its gate.
 pub(super) struct SessionIndex {
     shards: Box<[Mutex<Shard>]>,
     /// Whether all gates are closed, including those of sessions that are inserted later.
@@ -61,6 +62,7 @@ impl SessionIndex {
         self.shard(id).get(id).map(|row| row.gate.clone())
     }
 
+    /// Adds an id until the guard is dropped. The gate is closed if [`close_all`](Self::close_all) was called.
     pub(super) fn insert(self: &Arc<Self>, id: &Arc<str>) -> IndexGuard {
         {
             let mut shard = self.shard(id);

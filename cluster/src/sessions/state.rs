@@ -132,7 +132,7 @@ impl Sessions {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Called when a session was opened, by its client or to be restored.
+    /// Called when a session was opened, by its client or to be restored. Queues the session if its parameters are known.
     pub(crate) fn on_opened(&self, id: &str, is_restored: bool) {
         let session = SessionHash::of(id);
         {
@@ -227,6 +227,8 @@ impl Sessions {
     }
 
     /// Called when the parameters of a session were read, and it is about to be restored here.
+    ///
+    /// A session that is local already keeps its parameters, and takes the epoch if that is higher.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -237,7 +239,7 @@ impl Sessions {
         local.params.get_or_insert(params);
     }
 
-    /// Removes a session that was loaded and not opened.
+    /// Removes a session that was loaded and not opened. Does nothing for any other session.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && matches!(local.get().phase, Phase::Loaded(_))
@@ -349,7 +351,7 @@ impl Sessions {
         self.relinquish_to(session, RelinquishedTo::Owner(owner));
     }
 
-    /// Relinquishes a session whose gate is closed. The next instance that asks for it claims it.
+    /// Relinquishes a session if its gate is closed. The next instance that asks for it claims it.
     pub(crate) fn relinquish(&self, session: SessionHash) {
         let id = self
             .shard(session)
@@ -366,6 +368,7 @@ impl Sessions {
         self.relinquish_if(session, to, |_| true);
     }
 
+    /// Removes a local session that meets `condition`, and sends it to the task that closes it.
     pub(super) fn relinquish_if(
         &self,
         session: SessionHash,

@@ -26,7 +26,7 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 // === impl Sessions ===
 
 impl Sessions {
-    /// Returns when there may be something to write.
+    /// Returns when something may have been queued.
     pub(crate) async fn until_work(&self) {
         self.wake.notified().await;
     }
@@ -62,6 +62,8 @@ impl Sessions {
     }
 
     /// Queues a session again, for example because its record is missing or another owner's.
+    ///
+    /// Does nothing if the session is not local or its parameters are not known.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let must_queue = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.written = None;

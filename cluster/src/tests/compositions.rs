@@ -138,7 +138,8 @@ impl SlowInstance {
         Self::start_after(&Arc::default(), wrap).await
     }
 
-    /// Starts an instance with another manager, which closes its sessions first.
+    /// Starts an instance with another manager, which closes its sessions first. Opens a session, which the instance then relinquishes and
+    /// closes.
     async fn start_after(other: &Arc<OtherManager>, wrap: fn(Router) -> Router) -> Self {
         let directory = directory();
         let cluster = join_as(unreachable_owner(), &directory);
@@ -191,9 +192,9 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
     within("a head", listed.head()).await.status
 }
 
-/// The handler takes longer to start than the client's timeout, which then retries. No restore has failed, because the client gave up
-/// each of them. Then the directory fails once, or the handler does. Returns the statuses of the next two requests.
-async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16; 2] {
+/// The handler takes longer to start than the client waits before it retries. No restore has failed, because the client gave up each of
+/// them. Then the directory fails once, or the handler if `handler_fails`. Returns the statuses of the next two requests.
+async fn statuses_after_disconnects(handler_fails: bool, disconnects: u32) -> [u16; 2] {
     let instance = SlowInstance::start(|app| app).await;
     let SlowInstance {
         directory,
@@ -212,7 +213,7 @@ async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16;
     handler.unblock();
     pass(2 * SECOND).await;
 
-    if is_handler {
+    if handler_fails {
         handler.fails_once.store(true, Ordering::SeqCst);
     } else {
         directory.set(Fault::FailsAt("load"));
@@ -224,10 +225,10 @@ async fn statuses_after_disconnects(is_handler: bool, disconnects: u32) -> [u16;
 
 #[tokio::test]
 async fn a_session_whose_clients_disconnected_during_its_restore_is_not_given_up() {
-    for is_handler in [false, true] {
+    for handler_fails in [false, true] {
         for disconnects in [1, 3] {
             assert_eq!(
-                statuses_after_disconnects(is_handler, disconnects).await,
+                statuses_after_disconnects(handler_fails, disconnects).await,
                 [503, 200]
             );
         }
@@ -253,6 +254,8 @@ async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_a
 /// An instance was cut off, and reaches the directory again. Another instance has claimed its session in the meantime. The call still runs,
 /// and its answer will be written. If the session was restored on the first instance, its generation is not the incarnation of a lease. The
 /// first instance is cut off for `cut_off_for` after the claim.
+///
+/// Returns the status and the body of the response to a resume at the other instance, before the call ends.
 async fn resumed_while_running(is_restored: bool, cut_off_for: Duration) -> (u16, String) {
     let memory = MemoryDirectory::default();
     let (link_a, link_b) = (Faulty::new(memory.clone()), Faulty::new(memory.clone()));

@@ -129,7 +129,7 @@ async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
 /// The peer stalls before its claim, and the client continues at the owner. The claim is late because the peer has read an ownership that
 /// has been replaced since.
 #[tokio::test]
-async fn a_late_claim_takes_no_session_that_is_open_again() {
+async fn a_late_claim_does_not_take_a_session_that_is_open_again() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (mcp, memory) = (a.session().await, &directory.memory);

@@ -141,7 +141,7 @@ fn with_public_reports(app: Router) -> Router {
 
 /// Alice's call waits for the transfer of its session. Bob knows the id of that session, and sends a cancel to another path.
 #[tokio::test]
-async fn a_cancel_at_another_path_cancels_no_waiting_call() {
+async fn a_cancel_at_another_path_does_not_cancel_a_waiting_call() {
     let directory = directory();
     let [a, b] = Setup::start_pair(&directory, with_public_reports).await;
     let mcp = a.session().await;
@@ -173,7 +173,7 @@ async fn a_cancel_at_another_path_cancels_no_waiting_call() {
 
 /// A layer between the cluster's and rmcp's takes 8 s for a resume. Meanwhile its session is closed, and a call restores it.
 #[tokio::test]
-async fn a_resume_that_a_layer_delays_gets_no_events_of_another_call() {
+async fn a_resume_that_a_layer_delays_does_not_get_events_of_another_call() {
     let directory = directory();
     let setup = Setup {
         inner_layers: with_slow_resumes,
@@ -264,7 +264,7 @@ async fn a_call_that_a_layer_delays_does_not_restore_a_session_that_another_requ
 /// A layer delays two requests. Meanwhile their session is closed, as an idle one is. rmcp has the second one wait for the first one, which
 /// restores nothing.
 #[tokio::test]
-async fn of_two_requests_that_a_layer_delays_both_are_to_be_sent_again() {
+async fn both_requests_that_a_layer_delays_must_be_sent_again() {
     let directory = directory();
     let (a, mcp, slow) = start_with_delays(&directory).await;
     let last_event_id = a.detach(&mcp, 3, "a").await;

@@ -145,6 +145,7 @@ impl Relayed {
         Self { head, body, stream }
     }
 
+    /// Asks for the body if that is expected, and reads it.
     async fn read(mut self) -> Self {
         if self.head.contains("expect: 100-continue") {
             assert_eq!(self.body, "", "the body was not asked for");
@@ -187,7 +188,7 @@ impl Relayed {
         .await;
     }
 
-    /// Waits until the other end closes the connection.
+    /// Waits until the other end closes the connection. Asserts that it sends no further bytes.
     pub(super) async fn until_closed(mut self) {
         let mut rest = Vec::new();
         let end = self.stream.read_to_end(&mut rest);

@@ -326,7 +326,7 @@ async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
 
 /// The owner in the snapshot has lost its lease. The snapshot does not have the instance that claimed the session since then.
 #[tokio::test]
-async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
+async fn a_directory_with_older_data_does_not_end_sessions_of_a_running_owner() {
     let directory = directory();
     let PartitionedPair { a, b, .. } = PartitionedPair::start(&directory).await;
     let mcp = a.session().await;

@@ -52,7 +52,7 @@ async fn statuses_beside_a_long_call(is_restored: bool) -> [u16; 2] {
 
 /// The first request after the death of an instance restores its session and is a long call. The other requests do not wait for its head.
 #[tokio::test]
-async fn a_long_call_that_restores_its_session_delays_no_other_request() {
+async fn a_long_call_that_restores_its_session_does_not_delay_other_requests() {
     for is_restored in [false, true] {
         let statuses = statuses_beside_a_long_call(is_restored).await;
         assert_eq!((is_restored, statuses), (is_restored, [200, 202]));
@@ -119,7 +119,7 @@ async fn a_kept_answer_does_not_pass_through_inner_layers() {
 #[derive(Clone)]
 struct Certificate;
 
-/// Refuses clients without a certificate.
+/// Refuses the requests of a session whose client has no certificate.
 fn require_certificate(app: Router) -> Router {
     app.layer(from_fn(async |request: Request, next: Next| {
         let info: Option<&ConnectInfo<Certificate>> = request.extensions().get();

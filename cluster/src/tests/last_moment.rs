@@ -51,8 +51,8 @@ async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
 }
 
 /// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile each `command` takes `delay` at the
-/// directory.
-async fn turn_away_in_time(command: &'static str, delay: Duration) {
+/// directory. Asserts that the call runs on.
+async fn assert_turned_away_in_time(command: &'static str, delay: Duration) {
     for phase in phases() {
         let (link_b, [a, b]) = start_pair(false).await;
         link_b.set(Fault::SlowAt(command, delay));
@@ -65,7 +65,7 @@ async fn turn_away_in_time(command: &'static str, delay: Duration) {
 /// A heartbeat that arrives after the grace may have been sent before its end.
 #[tokio::test]
 async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
-    turn_away_in_time("heartbeat", 400 * MS).await;
+    assert_turned_away_in_time("heartbeat", 400 * MS).await;
 }
 
 /// The heartbeats of the instance arrive after its own timeout for them.
@@ -96,7 +96,7 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
 
 #[tokio::test]
 async fn a_client_that_resumed_in_time_and_was_looked_up_after_its_grace_keeps_its_call() {
-    turn_away_in_time("look_up", 450 * MS).await;
+    assert_turned_away_in_time("look_up", 450 * MS).await;
 }
 
 /// The connection to the owner is established, but no byte arrives on it.

@@ -379,12 +379,12 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
     };
     rule("-I");
     let began = Instant::now();
-    let mut is_cancelled_at = None;
+    let mut cancelled_at = None;
     let mut broke_at = None;
     let mut events = Vec::new();
-    while began.elapsed() < 240 * SECOND && (is_cancelled_at.is_none() || broke_at.is_none()) {
-        if is_cancelled_at.is_none() && !a.witness.is_running("a") {
-            is_cancelled_at = Some(began.elapsed());
+    while began.elapsed() < 240 * SECOND && (cancelled_at.is_none() || broke_at.is_none()) {
+        if cancelled_at.is_none() && !a.witness.is_running("a") {
+            cancelled_at = Some(began.elapsed());
         }
         if broke_at.is_some() {
             sleep(100 * MS).await;
@@ -398,8 +398,8 @@ async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled(
     }
     rule("-D");
     assert!(
-        is_cancelled_at.is_none() || broke_at.is_some_and(|at| at < is_cancelled_at.unwrap()),
-        "cancelled at {is_cancelled_at:?}, its client was connected until {broke_at:?}, events at {events:?} s"
+        cancelled_at.is_none() || broke_at.is_some_and(|at| at < cancelled_at.unwrap()),
+        "cancelled at {cancelled_at:?}, its client was connected until {broke_at:?}, events at {events:?} s"
     );
 }
 
@@ -518,7 +518,7 @@ async fn a_client_that_was_turned_away_by_an_instance_with_a_lease_keeps_its_cal
 /// B has a concurrency limit inside the cluster's layer. Each second two requests `GET /health`, which belong to no session, arrive
 /// together, and take 20 ms each. With one permit the second of them waits for 20 ms. No instance answers 503.
 /// Returns whether a health check failed, and whether the call was cancelled.
-async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
+async fn outcome_beside_health_checks(permits: usize) -> (bool, bool) {
     use tower_layer::Layer as _;
     use tower_service::Service as _;
     let directory = Faulty::new(MemoryDirectory::default());
@@ -555,20 +555,22 @@ async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
 #[tokio::test]
 async fn cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
     assert_eq!(
-        is_cancelled_beside_health_checks(20).await,
+        outcome_beside_health_checks(20).await,
         (false, true),
         "control"
     );
     assert_eq!(
-        is_cancelled_beside_health_checks(1).await,
+        outcome_beside_health_checks(1).await,
         (false, true),
         "after two minutes"
     );
 }
 
-/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A is suspended until 6.4 s. B claims the session at 6.2 s, when
-/// A's lease is over. A request that waited at A is read at 6.4 s.
-async fn started_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
+/// A heartbeat of A is answered at 0 s. The next one is refused if `is_refused`. Then A is suspended until `resumes_at`. B claims the
+/// session at 6.2 s, when A's lease is over. A call that waited at A is read when A resumes.
+///
+/// Returns the status of the claiming request, the number of handlers of the call that started at A, and whether B has the session.
+async fn started_after_a_stall(is_refused: bool, resumes_at: Duration) -> (u16, usize, bool) {
     let memory = MemoryDirectory::default();
     let [link_a, link_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let a = Node::start(&link_a).await;
@@ -590,7 +592,7 @@ async fn started_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize
         pass(50 * MS).await;
     }
     let claimed = status(&b.client_of(&mcp), 1).await;
-    while started.elapsed() < stall {
+    while started.elapsed() < resumes_at {
         pass(50 * MS).await;
     }
     // A runs again. Its first heartbeat takes 200 ms.
@@ -618,8 +620,8 @@ async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     );
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check a call's client. Meanwhile the instance starts to
-/// shut down, with a limit of 30 s. Returns the messages that the client receives.
+/// If `commits`, the layer sends the heads of silent calls after 1 s. A layer inside it takes 3 s to check a call's client. Meanwhile the
+/// instance starts to shut down, with a limit of 30 s. Returns the answer that the client receives within some seconds, as text.
 async fn answer_during_shutdown(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -70,7 +70,7 @@ async fn delay_of_cancel(router: &Router, session: SessionHash) -> Duration {
 }
 
 #[tokio::test]
-async fn thousands_of_orphans_of_one_second_are_cancelled_in_time_and_delay_no_heartbeat() {
+async fn thousands_of_orphans_of_one_second_are_cancelled_in_time_without_delaying_heartbeats() {
     let directory = directory();
     let gate = Sequential::default();
     let (link_a, link_b) = (directory.behind(gate.clone()), directory.behind(gate));

@@ -91,7 +91,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// An instance whose calls continue for [`GRACE`] after their client disconnected.
+    /// Returns the set-up of an instance whose calls continue for [`GRACE`] after their client disconnected.
     pub(super) fn with_grace() -> Self {
         Self {
             grace: Grace::After(GRACE),
@@ -99,7 +99,7 @@ impl Setup {
         }
     }
 
-    /// An instance that reaches no other one.
+    /// Returns the set-up of an instance that reaches no other one.
     pub(super) fn without_peers() -> Self {
         Self {
             filter: PeersFilter::new(|_| false),
@@ -107,7 +107,7 @@ impl Setup {
         }
     }
 
-    /// An instance that serves nothing without its lease.
+    /// Returns the set-up of an instance that serves nothing new while its lease may have lapsed.
     pub(super) fn requiring_lease() -> Self {
         Self {
             options: Options {
@@ -255,6 +255,7 @@ impl Node {
         self.cluster.router()
     }
 
+    /// Returns `true` if the session of a client is local, and its gate is open.
     pub(super) fn has(&self, mcp: &Mcp) -> bool {
         self.routing()
             .sessions
@@ -285,12 +286,14 @@ impl Node {
         }
     }
 
+    /// Returns when no call of this instance is in flight.
     pub(super) async fn until_calls_end(&self) {
         while !self.calls.is_empty() {
             yield_now().await;
         }
     }
 
+    /// Returns when any call of this instance is detached.
     pub(super) async fn until_detached(&self) {
         while self.calls.detached() == 0 {
             yield_now().await;
@@ -379,10 +382,14 @@ pub(super) async fn pass(time: Duration) {
 
 /// Returns the number of the call on whose stream an event was sent.
 pub(super) fn call_number(event_id: &str) -> CallNumber {
-    ClusterEventId::read(event_id).unwrap().call.unwrap().number
+    ClusterEventId::parse(event_id)
+        .unwrap()
+        .call
+        .unwrap()
+        .number
 }
 
-/// Sends a request into an application, without a connection.
+/// Sends a request through the cluster's layer into an application, without a connection.
 pub(super) async fn call_app(
     node: &Node,
     app: Router,

@@ -150,7 +150,8 @@ impl LimitedInstance {
     }
 }
 
-/// Starts an instance with a session, and one with this number of permits, which relays a call of that session.
+/// Starts an instance with a session, and one with this number of permits, which relays a call of that session. Returns both, and a client
+/// of the session at each.
 async fn relaying(permits: usize) -> (Node, LimitedInstance, Mcp, Mcp) {
     let directory = directory();
     let a = Setup::with_grace().start(&directory).await;
@@ -302,9 +303,9 @@ async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
     }
 }
 
-/// B's inner service is not ready, because requests of another kind have its permits. The client resumes through B, which only has to
-/// relay.
-async fn resumed_through(permits: usize) -> bool {
+/// A request of another kind has a permit of B's inner service, which is not ready if there is only one. The client resumes through B,
+/// which only has to relay. Returns whether the call runs on after its grace.
+async fn is_running_after_resume_through(permits: usize) -> bool {
     let (a, b, mcp, at_b) = relaying(permits).await;
     b.begin_report().await;
 
@@ -317,8 +318,8 @@ async fn resumed_through(permits: usize) -> bool {
 
 #[tokio::test]
 async fn a_client_that_resumes_while_the_inner_service_is_not_ready_keeps_its_call() {
-    assert!(resumed_through(2).await, "control");
-    assert!(resumed_through(1).await);
+    assert!(is_running_after_resume_through(2).await, "control");
+    assert!(is_running_after_resume_through(1).await);
 }
 
 /// An outer layer may clone a service that is ready.

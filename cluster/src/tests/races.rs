@@ -31,7 +31,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
 }
 
 /// Another instance claims a session, `node` closes its copy, and `node` claims the session back.
-async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
+async fn close_and_claim_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let other = unreachable_owner();
     let (session, memory) = (hash(mcp), &directory.memory);
     let claimed = claim_from(memory, session, node.me, other).await;
@@ -139,7 +139,7 @@ async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_client
 async fn a_session_that_is_half_restored_serves_the_next_request() {
     let (directory, [mut a], mcp) = Node::with_session().await;
     for polls in 0..40 {
-        close_and_restore(&directory, &a, &mcp).await;
+        close_and_claim_back(&directory, &a, &mcp).await;
         assert!(!a.has(&mcp), "{polls}");
         let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
         for _ in 0..polls {
@@ -167,12 +167,12 @@ async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
 
 /// The streams of a restored session count from 0 again, even in the same process.
 #[tokio::test]
-async fn an_event_from_before_a_restore_names_no_other_call_of_the_same_incarnation() {
+async fn an_event_from_before_a_restore_does_not_refer_to_another_call_of_the_same_incarnation() {
     let (directory, [a], mcp) = Node::with_session().await;
     let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
     a.until_calls_end().await;
-    close_and_restore(&directory, &a, &mcp).await;
+    close_and_claim_back(&directory, &a, &mcp).await;
     let mut eighth = a.start_call(&mcp, 8, "eighth").await;
 
     let mut resumed = mcp.resume(&last_event_id).await;
@@ -192,7 +192,7 @@ async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
     let last_event_id = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
     a.until_stored(&directory, &mcp, &last_event_id).await;
-    close_and_restore(&directory, &a, &mcp).await;
+    close_and_claim_back(&directory, &a, &mcp).await;
 
     let answered = mcp.resume(&last_event_id).await.messages().await;
     assert_eq!(answered.len(), 1);
@@ -295,7 +295,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
 #[tokio::test]
 async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() {
     let (directory, [a, b], mcp) = Node::with_session().await;
-    close_and_restore(&directory, &a, &mcp).await;
+    close_and_claim_back(&directory, &a, &mcp).await;
     assert!(!a.has(&mcp));
     let peer = b.client_of(&mcp).header("mcp-cluster", SECRET);
     let mut slow = Connection::open(a.me.address).await;
@@ -315,7 +315,7 @@ async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() 
 #[tokio::test]
 async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
     let (directory, [a, b], mcp) = Node::with_session().await;
-    close_and_restore(&directory, &a, &mcp).await;
+    close_and_claim_back(&directory, &a, &mcp).await;
     let at_b = b.client_of(&mcp);
     let text = "x".repeat(3_000_000);
     let mut call = at_b.call(1, "echo", json!({ "text": text })).await;

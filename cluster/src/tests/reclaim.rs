@@ -170,7 +170,7 @@ async fn a_waiting_call_does_not_restore_a_session_that_another_request_is_about
 /// A local client, or a peer for its client, sends part of a request whose session must be restored. No other request waits for the
 /// rest.
 #[tokio::test]
-async fn half_a_body_locks_no_session() {
+async fn half_a_body_does_not_lock_its_session() {
     for (is_from_peer, length) in [
         (false, 1_000),
         (false, 100_000),
@@ -204,7 +204,7 @@ async fn half_a_body_locks_no_session() {
     }
 }
 
-/// The same on an instance that relays, and on one that transfers its sessions.
+/// The limit is the same on an instance that relays and on one that transfers its sessions.
 #[tokio::test]
 async fn the_wait_for_half_a_body_is_limited() {
     let (_directory, [a, b], mcp) = Node::with_session().await;

@@ -70,7 +70,7 @@ async fn waiting_call_after_a_refused_cancel(change: fn(&mut Request)) -> serde_
 }
 
 #[tokio::test]
-async fn a_cancel_that_the_application_refuses_cancels_no_waiting_call() {
+async fn a_cancel_that_the_application_refuses_does_not_cancel_a_waiting_call() {
     let answer = waiting_call_after_a_refused_cancel(|request| {
         let bob = "Bearer bob".parse().unwrap();
         request.headers_mut().insert("authorization", bob);
@@ -81,7 +81,7 @@ async fn a_cancel_that_the_application_refuses_cancels_no_waiting_call() {
 
 /// rmcp's own check against DNS rebinding.
 #[tokio::test]
-async fn a_cancel_for_another_host_cancels_no_waiting_call() {
+async fn a_cancel_for_another_host_does_not_cancel_a_waiting_call() {
     let answer = waiting_call_after_a_refused_cancel(|request| {
         let host = "evil.example".parse().unwrap();
         request.headers_mut().insert("host", host);
@@ -102,7 +102,7 @@ fn with_public_news(app: Router) -> Router {
 /// Bob knows the id of a session that the MCP endpoint refuses to him. Another path answers him with events. He derives the rest of the
 /// event id from a session of his own. The incarnation is the same for all sessions of A, and its calls are numbered.
 #[tokio::test]
-async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
+async fn a_stored_answer_is_not_sent_to_another_user_at_another_path() {
     let directory = directory();
     let [mut a, b] = Setup::start_pair(&directory, with_public_news).await;
     let mcp = a.session().await;

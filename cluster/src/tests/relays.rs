@@ -363,7 +363,7 @@ async fn a_client_that_does_not_read_for_90_s_keeps_its_call_only_at_its_owner()
 /// Otherwise its connections to the owner, in TIME_WAIT, could use up its ports.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn ended_relays_take_no_ports_of_the_relaying_instance() {
+async fn ended_relays_do_not_use_up_ports_of_the_relaying_instance() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
     let client = b.client_of(&mcp);
     for id in 0..300 {

@@ -23,9 +23,10 @@ use crate::directory::{
     faulty::{ErasedRequest, Fault, Faulty, Gate},
 };
 
-/// The requests of B arrive `late`. The directory's clock is set back by `step`, `before` the end of the grace. The client resumes at
-/// B 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless.
-async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
+/// The requests of B arrive `late`. The directory's clock is set back by `step`, `before` the end of the grace. The client resumes at B 100
+/// ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless. If `before` is less than
+/// 100 ms, the clock is not set back.
+async fn cancelled_phases(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
     for phase in phases() {
         let link = SlowLink(Arc::default(), late);
@@ -60,7 +61,7 @@ async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> 
 }
 
 #[tokio::test]
-async fn setting_the_clock_back_makes_no_heartbeat_newer_than_it_is() {
+async fn setting_the_clock_back_does_not_make_a_heartbeat_newer_than_it_is() {
     let mut results = Vec::new();
     for (late, step, before) in [
         (450, 0, 1_000),
@@ -71,7 +72,7 @@ async fn setting_the_clock_back_makes_no_heartbeat_newer_than_it_is() {
         (1_000, 900, 5_000),
         (1_000, 500, 5_000),
     ] {
-        let cancelled = set_back(late * MS, step * MS, before * MS).await;
+        let cancelled = cancelled_phases(late * MS, step * MS, before * MS).await;
         results.push((late, step, before, cancelled));
     }
     assert!(
@@ -83,7 +84,7 @@ async fn setting_the_clock_back_makes_no_heartbeat_newer_than_it_is() {
 /// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
 /// was executed shortly before, and the next one takes 1 s. Meanwhile the directory's clock is set back.
 #[tokio::test]
-async fn setting_the_clock_back_makes_no_executed_heartbeat_newer() {
+async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     let mut cancelled = Vec::new();
     for (step, phase) in [0, 900]
         .into_iter()

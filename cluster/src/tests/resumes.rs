@@ -26,7 +26,7 @@ async fn a_client_resumes_from_an_event_of_a_live_incarnation_through_any_instan
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
     let last_event_id = call.event().await.unwrap().id.unwrap();
-    let event_id = ClusterEventId::read(&last_event_id).unwrap();
+    let event_id = ClusterEventId::parse(&last_event_id).unwrap();
     assert_eq!(
         (
             event_id.incarnation,
@@ -44,7 +44,11 @@ async fn a_client_resumes_from_an_event_of_a_live_incarnation_through_any_instan
             a.witness.release("a");
             let answer = resumed.answer_event().await.unwrap();
             assert_eq!(answer.json()["id"], 1);
-            let event_id = answer.id.as_deref().and_then(ClusterEventId::read).unwrap();
+            let event_id = answer
+                .id
+                .as_deref()
+                .and_then(ClusterEventId::parse)
+                .unwrap();
             assert_eq!(
                 (
                     event_id.incarnation,

@@ -53,7 +53,7 @@ async fn start_pair(directory: &Faulty, can_reach_owner: bool) -> [Node; 2] {
     [a, b]
 }
 
-/// Starts both on a new directory, and opens a session at the owner.
+/// Starts such a pair on a new directory, and opens a session at the owner.
 async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], Mcp) {
     let directory = directory();
     let nodes = start_pair(&directory, can_reach_owner).await;
@@ -61,7 +61,7 @@ async fn start_pair_with_session(can_reach_owner: bool) -> (Faulty, [Node; 2], M
     (directory, nodes, mcp)
 }
 
-/// Waits until the other end closes a connection.
+/// Waits until the other end closes a connection, without a reset.
 async fn until_closed(mut stream: TcpStream) {
     let mut sent = Vec::new();
     within("the relay to disconnect", stream.read_to_end(&mut sent))
@@ -332,7 +332,7 @@ async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     }
 }
 
-/// A response to a made-up event id, or to a request that is no resume, concerns no call here. It postpones no cancel.
+/// A response to a made-up event id, or in a made-up session, concerns no call here. It does not postpone a cancel.
 #[tokio::test]
 async fn a_resume_turned_away_by_an_inner_layer_does_not_count_without_a_local_call() {
     let directory = directory();

@@ -169,7 +169,7 @@ async fn no_request_is_sent_to_an_address_that_is_not_allowed_for_peers() {
 }
 
 #[tokio::test]
-async fn an_id_of_a_megabyte_matches_no_session() {
+async fn an_id_of_a_megabyte_does_not_match_a_session() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let app = Router::new().route("/mcp", any(async || "served"));

@@ -29,6 +29,7 @@ class Caller:
         self.processes = []
 
     async def connect(self):
+        """Opens a session and its standalone stream."""
         hello = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": {"name": "curl", "version": "0"}}
         curl = await self.start("-D-", *self.post("initialize", hello, id=0))
         said, _ = await curl.communicate()
@@ -39,6 +40,7 @@ class Caller:
         await self.start()
 
     async def call(self, arguments):
+        """Returns the answer to a call of the tool. Resumes without limit until it arrives."""
         work = {"name": "work", "arguments": arguments, "_meta": {"progressToken": 1}}
         ask = self.post("tools/call", work, id=1)
         while True:
@@ -49,7 +51,7 @@ class Caller:
             ask = ["-H", f"last-event-id: {self.last_event_id}"]
 
     async def read(self, curl):
-        """Returns the answer, if the stream has it."""
+        """Returns the answer, or `None` if the stream ends without it."""
         while line := await curl.stdout.readline():
             field, _, value = line.decode().rstrip("\n").partition(": ")
             if field == "id":

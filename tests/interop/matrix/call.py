@@ -26,17 +26,19 @@ class Call:
     # === what it is told ===
 
     def on_event(self, event):
-        """Receives an event of its server or of its client."""
+        """Receives an event of its server or of its client. Keeps the first event of each kind."""
         self._told.setdefault(event["event"], event)
         self._changed()
 
     def find_event(self, event):
+        """Returns the first event of this kind, or `None` if there was none."""
         return self._told.get(event)
 
     # === what a scenario does ===
 
     async def streaming(self):
-        """Returns when the handler works, and when the client has everything that it needs to resume."""
+        """Returns when the handler works and the client has everything that it needs to resume. Also returns, with a
+        note, if that does not happen in time or the call has an outcome before."""
         def begun():
             call = self.proxy.of_call()
             return self.find_event("started") and call and (call[0].event_ids or not self.client.sessions)
@@ -50,7 +52,7 @@ class Call:
         self.proxy.cut(reset=reset)
 
     async def back(self, times=1):
-        """Returns when the client has resumed this many times, or when the call is over."""
+        """Returns when the client has resumed this many times, when the handler has ended, or when the time is over."""
         def resumed():
             resumes = self.proxy.of_call()[1:]
             streaming = [resume for resume in resumes if resume.status == 200 and resume.event_ids]
@@ -60,7 +62,7 @@ class Call:
         await asyncio.sleep(0.1)
 
     async def cancelled(self):
-        """Returns when the handler was cancelled, or when the time for that is over."""
+        """Returns when the handler has ended, or when the time for its cancel is over."""
         await self.until(self.over, self.server.grace + TOLERANCE + 0.5)
 
     def kill(self):
@@ -84,7 +86,7 @@ class Call:
         await self.until(lambda: not self.proxy.leaving, TIMEOUT, "it does not end")
 
     async def seen(self, events):
-        """Returns when this many different events were sent to the client, including the first one, which is empty."""
+        """Returns when events with this many different ids were sent to the client, including the empty first one."""
         def passed():
             return len(set().union(*(stream.event_ids for stream in self.proxy.of_call()))) >= events
 
@@ -97,6 +99,7 @@ class Call:
         self.server.order(finish=self.name)
 
     def over(self):
+        """Returns the event of the handler's end, or `None` if the handler works."""
         return self.find_event("finished") or self.find_event("cancelled")
 
     # === its life ===
@@ -110,6 +113,7 @@ class Call:
         program.order(open=self.name, url=url, arguments={"cell": self.name, **arguments}, timeout=timeout)
 
     async def close(self):
+        """Has the client close, waits for that for 2 s at most, and stops the proxy."""
         self.program.order(close=self.name)
         await self.until(lambda: self.find_event("closed") or not self.program.runs, 2.0)
         self.proxy.stop()
@@ -136,7 +140,7 @@ class Call:
                 future.set_result(None)
 
     def log(self):
-        """Returns the observed exchanges, for the analysis of a failure."""
+        """Returns the observed exchanges and events by time, for the analysis of a failure."""
         began = self.proxy.exchanges[0].at if self.proxy.exchanges else 0
         lines = [(exchange.at, f"{exchange}") for exchange in self.proxy.exchanges]
         for event in self._told.values():

@@ -22,14 +22,16 @@ class Report:
 
     # "result", "cancelled", "lost" (the handler finished and its client was connected) or "ran on".
     what: str
-    # From the last cut (or the start) to the result or the cancel.
+    # From the last cut (or the start) to the result or the cancel. Without either, to the client's error or the end.
     after: float
+    # The error that the client got.
     error: str | None
+    # The reason of the handler's token, if it fired and has one.
     reason: str | None
-    # The number of requests that reached the server, and of those that did not.
+    # The number of requests that reached the server, and of the connections that the proxy refused.
     requests: int
     refused: int
-    # The number of these that resumed a call after it had ended for the client.
+    # The number of these requests that resumed the call after it had ended for the client.
     polls: int
     # Deviations from the scenario.
     notes: list = field(default_factory=list)
@@ -54,6 +56,7 @@ class Cell(Call):
         await self.until(lambda: self._progress == steps, TIMEOUT, "no progress")
 
     async def run(self, server, program):
+        """Plays the scenario on this server and returns the report."""
         begun = time.time()
         await self.open(server, program, self.scenario.timeout, bytes=self.scenario.answer)
         try:
@@ -104,7 +107,7 @@ class Cell(Call):
 
 
 async def paced(run, cells):
-    """Runs all cells, the longest first."""
+    """Runs all cells, the longest first, and returns their reports. The report of a cell that raises is `None`."""
     reports = {}
     opening = asyncio.Semaphore(OPENING)
 

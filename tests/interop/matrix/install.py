@@ -26,7 +26,7 @@ class Client:
 
 
 async def install(cache):
-    """Returns the clients, and the program that starts a server."""
+    """Installs everything. Returns the clients, and the program of the server."""
     demand("cargo", "curl")
     with_sessions, binaries = await asyncio.gather(install_sdks(cache, [*NPM, *PIP]), cargo_build())
     clients = [
@@ -64,6 +64,7 @@ def python(cache, key, *args):
 
 
 def demand(*programs):
+    """Ends this program if any of these is not installed."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         raise SystemExit(f"not found: {', '.join(missing)}")
 
@@ -100,6 +101,7 @@ async def cargo_build():
 
 
 async def command(*words, cwd=None):
+    """Runs a command. Ends this program with its output if it fails."""
     process = await asyncio.create_subprocess_exec(
         *map(str, words), cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -110,7 +112,8 @@ async def command(*words, cwd=None):
 
 @asynccontextmanager
 async def installing(folder, packages):
-    """Tells whether to install the packages into the folder. Processes that share the folder wait for the one that installs."""
+    """Yields whether to install the packages into the folder, and records them there afterwards. Processes
+    that share the folder wait for the one that installs."""
     marker = folder / ".installed"
     with open(folder / ".lock", "w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)

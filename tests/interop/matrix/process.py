@@ -15,7 +15,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not 
 
 class Program:
     def __init__(self, command, log, on_event, **environment):
-        """Writes stderr to the file `log`, and calls `heard` with every event."""
+        """Writes stderr to the file `log`, and calls `on_event` with every event after the first."""
         self._command = [str(word) for word in command]
         self._log = log
         self._on_event = on_event
@@ -24,7 +24,7 @@ class Program:
         self._reading = None
 
     async def start(self, first):
-        """Starts the program and waits for its first event, which must be `first`."""
+        """Starts the program, waits for its first event, which must be `first`, and returns that event."""
         with open(self._log, "wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -48,7 +48,7 @@ class Program:
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
     async def end(self):
-        """Closes stdin, and waits for the end of the process."""
+        """Closes stdin, and waits for the end of the process. Kills a process that does not end in time."""
         if not self.runs:
             return
         self._process.stdin.close()
@@ -68,6 +68,7 @@ class Program:
         return self._process is not None and self._process.returncode is None
 
     def kill(self):
+        """Kills the process and its children, unless it has ended."""
         if self.runs:
             # It may have ended before asyncio noticed.
             with suppress(ProcessLookupError):

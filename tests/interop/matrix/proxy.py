@@ -34,11 +34,11 @@ class Proxy:
         self.exchanges = []
         self.refused = 0
         self.refusing = False
-        # Number of bytes of a stream of the call after which everything is cut, once.
+        # Number of bytes of a response to the call, or to a resume of it, after which everything is cut, once.
         self.limit = None
         # The time of the last cut.
         self.cut_at = None
-        # The next close by the client counts as a cut.
+        # The next request or close by the client counts as a cut.
         self.leaving = False
         self._port = port
         self._changed = changed
@@ -46,11 +46,13 @@ class Proxy:
         self._server = None
 
     async def start(self):
+        """Returns the URL for the client."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}/mcp"
 
     def stop(self):
+        """Accepts no more connections, and cuts all."""
         self._server.close()
         self.cut()
 
@@ -65,7 +67,7 @@ class Proxy:
         return found
 
     def listening(self):
-        """The GETs for the standalone stream."""
+        """The GETs that do not resume the call: those for the standalone stream."""
         of_call = self.of_call()
         return [exchange for exchange in self.exchanges if exchange.method == "GET" and exchange not in of_call]
 
@@ -78,6 +80,7 @@ class Proxy:
             self.cut_at = time.time()
 
     async def _serve(self, reader, writer):
+        """Resets the connection while `refusing`. Otherwise passes bytes until either side closes, then closes both."""
         if self.refusing:
             self.refused += 1
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -132,6 +135,7 @@ class Proxy:
 
 
 async def received(reader):
+    """Returns the next bytes, or none at the end or after an error."""
     try:
         return await reader.read(CHUNK)
     except OSError:

@@ -24,6 +24,7 @@ class Exchange:
         self._start = b""
 
     def saw(self, data):
+        """Takes bytes of the response. Only its first bytes are searched for event ids."""
         self.received += len(data)
         if len(self._start) >= MAX_KEPT:
             return
@@ -39,7 +40,7 @@ class Exchange:
 
 
 class Requests:
-    """Takes the bytes of a connection. Returns (method, headers, body) of every complete request."""
+    """Splits the bytes of a connection into requests: (method, headers, body) of every complete one."""
 
     def __init__(self):
         self._buffer = b""
@@ -67,6 +68,7 @@ class Requests:
 
 
 def dechunked(data):
+    """Returns the body, whether it is complete, and the bytes after it. The body must have no trailers."""
     body = b""
     while True:
         size, found, data = data.partition(b"\r\n")
@@ -82,6 +84,7 @@ def dechunked(data):
 
 
 def rpc_method(body):
+    """Returns the method of a JSON-RPC message, or `None` if the body is not one with a method."""
     try:
         return json.loads(body)["method"]
     except (ValueError, KeyError, TypeError):

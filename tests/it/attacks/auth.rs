@@ -18,29 +18,29 @@ enum Side {
 }
 
 for_servers!(sessions {
-    what_is_refused_inside_ends_no_call,
-    what_is_refused_outside_ends_no_call,
-    what_is_refused_inside_keeps_no_call,
-    what_is_refused_outside_keeps_no_call,
+    what_is_refused_inside_does_not_end_a_call,
+    what_is_refused_outside_does_not_end_a_call,
+    what_is_refused_inside_does_not_keep_a_call,
+    what_is_refused_outside_does_not_keep_a_call,
 });
 
-async fn what_is_refused_inside_ends_no_call(server: Server) {
-    ends_no_call(server, Side::Inside).await;
+async fn what_is_refused_inside_does_not_end_a_call(server: Server) {
+    assert_ends_no_call(server, Side::Inside).await;
 }
 
-async fn what_is_refused_outside_ends_no_call(server: Server) {
-    ends_no_call(server, Side::Outside).await;
+async fn what_is_refused_outside_does_not_end_a_call(server: Server) {
+    assert_ends_no_call(server, Side::Outside).await;
 }
 
-async fn what_is_refused_inside_keeps_no_call(server: Server) {
-    keeps_no_call(server, Side::Inside).await;
+async fn what_is_refused_inside_does_not_keep_a_call(server: Server) {
+    assert_keeps_no_call(server, Side::Inside).await;
 }
 
-async fn what_is_refused_outside_keeps_no_call(server: Server) {
-    keeps_no_call(server, Side::Outside).await;
+async fn what_is_refused_outside_does_not_keep_a_call(server: Server) {
+    assert_keeps_no_call(server, Side::Outside).await;
 }
 
-async fn ends_no_call(server: Server, side: Side) {
+async fn assert_ends_no_call(server: Server, side: Side) {
     let (setup, victim, attacker) = guarded(server, side).await;
     let call = setup.start_call(&victim, ID, "hold", "victim").await;
 
@@ -49,7 +49,7 @@ async fn ends_no_call(server: Server, side: Side) {
     assert_answered(&setup, &victim, call).await;
 }
 
-async fn keeps_no_call(server: Server, side: Side) {
+async fn assert_keeps_no_call(server: Server, side: Side) {
     let clock = StoppedClock::stop();
     let (setup, victim, attacker) = guarded(server, side).await;
     lost(&setup, &victim).await;

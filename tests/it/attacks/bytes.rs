@@ -12,12 +12,12 @@ use crate::{
 const ANNOUNCED: usize = 10_000;
 
 for_servers!(all {
-    a_body_that_never_ends_is_no_call,
+    a_body_that_never_ends_is_not_a_call,
     a_body_that_arrives_byte_by_byte_is_one_call_as_any_other,
     bytes_of_a_next_request_do_not_hide_an_answer,
 });
 
-async fn a_body_that_never_ends_is_no_call(server: Server) {
+async fn a_body_that_never_ends_is_not_a_call(server: Server) {
     let setup = server.start().await;
     let victim = setup.mcp().await;
     let call = setup.start_call(&victim, ID, "hold", "victim").await;

@@ -11,7 +11,7 @@ use crate::{
 for_servers!(sessions {
     a_resume_with_the_event_id_of_another_session_neither_keeps_nor_shows_its_call,
     guessed_event_ids_neither_keep_nor_show_a_call_of_another_session,
-    guessed_request_ids_end_no_call_of_another_session,
+    guessed_request_ids_do_not_end_a_call_of_another_session,
     a_session_id_on_another_path_is_another_session,
 });
 
@@ -61,7 +61,7 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
     assert_orphaned_on_time(&setup, &victim, &clock).await;
 }
 
-async fn guessed_request_ids_end_no_call_of_another_session(server: Server) {
+async fn guessed_request_ids_do_not_end_a_call_of_another_session(server: Server) {
     let setup = Plan::with_grace(server).start().await;
     let (victim, attacker) = (setup.mcp().await, setup.mcp().await);
     let call = setup.start_call(&victim, ID, "hold", "victim").await;

@@ -40,7 +40,7 @@ async fn the_first_stream_of_a_restored_session_has_its_own_answer() {
 }
 
 #[tokio::test]
-async fn a_retained_answer_reaches_no_restored_session_of_another_client() {
+async fn a_retained_answer_does_not_reach_a_restored_session_of_another_client() {
     let setup = saved(Server::Wrapped).start().await;
     let (mcp, attacker) = (setup.mcp().await, setup.mcp().await);
     answered(&setup, &mcp).await;

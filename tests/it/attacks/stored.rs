@@ -117,7 +117,7 @@ async fn a_stored_event_of_a_process_with_the_same_key_is_replayed_to_its_sessio
 
 /// By default the other process would have a random key.
 #[tokio::test]
-async fn a_stored_event_of_a_process_with_another_key_is_replayed_to_no_client() {
+async fn a_stored_event_of_a_process_with_another_key_is_not_replayed_to_any_client() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key("a key"), |wrapper| wrapper).await;
     let (victim, first) = before_restart(&before).await;
 

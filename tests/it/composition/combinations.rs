@@ -391,7 +391,7 @@ impl Cell {
         assert!(setup.witness.ended("a").await.is_completed());
     }
 
-    /// A call that a middleware answers, or that it repeats without a session.
+    /// Makes a call that a middleware answers, or that it repeats without a session, and asserts that it gets an answer.
     async fn completes_at_once(self, setup: &Setup, mcp: &Mcp) {
         let echo = mcp.call_request(1, "echo", json!({ "text": "a" }));
         let mut call = self.send(setup, &echo).await;
@@ -526,7 +526,7 @@ async fn hold_response(response: Response) -> Response {
     Response::from_parts(parts, Body::from(body))
 }
 
-/// A POST and its body.
+/// Returns the head of a request and its whole body.
 async fn whole(request: HttpRequest) -> (axum::http::request::Parts, Bytes) {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();

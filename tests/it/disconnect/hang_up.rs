@@ -48,7 +48,7 @@ for_servers!(all {
     a_fin_after_an_event_cancels_the_call,
     a_reset_after_an_event_cancels_the_call,
     a_half_close_after_an_event_cancels_the_call,
-    a_disconnect_within_the_request_body_starts_no_call,
+    a_disconnect_within_the_request_body_does_not_start_a_call,
     a_stream_reset_before_the_head_is_produced_cancels_its_call_and_no_other,
     a_stream_reset_before_anything_is_read_cancels_its_call_and_no_other,
     a_stream_reset_after_an_event_cancels_its_call_and_no_other,
@@ -94,7 +94,7 @@ async fn a_half_close_after_an_event_cancels_the_call(server: Server) {
     hang_up(server, When::EventRead, How::HalfClose).await;
 }
 
-async fn a_disconnect_within_the_request_body_starts_no_call(server: Server) {
+async fn a_disconnect_within_the_request_body_does_not_start_a_call(server: Server) {
     let (setup, mcp) = server.client().await;
     let marked = mcp.clone().header(EXCHANGE, "cut");
     let whole = marked.call_request(1, "hold", json!({ "label": "cut" }));

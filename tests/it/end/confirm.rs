@@ -308,7 +308,7 @@ async fn detached(server: Server, grace: Duration) -> (StoppedClock, Setup, Mcp,
     (clock, setup, mcp, confirmations)
 }
 
-/// Does the same, and lets the grace end.
+/// Like [`detached`], with a grace that has ended.
 async fn orphaned(server: Server) -> (StoppedClock, Setup, Mcp, Confirmations) {
     let started = detached(server, GRACE).await;
     started.0.advance(GRACE + TICK).await;

@@ -46,7 +46,7 @@ async fn half_an_answer_of_known_length_ends() {
 
 /// Only requests of 2025-11-25 run as tasks.
 #[tokio::test(start_paused = true)]
-async fn a_task_parameter_keeps_no_call_of_2026_07_28_from_its_timeout() {
+async fn a_task_parameter_does_not_keep_a_call_of_2026_07_28_from_its_timeout() {
     let task = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a","task":{},
         "_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}"#;
     let events = stalled("text/event-stream", ":\n\n");

@@ -279,7 +279,7 @@ fn late_sender() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     (handler, refused)
 }
 
-/// Sends these messages and waits for the answer to the request.
+/// Sends the messages of a [`late_sender`], and waits for the answer to the request.
 async fn send_late(context: &RequestContext<RoleServer>) -> Result<(), ServiceError> {
     let own = context.meta.get_progress_token().expect("a progress token");
     progress(context, own).await?;

@@ -198,7 +198,7 @@ async fn the_older_call_of_a_reused_id_is_untracked_even_at_the_limit() {
 
 /// A request changes nothing for other calls until the manager accepts it.
 #[tokio::test]
-async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
+async fn a_refused_request_over_the_limit_does_not_hide_an_older_call_with_its_id() {
     let store = Arc::new(Failing::default());
     let server_store = store.clone();
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
@@ -206,11 +206,11 @@ async fn a_refused_request_over_the_limit_hides_no_older_call_with_its_id() {
     let (setup, mcp) = setup.client().await;
     let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
     older.head().await;
-    store.opens_no_streams.store(true, Ordering::Relaxed);
+    store.rejects_streams.store(true, Ordering::Relaxed);
 
     let mut refused = mcp.call(7, "hold", arguments("refused")).await;
     assert_eq!(refused.head().await.status, 500);
-    store.opens_no_streams.store(false, Ordering::Relaxed);
+    store.rejects_streams.store(false, Ordering::Relaxed);
 
     older.fin();
     assert_eq!(setup.events.ended(&mcp, 7).await, DISCONNECTED);

@@ -18,10 +18,10 @@ use tracing_subscriber::{
 use crate::setup::{Plan, Server, for_servers};
 
 for_servers!(sessions {
-    a_subscriber_that_panics_prevents_no_cancel_after_a_grace,
+    a_subscriber_that_panics_does_not_prevent_a_cancel_after_a_grace,
 });
 
-async fn a_subscriber_that_panics_prevents_no_cancel_after_a_grace(server: Server) {
+async fn a_subscriber_that_panics_does_not_prevent_a_cancel_after_a_grace(server: Server) {
     const GRACE: Duration = Duration::from_secs(20);
     let _panics = panics();
     let (clock, setup, mcp) = Plan::of(server).grace(Grace::After(GRACE)).stopped().await;
@@ -31,7 +31,7 @@ async fn a_subscriber_that_panics_prevents_no_cancel_after_a_grace(server: Serve
 }
 
 #[tokio::test]
-async fn a_subscriber_that_panics_prevents_no_cancel_at_once() {
+async fn a_subscriber_that_panics_does_not_prevent_a_cancel_at_once() {
     let _panics = panics();
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let layer = CancelOnDisconnectLayer::new();

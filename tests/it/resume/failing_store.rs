@@ -33,12 +33,12 @@ async fn refused_resume(server: Server, grace: Grace) {
     let (plan, store) = failing(server);
     let (setup, mcp) = plan.grace(grace).client().await;
     let (mut call, id) = started(&setup, &mcp).await;
-    store.replays_nothing.store(true, Ordering::Relaxed);
+    store.rejects_replays.store(true, Ordering::Relaxed);
 
     let mut resumed = mcp.resume(&id).await;
     assert_eq!(resumed.head().await.status, 200);
     assert!(resumed.event().await.is_none(), "it delivers nothing");
-    store.replays_nothing.store(false, Ordering::Relaxed);
+    store.rejects_replays.store(false, Ordering::Relaxed);
 
     setup.witness.release("a");
     assert!(setup.witness.ended("a").await.is_completed());
@@ -86,11 +86,11 @@ async fn an_answer_that_the_store_refused_is_retained_for_a_disconnected_client(
     let (call, id) = started(&setup, &mcp).await;
     call.fin();
     setup.events.detached(&mcp, 1).await;
-    store.takes_no_answers.store(true, Ordering::Relaxed);
+    store.rejects_answers.store(true, Ordering::Relaxed);
 
     setup.witness.release("a");
     setup.calls_reach(0).await;
-    store.takes_no_answers.store(false, Ordering::Relaxed);
+    store.rejects_answers.store(false, Ordering::Relaxed);
 
     assert_delivers_the_answer(mcp.resume(&id).await).await;
 }
@@ -113,11 +113,11 @@ async fn started(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
 
 /// Completes a call while the store refuses its answer.
 async fn lose_answer(setup: &Setup, store: &Failing, call: &mut Connection) {
-    store.takes_no_answers.store(true, Ordering::Relaxed);
+    store.rejects_answers.store(true, Ordering::Relaxed);
     setup.witness.release("a");
     assert!(setup.witness.ended("a").await.is_completed());
     assert!(call.event().await.is_none(), "rmcp ends the stream");
-    store.takes_no_answers.store(false, Ordering::Relaxed);
+    store.rejects_answers.store(false, Ordering::Relaxed);
     setup.exchanges.over_for("a").await;
 }
 

@@ -191,7 +191,7 @@ async fn an_answer_after_a_refused_resume_is_retained() {
     mcp.resume(FIRST_EVENT).await.assert_done("a").await;
 }
 
-/// The same, before the layer has seen the end of that stream.
+/// The handler answers while the client still holds the call's stream, whose end the layer has not seen.
 #[tokio::test]
 async fn an_answer_right_after_a_refused_resume_is_retained() {
     let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);

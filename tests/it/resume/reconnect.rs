@@ -42,7 +42,7 @@ for_servers!(sessions {
     a_client_that_is_asked_to_return_later_has_its_whole_grace_again,
     a_client_that_is_refused_has_only_the_rest_of_its_grace,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
-    a_resume_that_names_no_stream_does_not_keep_the_call,
+    a_resume_that_does_not_name_a_stream_does_not_keep_the_call,
     one_session_may_resume_many_calls_at_once,
     resumes_that_wait_for_a_stalled_runtime_keep_their_calls,
 });
@@ -238,7 +238,7 @@ async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
     assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
 }
 
-async fn a_resume_that_names_no_stream_does_not_keep_the_call(server: Server) {
+async fn a_resume_that_does_not_name_a_stream_does_not_keep_the_call(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     setup.cut(&mcp, 1, "a").await;
     clock.advance(GRACE / 2).await;

@@ -137,7 +137,7 @@ async fn a_late_answer_is_for_its_own_session_only() {
 
 /// The answer was written to a socket whose client no longer reads. The server cannot know that.
 #[tokio::test]
-async fn an_answer_that_was_sent_to_no_client_is_retained() {
+async fn an_answer_that_was_not_sent_to_any_client_is_retained() {
     let (setup, mcp) = Plan::with_grace(Server::Wrapped).client().await;
     answered_unread(&setup, &mcp).await;
 
@@ -222,7 +222,7 @@ async fn a_session_keeps_no_more_than_its_share() {
 
 /// 24 answers of 1 MB exceed the limit of all sessions together.
 #[tokio::test]
-async fn delivered_answers_evict_no_undelivered_ones() {
+async fn delivered_answers_do_not_evict_undelivered_ones() {
     let setup = Plan::with_grace(Server::Wrapped).start().await;
     let away = setup.mcp().await;
     setup.cut(&away, 1, "away").await;
@@ -239,7 +239,7 @@ async fn delivered_answers_evict_no_undelivered_ones() {
 
 /// Answers of the same session are not evicted either.
 #[tokio::test]
-async fn an_answer_that_is_too_large_to_be_retained_evicts_no_other() {
+async fn an_answer_that_is_too_large_to_be_retained_does_not_evict_others() {
     let setup = sharing();
     let (setup, mcp) = setup.client().await;
     setup.cut(&mcp, 1, "a").await;

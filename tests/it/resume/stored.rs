@@ -129,7 +129,7 @@ async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     (setup, mcp, ids)
 }
 
-/// Disconnects the client of call 1 after the first of five events.
+/// Disconnects the client of call 1 after the first four of its five events. Returns the ids of these four.
 async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let store = Lossy {
         store: Store::default(),

@@ -23,8 +23,8 @@ const REOPENS: u32 = 25;
 for_servers!(sessions {
     resumed_completed_streams_have_the_same_events_as_without_the_layer,
     standalone_streams_have_the_same_events_as_without_the_layer,
-    resumed_completed_streams_keep_no_call,
-    standalone_streams_that_open_and_close_keep_no_call,
+    resumed_completed_streams_do_not_keep_a_call,
+    standalone_streams_that_open_and_close_do_not_keep_a_call,
     no_attached_call_is_cancelled_by_other_streams,
 });
 
@@ -55,7 +55,7 @@ async fn standalone_streams_have_the_same_events_as_without_the_layer(server: Se
     assert!(with_the_layer.iter().all(|events| !events.is_empty()));
 }
 
-async fn resumed_completed_streams_keep_no_call(server: Server) {
+async fn resumed_completed_streams_do_not_keep_a_call(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     let (_, last) = whole(&mut mcp.call(1, "echo", json!({ "text": "a" })).await).await;
     let last = last.expect("an id");
@@ -75,7 +75,7 @@ async fn resumed_completed_streams_keep_no_call(server: Server) {
     assert_orphaned_on_time(&setup, &mcp, since).await;
 }
 
-async fn standalone_streams_that_open_and_close_keep_no_call(server: Server) {
+async fn standalone_streams_that_open_and_close_do_not_keep_a_call(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
     let mut orphan = setup.start_call(&mcp, 2, "hold", "orphan").await;
     orphan.head().await;
@@ -134,7 +134,7 @@ async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// Opens a standalone stream and a shadow of it, which are replaced every five minutes. The server sends events in
+/// Opens a standalone stream and a shadow of it, which are replaced each [`RECONNECT`]. The server sends events in
 /// each. Returns the events of each stream.
 async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mcp = setup.mcp().await;

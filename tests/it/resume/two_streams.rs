@@ -166,7 +166,7 @@ async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_c
 
 /// `<counter>/<constant>` looks like rmcp's form, but means something else.
 #[tokio::test(start_paused = true)]
-async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
+async fn ids_that_only_look_like_rmcps_do_not_join_two_calls() {
     for ids in [["1/7", "2/7"], ["1/0", "1/1"], ["a/0", "b/0"]] {
         let foreign = Foreign::with(Grace::After(GRACE));
         let mut streams = Vec::new();

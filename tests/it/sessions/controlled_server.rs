@@ -344,17 +344,17 @@ async fn a_cancel_is_not_dropped_for_a_call_that_is_about_to_wait_for_it() {
 #[tokio::test]
 async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
     let superseded = Outcome::Cancelled(CancelReason::Superseded);
-    refused_it_supersedes_nothing(CancelOnDisconnectLayer::new(), &[superseded]).await;
+    assert_refused_supersedes_nothing(CancelOnDisconnectLayer::new(), &[superseded]).await;
 }
 
 #[tokio::test]
-async fn a_request_over_the_limit_supersedes_no_call_whether_refused_or_not() {
+async fn a_request_over_the_limit_does_not_supersede_a_call_whether_refused_or_not() {
     let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(1));
-    refused_it_supersedes_nothing(layer, &[]).await;
+    assert_refused_supersedes_nothing(layer, &[]).await;
 }
 
 /// `accepted`: how the call ended after the request was accepted.
-async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
+async fn assert_refused_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
     let gated = Arc::new(GatedManager::new(At::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
     let (layer, log) = Log::of(layer.policy(policy));
@@ -675,7 +675,7 @@ async fn an_abandoned_resume_does_not_end_the_stream_of_the_next() {
     assert_done(next.await.unwrap().unwrap()).await;
 }
 
-/// The same, whether or not the client is connected.
+/// The limit is the same whether or not the client of the resume that hangs is connected.
 #[tokio::test]
 async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
@@ -1007,8 +1007,7 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained()
     yield_until_idle().await;
     let mut resumed = Vec::new();
     for id in 0..CALLS {
-        let answer =
-            started_or_done(&clock, send(&app, resume(&session, &format!("0/{id}")))).await;
+        let answer = with_ticks(&clock, send(&app, resume(&session, &format!("0/{id}")))).await;
         resumed.push(whole(answer).now_or_never().unwrap_or_default());
     }
     clock.advance(2 * GRACE).await;
@@ -1021,7 +1020,8 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained()
     assert!(resumed.iter().all(|text| text.contains(r#""text":"done""#)));
 }
 
-async fn started_or_done(
+/// Returns the response, and advances the clock while it is pending.
+async fn with_ticks(
     clock: &StoppedClock,
     request: impl Future<Output = Response<Body>>,
 ) -> Response<Body> {
@@ -1052,7 +1052,7 @@ async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     waits.0.notify_one();
     yield_until_idle().await;
 
-    let resumed = started_or_done(&clock, send(&app, resume(&session, "0/0"))).await;
+    let resumed = with_ticks(&clock, send(&app, resume(&session, "0/0"))).await;
 
     let whole = whole(resumed).now_or_never().unwrap_or_default();
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
@@ -1129,7 +1129,7 @@ async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained(
     clock.advance(2 * GRACE).await;
 
     assert_eq!(log.ends(&number(1)), [Outcome::Completed]);
-    let resumed = started_or_done(&clock, send(&app, resume(&session, "0/0"))).await;
+    let resumed = with_ticks(&clock, send(&app, resume(&session, "0/0"))).await;
     let whole = whole(resumed).now_or_never().unwrap_or_default();
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }

@@ -205,7 +205,7 @@ async fn an_error_of_the_transport_is_the_source_of_the_wrappers_own() {
     }
 }
 
-/// The same end to end with rmcp's own manager. The second server knows the session only from the store, and still
+/// The restore end to end, with rmcp's own manager. The second server knows the session only from the store, and still
 /// cancels its calls.
 #[tokio::test]
 async fn a_session_that_was_restored_on_another_server_is_tracked_by_it() {

@@ -37,7 +37,7 @@ async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
     assert!(is_open(&setup, &mcp).await);
     clock.advance(2 * TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     assert_eq!(
         mcp.notify("notifications/initialized", json!({})).await,
         404
@@ -56,7 +56,7 @@ async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
     settle(&setup).await;
     assert!(is_open(&setup, &mcp).await, "it counts as used");
     clock.advance_past(Duration::from_millis(500)).await;
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn a_request_restarts_the_idle_timeout() {
     assert!(is_open(&setup, &mcp).await);
     clock.advance(2 * TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 /// rmcp looks up the session only after it has the body.
@@ -130,7 +130,7 @@ async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_o
     settle(&setup).await;
     clock.advance(IDLE + TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
 
     clock.advance(IDLE / 2 + TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     assert!(is_open(&setup, &other).await);
 }
 
@@ -185,7 +185,7 @@ async fn the_idle_timeout_starts_when_the_last_stream_ends() {
     assert!(is_open(&setup, &mcp).await);
     clock.advance(2 * TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn a_session_is_closed_after_its_last_call_was_orphaned() {
     assert!(is_open(&setup, &mcp).await);
     clock.advance(2 * TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 #[tokio::test]
@@ -315,7 +315,7 @@ async fn a_configured_idle_timeout_applies() {
 
     clock.advance(IDLE / 10 + TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
 }
 
@@ -349,7 +349,7 @@ async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
 
     clock.advance(IDLE / 10 + TICK).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
     clock.advance(IDLE + TICK).await;
     let other = setup.mcp().await;
@@ -387,7 +387,7 @@ async fn a_standalone_stream_keeps_its_session_unless_it_is_ignored() {
         settle(&setup).await;
 
         if is_ignored {
-            closed(&setup, &restored).await;
+            until_closed(&setup, &restored).await;
             standalone.body_to_end().await;
         } else {
             assert!(is_open(&setup, &restored).await);
@@ -432,7 +432,7 @@ async fn a_restored_session_has_a_full_idle_timeout() {
     let clock = StoppedClock::stop();
     let (setup, mcp) = by_default().saving(SavedSessions::default()).client().await;
     clock.advance(IDLE + TICK).await;
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
 
     setup.assert_usable(&mcp).await;
@@ -441,7 +441,7 @@ async fn a_restored_session_has_a_full_idle_timeout() {
     settle(&setup).await;
     assert!(is_open(&setup, &mcp).await);
     clock.advance(2 * TICK).await;
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 /// rmcp gives the handlers of a closed session 5 s. Then it closes the session again, by its id.
@@ -457,7 +457,7 @@ async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_
     setup.witness.token_fired("old").await;
     setup.events.ended(&mcp, 1).await;
     clock.advance(IDLE + TICK).await;
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     known_reaches(&setup, 0).await;
     let mut call = setup.start_call(&mcp, 2, "hold", "new").await;
 
@@ -531,7 +531,7 @@ pub(super) async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
         .contains_key(id)
 }
 
-pub(super) async fn closed(setup: &Setup, mcp: &Mcp) {
+pub(super) async fn until_closed(setup: &Setup, mcp: &Mcp) {
     soon("the session is closed", async || !is_open(setup, mcp).await).await;
 }
 

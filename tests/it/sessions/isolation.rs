@@ -108,13 +108,13 @@ async fn a_cancel_notification_from_another_session_changes_nothing(server: Serv
 async fn a_disconnect_from_a_number_does_not_affect_the_string_with_the_same_digits(
     server: Server,
 ) {
-    does_not_affect_a_similar_id(server, json!(7), json!("7")).await;
+    assert_similar_id_is_unaffected(server, json!(7), json!("7")).await;
 }
 
 async fn a_disconnect_from_a_string_does_not_affect_the_number_with_the_same_digits(
     server: Server,
 ) {
-    does_not_affect_a_similar_id(server, json!("7"), json!(7)).await;
+    assert_similar_id_is_unaffected(server, json!("7"), json!(7)).await;
 }
 
 async fn a_sessionless_request_with_a_session_header_is_not_a_call_of_the_session(server: Server) {
@@ -342,8 +342,9 @@ fn never_accepted(server: Server) -> Outcome {
     }
 }
 
-/// Starts two calls of one session whose ids look alike, and disconnects the client of the first.
-async fn does_not_affect_a_similar_id(server: Server, disconnected: Value, connected: Value) {
+/// Starts two calls of one client whose ids look alike, and disconnects from the first. Asserts that the second is
+/// unaffected.
+async fn assert_similar_id_is_unaffected(server: Server, disconnected: Value, connected: Value) {
     let (setup, mcp) = server.client().await;
     let first = setup.start_call(&mcp, disconnected.clone(), "hold", "leaving");
     let first = first.await;
@@ -371,9 +372,10 @@ async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
-/// The same, but `attacker_events` are events of an attacker's call with the victim's session and id.
+/// Asserts that the call `victim` with id 7 is untouched beside an attacker's call with its session and id. The latter
+/// has had `attacker_events`.
 ///
-/// The handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
+/// The victim's handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
 async fn assert_untouched_beside(
     setup: &Setup,
     mcp: &Mcp,

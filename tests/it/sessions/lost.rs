@@ -12,7 +12,7 @@ use rmcp::transport::streamable_http_server::session::{
 };
 use serde_json::json;
 
-use super::idle::{FIRST_EVENT, IDLE, TICK, closed, detach, is_open, settle};
+use super::idle::{FIRST_EVENT, IDLE, TICK, detach, is_open, settle, until_closed};
 use crate::{
     setup::{Plan, Scripted, Server, Sessions, Setup, StoppedClock, Store},
     support::*,
@@ -56,8 +56,8 @@ async fn listen(mcp: &Mcp) -> Connection {
     standalone
 }
 
-/// Resumes a stream of the session, which stays open with it and is closed after it.
-async fn is_lost_with_its_resumed_stream(
+/// Resumes a stream of the session, and asserts that the session stays open with it and is closed after it.
+async fn assert_lost_with_resumed_stream(
     setup: &Setup,
     clock: &StoppedClock,
     mcp: &Mcp,
@@ -71,7 +71,7 @@ async fn is_lost_with_its_resumed_stream(
     resumed.fin();
     pass(setup, clock, LOST_TIMEOUT + SOME_TIME).await;
 
-    closed(setup, mcp).await;
+    until_closed(setup, mcp).await;
 }
 
 /// Disconnects the client from its standalone stream and asserts that its session is closed on time.
@@ -85,7 +85,7 @@ async fn assert_closed_after_its_standalone_stream(setup: &Setup, clock: &Stoppe
     assert!(is_open(setup, mcp).await);
     pass(setup, clock, SOME_TIME).await;
 
-    closed(setup, mcp).await;
+    until_closed(setup, mcp).await;
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_session_whose_client_disconnected_from_its_standalone_stream_is_close
     assert_closed_after_its_standalone_stream(&setup, &clock, &mcp).await;
     assert!(is_open(&setup, &quiet).await, "this client had no stream");
     clock.advance(IDLE).await;
-    closed(&setup, &quiet).await;
+    until_closed(&setup, &quiet).await;
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_g
 
         pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
 
-        closed(&setup, &mcp).await;
+        until_closed(&setup, &mcp).await;
     }
 }
 
@@ -152,7 +152,7 @@ async fn a_client_that_resumed_a_call_is_not_lost() {
 
     assert!(is_open(&setup, &mcp).await);
     clock.advance(IDLE + TICK).await;
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream() 
     let event = standalone.event().await.expect("the priming event");
     standalone.fin();
     pass(&setup, &clock, SOME_TIME).await;
-    is_lost_with_its_resumed_stream(&setup, &clock, &mcp, &event.id.expect("an event id")).await;
+    assert_lost_with_resumed_stream(&setup, &clock, &mcp, &event.id.expect("an event id")).await;
 }
 
 /// A cancel from the client ends the stream of its call, not the client.
@@ -208,7 +208,7 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     standalone.fin();
 
     pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
     clock.advance(4 * IDLE).await;
     assert!(is_open(&setup, &quiet).await);
 }
@@ -286,7 +286,7 @@ async fn an_untracked_call_that_was_answered_does_not_keep_a_lost_session() {
 
     pass(&setup, &clock, LOST_TIMEOUT + SOME_TIME).await;
 
-    closed(&setup, &mcp).await;
+    until_closed(&setup, &mcp).await;
 }
 
 /// A store whose replays continue with later events.
@@ -331,7 +331,7 @@ async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost
     }
     standalone.fin();
     pass(&setup, &clock, SOME_TIME).await;
-    is_lost_with_its_resumed_stream(&setup, &clock, &mcp, &last.expect("an event id")).await;
+    assert_lost_with_resumed_stream(&setup, &clock, &mcp, &last.expect("an event id")).await;
 }
 
 /// A standalone stream that is no use of its session still shows that its client is connected.

@@ -70,8 +70,9 @@ impl Bench {
         }
     }
 
-    /// Asserts that a resume in time is held and attached although the server answers it only after the grace. Then
-    /// asserts that the resumed stream gets the error of a cancel.
+    /// Asserts for two calls that a resume in time is held and attached although the server answers it only after the
+    /// grace. Then asserts that the resumed stream gets the answer of the first call, and the error of the second, which is
+    /// cancelled.
     async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
         let mcp = Mcp::session(self.served.addr, path).await;
         self.check_of(clock, &mcp, path, label).await;
@@ -183,7 +184,7 @@ async fn a_session_is_found_also_where_it_was_restored_from_that_of_another_serv
 
 /// A session has a call at each of two services. Each call has the first stream there.
 #[tokio::test]
-async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
+async fn the_cancel_of_a_call_at_one_service_does_not_end_a_stream_of_another() {
     let bench = Bench::two().await;
     let here = Mcp::session(bench.served.addr, "/a").await;
     let there = Mcp::stateless(bench.served.addr, "/b");

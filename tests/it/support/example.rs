@@ -31,9 +31,9 @@ impl Example {
             .stderr(Stdio::null())
             .kill_on_drop(true)
             .spawn()
-            .expect("it starts");
+            .expect("the example starts");
         let mut stdout = BufReader::new(process.stdout.take().expect("piped")).lines();
-        let first = within("its first line", stdout.next_line()).await;
+        let first = within("the first line of the example", stdout.next_line()).await;
         let first = first.expect("readable").expect("a line");
         let addr = first
             .strip_prefix("listening on http://")

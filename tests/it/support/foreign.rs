@@ -186,7 +186,7 @@ impl Foreign {
         let open = self.open.lock().unwrap();
         open[nth]
             .send(Bytes::from(event.to_owned()))
-            .expect("it is read");
+            .expect("the stream is read");
     }
 
     /// Ends the newest stream.

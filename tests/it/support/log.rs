@@ -68,7 +68,7 @@ impl Log {
         events.iter().filter(started).count()
     }
 
-    /// Returns the outcomes of the calls with this id so far, in order.
+    /// Returns the outcomes of the calls with this id that have ended so far, in order.
     pub fn ends(&self, id: &RequestId) -> Vec<Outcome> {
         let ended = |event: &Happened| match event {
             Happened::Ended(call, outcome) if call.id == *id => Some(*outcome),

@@ -40,17 +40,17 @@ fn in_hours_of_events_no_client_that_resumes_in_time_has_lost_anything() {
     for seed in (0..count).map(|nth| first.wrapping_add(nth)) {
         // The dice print how to repeat a failure.
         let mut dice = Dice::seeded(seed);
-        is_right(&Story::roll(&mut dice));
+        assert_right(&Story::roll(&mut dice));
     }
 }
 
 #[test]
 fn an_answer_that_is_retained_for_a_disconnected_client_keeps_its_session_open() {
     let story = Story::of(Server::Wrapped, Grace::After(HOUR));
-    is_right(&story.call(MINUTE, &[hangs_up(10 * MINUTE)]));
+    assert_right(&story.call(MINUTE, &[hangs_up(10 * MINUTE)]));
     let mut story = Story::of(Server::Wrapped, Grace::Auto);
     story.retry = Some(10 * MINUTE);
-    is_right(&story.call(MINUTE, &[hangs_up(590 * SECOND)]));
+    assert_right(&story.call(MINUTE, &[hangs_up(590 * SECOND)]));
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn a_call_that_may_run_on_ends_by_itself_although_its_server_ended_the_stream() 
     let mut exempt = Story::of(Server::Wrapped, Grace::Auto);
     exempt.is_exempt = true;
     for story in [never, exempt] {
-        is_right(&story.clone().call(3 * HOUR, &[ended]).stops_resuming());
+        assert_right(&story.clone().call(3 * HOUR, &[ended]).stops_resuming());
         let twice = [hangs_up(SECOND), ended];
-        is_right(&story.call(3 * HOUR, &twice).stops_resuming());
+        assert_right(&story.call(3 * HOUR, &twice).stops_resuming());
     }
 }
 
@@ -72,7 +72,7 @@ fn a_call_whose_stream_ended_before_any_event_id_ends_by_itself() {
         let mut story = Story::of(Server::Wrapped, grace);
         story.retry = None;
         let ended = Loss::after_a_second(ENDED_BY_SERVER, SECOND);
-        is_right(&story.call(20 * MINUTE, &[ended]));
+        assert_right(&story.call(20 * MINUTE, &[ended]));
     }
 }
 
@@ -81,14 +81,14 @@ fn a_stored_call_ends_by_itself_although_its_client_resumed_once() {
     let mut story = Story::of(Server::Wrapped, Grace::Auto);
     story.is_stored = true;
     let losses = [hangs_up(30 * SECOND), hangs_up(SECOND)];
-    is_right(&story.call(3 * HOUR, &losses).stops_resuming());
+    assert_right(&story.call(3 * HOUR, &losses).stops_resuming());
 }
 
 #[test]
 fn a_call_that_was_resumed_elsewhere_ends_by_itself() {
     let after = Loss::after_a_second(How::ResumedElsewhere { first: false }, SECOND);
     let story = Story::of(Server::Wrapped, Grace::After(MINUTE));
-    is_right(&story.call(3 * HOUR, &[after]).stops_resuming());
+    assert_right(&story.call(3 * HOUR, &[after]).stops_resuming());
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn an_answer_is_retained_equally_long_whenever_the_resume_elsewhere_is_reported(
         let taken = Loss::after_a_second(How::ResumedElsewhere { first }, 400 * SECOND);
         let mut story = Story::of(Server::Wrapped, Grace::After(8 * SECOND));
         story.retry = Some(250 * SECOND);
-        is_right(&story.call(MINUTE, &[taken]));
+        assert_right(&story.call(MINUTE, &[taken]));
     }
 }
 
@@ -107,10 +107,10 @@ fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_
     let first = Loss::after_a_second(How::ResumedElsewhere { first: true }, SECOND);
     for grace in [Grace::Auto, Grace::Immediate, Grace::After(MINUTE)] {
         let story = Story::of(Server::Wrapped, grace);
-        is_right(&story.call(3 * HOUR, &[first]).stops_resuming());
+        assert_right(&story.call(3 * HOUR, &[first]).stops_resuming());
         // After an hour the layer no longer tracks the call and does not cancel it then.
         let story = Story::of(Server::LayerOnly, grace);
-        is_right(&story.call(30 * MINUTE, &[first]).stops_resuming());
+        assert_right(&story.call(30 * MINUTE, &[first]).stops_resuming());
     }
 }
 
@@ -120,7 +120,7 @@ fn a_client_that_returns_after_a_resume_elsewhere_has_a_full_grace() {
     for server in SERVERS {
         let story = Story::of(server, Grace::After(MINUTE));
         let losses = [first, hangs_up(SECOND)];
-        is_right(&story.call(HOUR / 2, &losses).stops_resuming());
+        assert_right(&story.call(HOUR / 2, &losses).stops_resuming());
     }
 }
 
@@ -130,7 +130,7 @@ fn an_answer_is_retained_for_the_retry_that_the_server_sent() {
     let ended = Loss::after_a_second(How::EndedByServer { retry }, 290 * SECOND);
     for grace in [Grace::Immediate, Grace::Never] {
         let story = Story::of(Server::Wrapped, grace);
-        is_right(&story.call(MINUTE, &[ended]));
+        assert_right(&story.call(MINUTE, &[ended]));
     }
 }
 
@@ -141,7 +141,7 @@ fn an_answer_is_retained_for_the_time_that_its_call_was_postponed() {
         times: 2,
         wait: 20 * MINUTE,
     });
-    is_right(&story.call(MINUTE, &[hangs_up(15 * MINUTE)]));
+    assert_right(&story.call(MINUTE, &[hangs_up(15 * MINUTE)]));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_grace_is_not_shorter_than_the_retry_that_the_server_sent() {
             for grace in [Grace::Auto, Grace::After(30 * SECOND)] {
                 let mut story = Story::of(server, grace);
                 story.retry = Some(retry);
-                is_right(&story.call(3 * HOUR, &[hangs_up(retry + SECOND)]));
+                assert_right(&story.call(3 * HOUR, &[hangs_up(retry + SECOND)]));
             }
         }
     }
@@ -161,7 +161,7 @@ fn hangs_up(away: Duration) -> Loss {
     Loss::after_a_second(How::HangsUp, away)
 }
 
-fn is_right(story: &Story) {
+fn assert_right(story: &Story) {
     let history = play(story);
     if let Some(fault) = oracle::fault(story, &history) {
         panic!("{fault}\n{story:#?}\n{history:#?}");

@@ -210,13 +210,13 @@ async fn no_disconnect_affects_the_held_call(mode: SessionMode) {
 }
 
 #[tokio::test]
-async fn a_disconnect_from_any_bad_body_affects_no_call_of_a_session() {
+async fn a_disconnect_from_any_bad_body_does_not_affect_a_call_of_a_session() {
     let modes = [SessionMode::Wrapped, SessionMode::LayerOnly];
     join_all(modes.map(no_disconnect_affects_the_held_call)).await;
 }
 
 #[tokio::test]
-async fn a_disconnect_from_any_bad_body_affects_no_stateless_call() {
+async fn a_disconnect_from_any_bad_body_does_not_affect_a_stateless_call() {
     no_disconnect_affects_the_held_call(SessionMode::Stateless).await;
 }
 
@@ -266,7 +266,7 @@ async fn no_disconnect_before_the_decision_affects_the_held_call(mode: SessionMo
 }
 
 #[tokio::test]
-async fn a_disconnect_before_the_refusal_affects_no_call() {
+async fn a_disconnect_before_the_refusal_does_not_affect_a_call() {
     join_all(SessionMode::ALL.map(no_disconnect_before_the_decision_affects_the_held_call)).await;
 }
 

@@ -146,7 +146,7 @@ async fn next(jobs: &mut mpsc::UnboundedReceiver<Job>) -> Job {
         .expect("the server exists")
 }
 
-/// Clients with and without a session, of two revisions that know sessions and one that does not.
+/// Clients with and without a session of a revision that has sessions, and one of a revision that has none.
 fn clients(setup: &Setup) -> [Mcp; 3] {
     let mcp = |version| Mcp::stateless(setup.served.addr, PATH).version(version);
     [

@@ -119,7 +119,7 @@ async fn a_request_in_parts_has_the_outcome_of_a_whole_one() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_before_it_is_asked_makes_no_call() {
+async fn a_service_that_fails_before_it_is_asked_does_not_make_a_call() {
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
     let service = layer.layer(Broken);

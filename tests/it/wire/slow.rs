@@ -174,7 +174,8 @@ async fn a_client_counts_as_disconnected_if_it_does_not_read_and_not_if_it_reads
 // === impl Row ===
 
 impl Row {
-    /// The client is h2, which closes a connection with many small unread DATA frames (`too_many_data_frames`).
+    /// Returns `false` for many small frames over HTTP/2. The client is h2, which closes a connection with many small unread
+    /// DATA frames (`too_many_data_frames`).
     fn is_possible(&self, http: Http) -> bool {
         http == Http::One || self.frame >= KIB || self.event < MIB
     }

@@ -181,17 +181,18 @@ impl Caller {
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_disconnect_from_a_download() {
-    fires_on_disconnect("application/octet-stream", None).await;
+    assert_fires_on_disconnect("application/octet-stream", None).await;
 }
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_a_disconnect_from_an_answer() {
-    fires_on_disconnect("application/json", None).await;
-    fires_on_disconnect("application/json", Some("100")).await;
+    assert_fires_on_disconnect("application/json", None).await;
+    assert_fires_on_disconnect("application/json", Some("100")).await;
 }
 
-/// Disconnects a client in the middle of a response, after it sent the first bytes of a next request.
-async fn fires_on_disconnect(content_type: &'static str, length: Option<&'static str>) {
+/// Disconnects a client in the middle of a response, after it sent the first bytes of a next request. Asserts that the
+/// token fires.
+async fn assert_fires_on_disconnect(content_type: &'static str, length: Option<&'static str>) {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let handler = async move |Extension(token): Extension<CallToken>, _whole: Bytes| {
         hand_out.send(token).unwrap();

@@ -11,8 +11,10 @@ thread_local! {
     static STATE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with random numbers that follow from `seed`. `std` draws the keys of its hash maps once per thread, so a
-/// run is repeatable only on a new thread.
+/// Runs `work` with random numbers that follow from `seed`.
+///
+/// `std` draws the keys of its hash maps once per thread, so a run is repeatable only on a new thread. If `work` panics, the
+/// thread stays seeded.
 pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     STATE.set(Some(seed));
     let done = work();
@@ -20,7 +22,7 @@ pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Returns the next number if this thread is seeded.
+/// Returns the next number, or `None` if this thread is not seeded.
 #[cfg(target_os = "linux")]
 fn next() -> Option<u64> {
     // The thread-local is unavailable while the thread ends. The kernel's numbers are then used.
@@ -32,7 +34,7 @@ fn next() -> Option<u64> {
     Some(mixed ^ (mixed >> 31))
 }
 
-/// Replaces the function of libc.
+/// Replaces libc's `getrandom`.
 #[cfg(target_os = "linux")]
 mod replaced {
     #![allow(unsafe_code, reason = "a function of libc")]

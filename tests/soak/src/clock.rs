@@ -10,7 +10,7 @@ pub const MILLI: Micros = 1_000;
 /// A second.
 pub const SECOND: Micros = 1_000_000;
 
-/// The current time.
+/// Returns the current time.
 #[must_use]
 pub fn now() -> Micros {
     let time = clock_gettime(ClockId::Monotonic);

@@ -29,6 +29,7 @@ pub type Call = Arc<str>;
 /// The number of a client's request and its response, unique in the load.
 pub type Stream = u64;
 
+/// An action or an observation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "fact", rename_all = "snake_case")]
 pub enum Fact {
@@ -217,7 +218,7 @@ pub struct Log(Arc<File>);
 // === impl Log ===
 
 impl Log {
-    /// Opens the file.
+    /// Opens the file for appending. Creates the file if it does not exist.
     ///
     /// # Errors
     ///

@@ -63,7 +63,7 @@ impl FromStr for Job {
     }
 }
 
-/// The answer of a handler: its key, padded to this length.
+/// Returns the answer of a handler: its key, with dots after it if it is shorter than `bytes`.
 #[must_use]
 pub fn answer(key: &str, bytes: usize) -> String {
     let dots = bytes.saturating_sub(key.len());
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_read_as_it_is_written() {
+    fn a_job_is_parsed_as_it_is_written() {
         let key = "a1.7~250~3~deaf";
         let job: Job = key.parse().expect("a job");
         assert_eq!(job.to_string(), key);

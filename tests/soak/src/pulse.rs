@@ -7,30 +7,32 @@ use std::{
 
 use crate::fact::{Fact, Log};
 
+/// Interval of the wake-ups.
 const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 /// Smaller delays are normal for timers.
 const LATE: Duration = Duration::from_millis(50);
 
 /// Records every stall of the machine or of the runtime for the lifetime of the process. Must be called in the runtime.
 pub fn watch(log: &Log) {
-    let of_thread = log.clone();
+    let thread_log = log.clone();
     thread::spawn(move || {
         loop {
             let started = Instant::now();
             thread::sleep(WAKE_INTERVAL);
-            record(&of_thread, started.elapsed());
+            record(&thread_log, started.elapsed());
         }
     });
-    let of_task = log.clone();
+    let task_log = log.clone();
     tokio::spawn(async move {
         loop {
             let started = Instant::now();
             tokio::time::sleep(WAKE_INTERVAL).await;
-            record(&of_task, started.elapsed());
+            record(&task_log, started.elapsed());
         }
     });
 }
 
+/// Records a stall if a wake-up was late by more than [`LATE`].
 fn record(log: &Log, passed: Duration) {
     let late = passed.saturating_sub(WAKE_INTERVAL);
     if late > LATE {

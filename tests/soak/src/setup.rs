@@ -9,11 +9,11 @@ use crate::clock::{MILLI, Micros, SECOND};
 pub struct Setup {
     pub route: &'static str,
     /// Clients have sessions, except with 2026-07-28.
-    pub sessions: bool,
-    /// With `CancellableSessionManager`.
-    pub wrapped: bool,
+    pub has_sessions: bool,
+    /// The session manager is wrapped in a `CancellableSessionManager`.
+    pub is_wrapped: bool,
     /// Answers with JSON where rmcp can.
-    pub json: bool,
+    pub answers_json: bool,
     /// Time for which a handler may continue without reacting to its token.
     pub abort: Option<Duration>,
     pub call_timeout: Option<Duration>,
@@ -21,11 +21,11 @@ pub struct Setup {
     /// Interval of probes, and time after which a silent call receives a head.
     pub keep_alive: Option<Duration>,
     /// Its server is occasionally drained and started again.
-    pub drained: bool,
+    pub is_drained: bool,
     /// Its events are stored.
     pub store: Option<Store>,
     /// The layer is added to each method separately, not to the route.
-    pub by_method: bool,
+    pub layers_each_method: bool,
     /// Additional paths. Every session is served on all paths.
     pub more_paths: &'static [&'static str],
 }
@@ -64,16 +64,16 @@ pub const EARLY_TOLERANCE: Micros = 20 * MILLI;
 
 const PLAIN: Setup = Setup {
     route: "wrapped",
-    sessions: true,
-    wrapped: true,
-    json: false,
+    has_sessions: true,
+    is_wrapped: true,
+    answers_json: false,
     abort: None,
     call_timeout: None,
     stall_timeout: None,
     keep_alive: None,
-    drained: false,
+    is_drained: false,
     store: None,
-    by_method: false,
+    layers_each_method: false,
     more_paths: &[],
 };
 
@@ -82,7 +82,7 @@ pub const SETUPS: [Setup; 11] = [
     PLAIN,
     Setup {
         route: "layer",
-        wrapped: false,
+        is_wrapped: false,
         ..PLAIN
     },
     Setup {
@@ -99,7 +99,7 @@ pub const SETUPS: [Setup; 11] = [
     },
     Setup {
         route: "drained",
-        drained: true,
+        is_drained: true,
         ..PLAIN
     },
     Setup {
@@ -115,28 +115,28 @@ pub const SETUPS: [Setup; 11] = [
     },
     Setup {
         route: "paths",
-        by_method: true,
+        layers_each_method: true,
         more_paths: &["/other", "/third"],
         call_timeout: Some(Duration::from_secs(4)),
         ..PLAIN
     },
     Setup {
         route: "methods",
-        wrapped: false,
-        by_method: true,
+        is_wrapped: false,
+        layers_each_method: true,
         ..PLAIN
     },
     Setup {
         route: "stateless",
-        sessions: false,
-        wrapped: false,
+        has_sessions: false,
+        is_wrapped: false,
         ..PLAIN
     },
     Setup {
         route: "json",
-        sessions: false,
-        wrapped: false,
-        json: true,
+        has_sessions: false,
+        is_wrapped: false,
+        answers_json: true,
         ..PLAIN
     },
 ];
@@ -144,13 +144,13 @@ pub const SETUPS: [Setup; 11] = [
 // === impl Setup ===
 
 impl Setup {
-    /// The set-up of a route.
+    /// Returns the set-up of a route, or `None` if there is no such route.
     #[must_use]
     pub fn of(route: &str) -> Option<&'static Self> {
         SETUPS.iter().find(|setup| setup.route == route)
     }
 
-    /// The paths at which it is served.
+    /// Returns the paths at which the set-up is served.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = String> {
         let route = self.route;
         let more = [""].iter().chain(self.more_paths);

@@ -83,9 +83,10 @@ impl Responses {
         self.body.is_some() || !self.bytes.is_empty()
     }
 
+    /// Parses the next part. Returns `false` if it is incomplete.
     fn step(&mut self, items: &mut Vec<Item>) -> bool {
         let Some(body) = &mut self.body else {
-            return self.head(items);
+            return self.parse_head(items);
         };
         match body.decoder.decode(&mut self.bytes) {
             Decoded::Data(data) => {
@@ -102,7 +103,8 @@ impl Responses {
         }
     }
 
-    fn head(&mut self, items: &mut Vec<Item>) -> bool {
+    /// Parses a head. Skips informational ones. Returns `false` if it is incomplete.
+    fn parse_head(&mut self, items: &mut Vec<Item>) -> bool {
         let Some((line, headers)) = head::take(&mut self.bytes) else {
             return false;
         };
@@ -110,8 +112,8 @@ impl Responses {
         if (100..200).contains(&status) {
             return true;
         }
-        let kind = field(&headers, "content-type");
-        let content = if kind.is_some_and(|it| it.starts_with("text/event-stream")) {
+        let content_type = field(&headers, "content-type");
+        let content = if content_type.is_some_and(|value| value.starts_with("text/event-stream")) {
             Content::Stream(SseReader::default())
         } else {
             Content::Json(Vec::new())
@@ -146,7 +148,7 @@ impl Content {
         }
     }
 
-    /// The event of a body that is an event only when it is complete.
+    /// Returns the event of a complete JSON body. Returns `None` for a stream, or if the body is not JSON.
     fn whole(&self) -> Option<Item> {
         let Self::Json(text) = self else {
             return None;
@@ -202,7 +204,7 @@ mod tests {
         transfer-encoding: chunked\r\n\r\n8\r\nid: 0/0\n\r\n9\r\ndata: {}\n\r\n1\r\n\n\r\n0\r\n\r\n";
 
     #[test]
-    fn a_response_is_read_however_it_is_cut() {
+    fn a_response_is_parsed_however_it_is_split() {
         let whole = Responses::default().feed(STREAM.as_bytes());
         let mut reader = Responses::default();
         let bytewise: Vec<_> = STREAM
@@ -219,12 +221,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_read_when_it_is_whole() {
+    fn a_request_is_parsed_when_it_is_complete() {
         let mut requests = Requests::default();
         let post = "POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}GET / HTTP/1.1\r\nLast-Event-ID: 0/1\r\n\r\n";
         assert!(requests.feed(&post.as_bytes()[..39]).is_empty());
-        let found = requests.feed(&post.as_bytes()[39..]);
-        assert_eq!(found.len(), 2);
-        assert_eq!(found[1].last_event_id.as_deref(), Some("0/1"));
+        let parsed = requests.feed(&post.as_bytes()[39..]);
+        assert_eq!(parsed.len(), 2);
+        assert_eq!(parsed[1].last_event_id.as_deref(), Some("0/1"));
     }
 }

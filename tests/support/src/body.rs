@@ -9,14 +9,14 @@ pub struct BodyDecoder {
     state: State,
 }
 
-/// What the buffer held.
+/// The result of [`BodyDecoder::decode`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// Bytes of the body, never empty.
     Data(Bytes),
     /// Nothing yet; more bytes are needed.
     More,
-    /// The body ended before the bytes in the buffer.
+    /// The body has ended. What remains in the buffer is after it.
     End,
 }
 
@@ -41,14 +41,14 @@ enum State {
 // === impl BodyDecoder ===
 
 impl BodyDecoder {
-    /// For a response that has no body.
+    /// Returns the decoder of a response that has no body.
     pub fn empty() -> Self {
         Self {
             state: State::Ended,
         }
     }
 
-    /// For the response with this head.
+    /// Returns the decoder of the response with this head, except for a response to HEAD.
     pub fn new(status: u16, headers: &HeaderMap) -> Self {
         let state = match announced(headers) {
             _ if matches!(status, 100..=199 | 204 | 304) => State::Ended,
@@ -57,7 +57,7 @@ impl BodyDecoder {
         Self { state }
     }
 
-    /// For a message that has a body only if its head announces one.
+    /// Returns the decoder of a message that has a body only if its head announces one.
     ///
     /// That is any request, and a response from a server that keeps connections open.
     pub fn announced(headers: &HeaderMap) -> Self {
@@ -66,7 +66,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Takes the next piece of the body off `buffer`.
+    /// Takes the next piece of the body off `buffer`. Skips trailers.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Decoded {
         loop {
             match self.state {
@@ -120,7 +120,7 @@ impl BodyDecoder {
     }
 }
 
-/// Returns the initial state, if the head announces the body.
+/// Returns the initial state if the head announces a body, and `None` otherwise.
 fn announced(headers: &HeaderMap) -> Option<State> {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if header("transfer-encoding") == Some("chunked") {
@@ -130,7 +130,7 @@ fn announced(headers: &HeaderMap) -> Option<State> {
     Some(State::Length(length.parse().expect("a length")))
 }
 
-/// Takes a line off `buffer`, without its end.
+/// Takes a line off `buffer`, without its end. Returns `None` if it is incomplete.
 fn line(buffer: &mut BytesMut) -> Option<String> {
     let end = buffer.windows(2).position(|two| two == b"\r\n")?;
     let line = buffer.split_to(end);

@@ -62,7 +62,7 @@ pub struct Reply {
 // === impl Connection ===
 
 impl Connection {
-    /// Connects.
+    /// Connects to a server.
     pub async fn open(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("connect");
         Self::over(stream, addr)
@@ -237,9 +237,10 @@ impl Connection {
         body
     }
 
-    /// Reads up to the JSON-RPC answer, an event or the body. Returns `None` if the body ends without an answer.
+    /// Reads up to the JSON-RPC answer, an event or the body.
     ///
-    /// Reads the head first if necessary, and skips priming and notifications.
+    /// Returns `None` if the stream ends without an answer, or the body is not JSON. Reads the head first if necessary, and skips
+    /// priming, notifications and the server's requests.
     pub async fn answer(&mut self) -> Option<Value> {
         if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
@@ -252,7 +253,7 @@ impl Connection {
         serde_json::from_slice(&body).ok()
     }
 
-    /// Reads up to the answer of the held tool with this label.
+    /// Reads up to the answer, and asserts that it is that of the held tool with this label.
     pub async fn assert_done(&mut self, label: &str) {
         let answer = self.answer().await;
         let answer = answer.unwrap_or_else(|| panic!("no answer to {label:?}"));
@@ -260,7 +261,9 @@ impl Connection {
         assert_eq!(*text, format!("done:{label}"));
     }
 
-    /// Reads all messages of the answer: events, or one JSON body. Reads the head first if necessary.
+    /// Reads all messages of the answer: events, or one JSON body. Asserts that the answer is complete.
+    ///
+    /// Reads the head first if necessary.
     pub async fn messages(&mut self) -> Vec<Value> {
         if self.is_complete() && !self.methods.is_empty() {
             self.head().await;
@@ -278,7 +281,7 @@ impl Connection {
         messages
     }
 
-    /// Reads up to the event with the JSON-RPC answer.
+    /// Reads up to the event with the JSON-RPC answer. Returns `None` if the stream ends before.
     pub async fn answer_event(&mut self) -> Option<SseEvent> {
         loop {
             let event = self.event().await?;
@@ -321,7 +324,7 @@ impl Connection {
     }
 }
 
-/// Hanging up.
+/// Disconnecting.
 impl Connection {
     /// Closes with a FIN. Reads received bytes first, because unread bytes would cause a reset.
     pub fn fin(self) {
@@ -349,7 +352,7 @@ impl Connection {
 // === impl Head ===
 
 impl Head {
-    /// A header as text.
+    /// Returns a header as text, or `None` if it is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         let value = self.headers.get(name)?;
         Some(value.to_str().expect("the header is text"))
@@ -361,7 +364,7 @@ impl Head {
             .is_some_and(|essence| essence.starts_with("text/event-stream"))
     }
 
-    /// Removes a complete head from `received`, if there is one.
+    /// Removes and returns a head. Returns `None` if `received` has no complete one.
     fn take(received: &mut BytesMut) -> Option<Self> {
         let (line, headers) = head::take(received)?;
         let status = head::status(&line);
@@ -372,12 +375,12 @@ impl Head {
 // === impl Reply ===
 
 impl Reply {
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).expect("the body is JSON")
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("the body is text")
     }

@@ -19,18 +19,18 @@ pub struct Dice {
 // === impl Dice ===
 
 impl Dice {
-    /// Seeded by [`SEED`] if that is set.
+    /// Returns a generator with the seed in [`SEED`], or with a random one if that is not set.
     pub fn new() -> Self {
         let given = env::var(SEED).ok().map(|seed| parse(&seed));
         Self::seeded(given.unwrap_or_else(|| RandomState::new().build_hasher().finish()))
     }
 
-    /// Seeded with this number.
+    /// Returns a generator with this seed.
     pub fn seeded(seed: u64) -> Self {
         Self { seed, state: seed }
     }
 
-    /// The seed, with which the choices can be repeated.
+    /// Returns the seed, with which the choices can be repeated.
     pub fn seed(&self) -> u64 {
         self.seed
     }

@@ -59,7 +59,7 @@ impl H2 {
         Self::open_with_window(addr, None).await
     }
 
-    /// Connects with a window of `bytes` unread bytes for each stream.
+    /// Connects with a window of `bytes` unread bytes for each stream, or hyper's default for `None`.
     pub async fn open_with_window(addr: SocketAddr, bytes: impl Into<Option<u32>>) -> Self {
         let stream = TcpStream::connect(addr).await.expect("connect");
         let tasks = Tasks::default();
@@ -145,7 +145,9 @@ impl H2Stream {
         body
     }
 
-    /// Reads up to the JSON-RPC answer, an event or the body. Returns `None` if the body ends without an answer.
+    /// Reads up to the JSON-RPC answer, an event or the body.
+    ///
+    /// Returns `None` if the stream ends without an answer, or the body is not JSON.
     pub async fn answer(&mut self) -> Option<Value> {
         if !self.head().await.is_event_stream() {
             let body = self.body_to_end().await;
@@ -162,6 +164,7 @@ impl H2Stream {
     /// Abandons the stream. hyper resets it with CANCEL, and the other streams continue.
     pub fn reset(self) {}
 
+    /// Waits for the head. Returns it and the body.
     async fn answered(&mut self) -> (&Head, &mut Incoming) {
         if let State::Pending(response) = &mut self.state {
             let response = within("an HTTP/2 answer", response)

@@ -3,7 +3,9 @@
 use bytes::{Buf, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Returns the first line of a head and its fields if the head is complete. Later bytes stay in `received`.
+/// Removes a head from `received`, and returns its first line and its fields. Later bytes stay.
+///
+/// Returns `None` if the head is incomplete.
 pub fn take(received: &mut BytesMut) -> Option<(String, HeaderMap)> {
     let end = received.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = received.split_to(end);
@@ -14,7 +16,7 @@ pub fn take(received: &mut BytesMut) -> Option<(String, HeaderMap)> {
     Some((first.to_owned(), fields))
 }
 
-/// The status code in the first line of a response.
+/// Returns the status code in the first line of a response.
 pub fn status(line: &str) -> u16 {
     let status = line.split(' ').nth(1).expect("a status line");
     status.parse().expect("a status code")

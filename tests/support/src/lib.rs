@@ -1,8 +1,8 @@
-//! Shared by all tests of `mcp-cancel-on-disconnect`.
+//! Clients, a server and random choices that the tests of all crates share.
 //!
-//! It has clients that disconnect on purpose, a server with a witness, and dice.
+//! The clients disconnect on purpose, and the server records what happens to its handlers.
 //!
-//! | module | job |
+//! | module | what it has |
 //! |---|---|
 //! | [`witness`] | what happened to every tool handler, by label, to be awaited without sleeps |
 //! | [`server`] | an rmcp server whose tools write to the witness, and the mode it is served in |

@@ -30,7 +30,7 @@ pub struct Mcp {
     headers: Vec<(String, String)>,
 }
 
-/// The messages that open a session of this revision, as plain JSON.
+/// Returns the messages that open a session of this revision, as plain JSON.
 pub fn handshake(version: &str) -> [Value; 2] {
     let initialize = json!({
         "jsonrpc": "2.0", "id": "init", "method": "initialize",
@@ -47,7 +47,7 @@ pub fn handshake(version: &str) -> [Value; 2] {
 // === impl Mcp ===
 
 impl Mcp {
-    /// A client that never initializes, for a server without sessions.
+    /// Returns a client that never initializes, for a server without sessions.
     pub fn stateless(addr: SocketAddr, path: &str) -> Self {
         Self {
             addr,
@@ -58,19 +58,19 @@ impl Mcp {
         }
     }
 
-    /// A client of revision 2026-07-28.
+    /// Returns a client of revision 2026-07-28.
     ///
     /// It sends its version and method in headers, and its version in `_meta`.
     pub fn sessionless(addr: SocketAddr, path: &str) -> Self {
         Self::stateless(addr, path).version(SESSIONLESS)
     }
 
-    /// A client with a session of its own.
+    /// Returns a client that has opened a session of its own.
     pub async fn session(addr: SocketAddr, path: &str) -> Self {
         Self::stateless(addr, path).connect().await
     }
 
-    /// The same client at another server.
+    /// Returns the same client at another server.
     pub fn at(&self, addr: SocketAddr) -> Self {
         Self {
             addr,
@@ -115,12 +115,12 @@ impl Mcp {
         self
     }
 
-    /// The protocol revision that its requests name.
+    /// Returns the protocol revision that its requests specify.
     pub fn revision(&self) -> &str {
         self.version
     }
 
-    /// The id of the session, if there is one.
+    /// Returns the id of the session, or `None` if there is none.
     pub fn session_id(&self) -> Option<&str> {
         self.session.as_deref()
     }
@@ -178,12 +178,12 @@ impl Mcp {
 
 /// The requests themselves.
 impl Mcp {
-    /// A `tools/call`. Its progress token is its id, so that progress is sent on its stream.
+    /// Returns a `tools/call`. Its progress token is its id, so that progress is sent on its stream.
     pub fn call_request(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Request {
         self.message_request(&self.call_message(id, tool, arguments))
     }
 
-    /// The message of a `tools/call`.
+    /// Returns the message of a `tools/call`.
     pub fn call_message(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
         let id = id.into();
         let params = json!({
@@ -194,7 +194,7 @@ impl Mcp {
         self.message(id, "tools/call", params)
     }
 
-    /// The POST of a JSON-RPC message.
+    /// Returns the POST of a JSON-RPC message.
     pub fn message_request(&self, message: &Value) -> Request {
         let request = self.post_request(message.to_string());
         match message["method"].as_str() {
@@ -209,7 +209,7 @@ impl Mcp {
         }
     }
 
-    /// A POST with any body.
+    /// Returns a POST with any body.
     pub fn post_request(&self, body: impl Into<Bytes>) -> Request {
         let request = Request::new("POST", &self.path)
             .header("content-type", "application/json")
@@ -218,12 +218,12 @@ impl Mcp {
         self.with_headers(request)
     }
 
-    /// The GET that resumes a stream after an event.
+    /// Returns the GET that resumes a stream after an event.
     pub fn resume_request(&self, last_event_id: &str) -> Request {
         self.get_request().header("last-event-id", last_event_id)
     }
 
-    /// The GET for the standalone stream.
+    /// Returns the GET for the standalone stream.
     pub fn get_request(&self) -> Request {
         self.with_headers(Request::new("GET", &self.path).header("accept", "text/event-stream"))
     }

@@ -27,7 +27,7 @@ pub(super) enum Announced {
 // === impl Request ===
 
 impl Request {
-    /// A request with neither headers nor a body.
+    /// Returns a request with neither headers nor a body.
     pub fn new(method: &'static str, path: &str) -> Self {
         Self {
             method,
@@ -56,7 +56,7 @@ impl Request {
         self
     }
 
-    /// The HTTP/1.1 head, including its blank line.
+    /// Returns the HTTP/1.1 head, including its blank line.
     pub(super) fn head(&self, authority: &str, announced: Announced) -> String {
         let Self { method, path, .. } = self;
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {authority}\r\n");
@@ -66,7 +66,7 @@ impl Request {
         head + &announced.header() + "\r\n"
     }
 
-    /// The same request for hyper.
+    /// Returns the same request for hyper.
     pub(super) fn to_http(&self, authority: &str) -> http::Request<Bytes> {
         let uri = format!("http://{authority}{}", self.path);
         let builder = http::Request::builder().method(self.method).uri(uri);
@@ -82,6 +82,7 @@ impl Request {
 // === impl Announced ===
 
 impl Announced {
+    /// Returns the line of the framing header, or an empty string if none is needed.
     fn header(self) -> String {
         match self {
             // A request without a body needs no header (RFC 9112, section 6.3).

@@ -91,7 +91,7 @@ pub fn router<M: SessionManager>(service: StreamableHttpService<Tools, M>) -> Ro
 // === impl Tools ===
 
 impl Tools {
-    /// A server that reports to `witness`.
+    /// Returns a server that writes to `witness`.
     pub fn new(witness: &Witness) -> Self {
         Self {
             witness: witness.clone(),
@@ -130,6 +130,7 @@ impl Tools {
         StreamableHttpService::new(move || Ok(tools.clone()), sessions, config)
     }
 
+    /// Records the start of a handler, and then calls the callback of [`on_start`](Self::on_start).
     fn begin(&self, label: &str, context: &RequestContext<RoleServer>) -> Running {
         let running = self.witness.begin(label);
         if let Some(callback) = &self.on_start {
@@ -202,10 +203,10 @@ impl fmt::Debug for Tools {
     }
 }
 
-/// Sends `events` progress notifications, numbered from 1.
+/// Sends `events` progress notifications, numbered from 1. Without a progress token of the call, `label` is the token.
 pub async fn report(context: &RequestContext<RoleServer>, label: &str, events: u32) {
-    let of_call = context.meta.get_progress_token();
-    let token = of_call.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
+    let call_token = context.meta.get_progress_token();
+    let token = call_token.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
     for event in 1..=events {
         let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
         // Fails if the client has disconnected. The test decides whether the call must end.

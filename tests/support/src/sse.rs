@@ -34,7 +34,7 @@ pub enum SseItem {
 pub struct SseReader {
     line: Vec<u8>,
     /// The last line ended with a carriage return, so a line feed now belongs to that line end.
-    after_return: bool,
+    is_after_return: bool,
     event: Option<SseEvent>,
     items: VecDeque<SseItem>,
 }
@@ -42,7 +42,7 @@ pub struct SseReader {
 // === impl SseEvent ===
 
 impl SseEvent {
-    /// The JSON-RPC message in the data.
+    /// Returns the JSON-RPC message in the data.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.data).expect("the data is JSON")
     }
@@ -74,20 +74,20 @@ impl SseEvent {
 // === impl SseReader ===
 
 impl SseReader {
-    /// Reads `bytes`, split at any point.
+    /// Takes the next bytes of the stream, which may be split at any point.
     pub fn push(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            let second_half = byte == b'\n' && mem::take(&mut self.after_return);
+            let is_second_half = byte == b'\n' && mem::take(&mut self.is_after_return);
             match byte {
-                _ if second_half => {}
+                _ if is_second_half => {}
                 b'\r' | b'\n' => self.end_line(),
                 _ => self.line.push(byte),
             }
-            self.after_return = byte == b'\r';
+            self.is_after_return = byte == b'\r';
         }
     }
 
-    /// Removes and returns the next complete item.
+    /// Removes and returns the next complete item, or `None` if there is none yet.
     pub fn pop(&mut self) -> Option<SseItem> {
         self.items.pop_front()
     }

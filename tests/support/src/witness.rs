@@ -2,6 +2,7 @@
 //!
 //! Contract:
 //! 1. Each label belongs to one call. A label that starts again gets a new [`HandlerRecord`] with a higher [`HandlerRecord::starts`].
+//!    It replaces the record of the former handler, which is no longer counted.
 //! 2. A wait also sees earlier records, so no wait can miss its event.
 //! 3. A release is stored, so it may precede the start of the call.
 //! 4. [`End::Completed`] means that the handler returned an answer, not that the answer was delivered.
@@ -133,7 +134,7 @@ impl Witness {
             .await
     }
 
-    /// Waits until `count` handlers run at the same time.
+    /// Waits until exactly `count` handlers run at the same time.
     pub async fn running_reaches(&self, count: usize) {
         let what = format!("{count} handlers to run");
         self.until(&what, |log| (log.running() == count).then_some(()))
@@ -192,7 +193,7 @@ impl Witness {
             .await
     }
 
-    /// Waits until `pick` returns a value, or fails with `what`.
+    /// Waits until `pick` returns a value. Panics with `what` and the log after the limit of [`within`].
     async fn until<T>(&self, what: &str, pick: impl Fn(&Log) -> Option<T>) -> T {
         let witness = self;
         within(FailedWait { what, witness }, self.wait_for(pick)).await

@@ -28,6 +28,7 @@ impl Harness {
         }
     }
 
+    /// Puts an answer of this length, and returns the bound that it exceeds, if any.
     fn put(&mut self, session: &str, call: u64, length: usize) -> Option<Bound> {
         let place = self.queue.reserve(self.now);
         let exceeded = self.queue.put(place, key(session, call), text(length));

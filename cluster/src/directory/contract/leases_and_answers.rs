@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 
-pub(super) async fn a_heartbeat_acquires_no_lease(directory: &impl Directory) {
+pub(super) async fn a_heartbeat_does_not_acquire_a_lease(directory: &impl Directory) {
     let (me, status) = (instance(1), Status::default());
     let heartbeat = async || directory.heartbeat(me, &status).await.unwrap().was_alive;
     assert!(!heartbeat().await);

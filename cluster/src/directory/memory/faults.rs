@@ -60,8 +60,8 @@ impl MemoryDirectory {
     /// Returns `true` if a session has an owner.
     pub(crate) fn has_owner(&self, session: SessionHash) -> bool {
         let mut state = self.state();
-        let known = state.session(session, Instant::now());
-        known.is_some_and(|known| matches!(known.record, Record::Owned(_)))
+        let stored = state.session(session, Instant::now());
+        stored.is_some_and(|stored| matches!(stored.record, Record::Owned(_)))
     }
 
     /// Returns a session's owner, whether or not the record has expired.

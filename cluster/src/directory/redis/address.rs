@@ -42,6 +42,7 @@ impl RedisAddress {
     /// Returns the source of connections.
     ///
     /// # Errors
+    ///
     /// Returns an error if a URL cannot be parsed or needs a feature that is not enabled, or if the root certificate cannot be used.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.parse(&self.url)?;

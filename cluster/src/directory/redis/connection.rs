@@ -25,7 +25,7 @@ use crate::{
 /// Maximum delay between attempts to connect: 500 ms. Chosen because the default delay is up to 5 s.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// Maximum number of consecutive retries to connect to a known address: 6.
+/// Maximum number of consecutive retries to connect to a fixed address: 6.
 const MAX_RETRIES: usize = 6;
 
 /// Interval at which a Sentinel is asked for the primary: 1 s.
@@ -141,7 +141,7 @@ impl SharedConnections {
         }
     }
 
-    /// Drops the connections to a former primary, even if it still answers.
+    /// Replaces connections to a former primary, even if it still answers. Checks every [`WATCH_INTERVAL`], forever.
     async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
         loop {
             sleep(WATCH_INTERVAL).await;
@@ -157,7 +157,7 @@ impl SharedConnections {
             };
             if primary.get_connection_info().addr() != pair.client.get_connection_info().addr() {
                 self.renew();
-                // Established now, because the next heartbeat is to use them. If this fails, the heartbeat reports it.
+                // Established now, because the next heartbeat must use them. If this fails, the heartbeat reports it.
                 let _started = self.pair().await;
             }
         }

@@ -13,7 +13,7 @@ use crate::{
     rate_limited_warning::RateLimitedWarning,
 };
 
-/// Any node of a Redis Cluster serves only a part of the keys.
+/// The error for a Redis Cluster, of which each node serves only a part of the keys.
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
 /// Inspects a backend until it is found usable.
@@ -27,7 +27,7 @@ pub(super) struct Inspection {
 
 /// The properties that a backend reports.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct BackendProperties {
     run: BackendRunId,
     is_cluster: bool,
     /// The policy by which the backend evicts keys when its memory is full. `None` if it evicts none.
@@ -52,6 +52,7 @@ impl Inspection {
     /// If it is unusable, logs an error, at most once a minute.
     ///
     /// # Errors
+    ///
     /// Returns an error if the backend cannot be a directory. A backend that does not answer is not evaluated.
     pub(super) async fn inspect(
         &self,
@@ -60,9 +61,9 @@ impl Inspection {
         if self.usable().is_some() {
             return Ok(());
         }
-        match Kind::read(connection).await {
-            Ok(kind) => {
-                let evaluated = self.evaluate(kind);
+        match BackendProperties::read(connection).await {
+            Ok(properties) => {
+                let evaluated = self.evaluate(properties);
                 evaluated.inspect_err(|error| self.cluster_warning.error(error))
             }
             Err(_) => Ok(()),
@@ -70,11 +71,11 @@ impl Inspection {
     }
 
     /// Decides whether a backend can be a directory. Warns if it may lose data.
-    pub(super) fn evaluate(&self, kind: Kind) -> Result<(), DirectoryError> {
-        if kind.is_cluster {
+    pub(super) fn evaluate(&self, properties: BackendProperties) -> Result<(), DirectoryError> {
+        if properties.is_cluster {
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
         }
-        if let Some(policy) = &kind.eviction {
+        if let Some(policy) = &properties.eviction {
             log(|| {
                 warn!(
                     target: "mcp_cancel_cluster",
@@ -82,7 +83,7 @@ impl Inspection {
                 )
             });
         }
-        if self.has_sentinels && !kind.needs_replicas {
+        if self.has_sentinels && !properties.needs_replicas {
             log(|| {
                 warn!(
                     target: "mcp_cancel_cluster",
@@ -90,7 +91,7 @@ impl Inspection {
                 )
             });
         }
-        *self.usable() = Some(kind.run);
+        *self.usable() = Some(properties.run);
         Ok(())
     }
 
@@ -107,9 +108,9 @@ impl Inspection {
     }
 }
 
-// === impl Kind ===
+// === impl BackendProperties ===
 
-impl Kind {
+impl BackendProperties {
     pub(super) async fn read(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
         let mut pipeline = pipe();
         for section in ["server", "cluster", "memory", "replication"] {
@@ -142,35 +143,41 @@ mod tests {
 
     #[test]
     fn the_properties_of_a_backend_are_read_from_its_info() {
-        let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
+        let properties =
+            |info: &str| BackendProperties::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
-        let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
+        let usual =
+            properties("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
         assert!(!usual.is_cluster && usual.eviction.is_none());
         assert_eq!(usual.run, BackendRunId::new("1"));
-        assert!(kind("cluster_enabled:1\r\n").is_cluster);
-        assert_eq!(kind(&format!("{limited}noeviction\r\n")).eviction, None);
+        assert!(properties("cluster_enabled:1\r\n").is_cluster);
         assert_eq!(
-            kind("maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n").eviction,
+            properties(&format!("{limited}noeviction\r\n")).eviction,
             None
         );
-        let evicts = kind(&format!("{limited}volatile-ttl\r\n"));
+        assert_eq!(
+            properties("maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n").eviction,
+            None
+        );
+        let evicts = properties(&format!("{limited}volatile-ttl\r\n"));
         assert_eq!(evicts.eviction.as_deref(), Some("volatile-ttl"));
         assert!(!usual.needs_replicas);
-        assert!(kind("role:master\r\nmin_slaves_good_slaves:1\r\n").needs_replicas);
+        assert!(properties("role:master\r\nmin_slaves_good_slaves:1\r\n").needs_replicas);
     }
 
     #[test]
     fn each_backend_is_evaluated_once_and_a_cluster_each_time() {
         let inspection = Inspection::new(false);
-        let kind = |run: &str, rest: &str| Kind::of(&format!("run_id:{run}\r\n{rest}"));
+        let properties =
+            |run: &str, rest: &str| BackendProperties::of(&format!("run_id:{run}\r\n{rest}"));
         for _ in 0..2 {
             let error = inspection
-                .evaluate(kind("1", "cluster_enabled:1"))
+                .evaluate(properties("1", "cluster_enabled:1"))
                 .unwrap_err();
             assert!(error.to_string().contains("cluster_enabled:1"));
             assert!(inspection.usable().is_none());
         }
-        inspection.evaluate(kind("1", "")).unwrap();
+        inspection.evaluate(properties("1", "")).unwrap();
         inspection.on_answered(&BackendRunId::new("1"));
         assert!(inspection.usable().is_some());
         inspection.on_answered(&BackendRunId::new("2"));

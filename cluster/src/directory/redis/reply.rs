@@ -8,13 +8,14 @@ use crate::{
     ids::{Record, SessionHash},
 };
 
+/// Parses the leases from the replies to `HGETALL`, `TIME` and `INFO server`.
 pub(super) fn parse_leases(
     fields: Vec<(String, String)>,
     (seconds, micros): (u64, u64),
     info: &str,
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    // Skips the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
+    // `None` for the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
     let leases = fields
         .iter()
         .filter_map(|(incarnation, text)| parse_lease(incarnation, text, now));

@@ -33,6 +33,7 @@ pub(super) struct Sentinels {
 // === impl Source ===
 
 impl Source {
+    /// Returns a client of the fixed address, or of the primary that the Sentinels report now.
     pub(super) async fn client(&self) -> Result<Client, RedisError> {
         match self {
             Self::Fixed(client) => Ok(Client::clone(client)),
@@ -60,6 +61,7 @@ impl Sentinels {
     /// Returns `true` if a Sentinel reports this client's address as the primary's.
     ///
     /// # Errors
+    ///
     /// Returns an error if the Sentinel does not answer, does not know this name, or reports no address, or if no Sentinel can be reached.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
         let mut last_sentinel = self.last_sentinel.lock().await;

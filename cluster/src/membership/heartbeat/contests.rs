@@ -54,6 +54,7 @@ impl Heartbeat {
         }
     }
 
+    /// Claims a contested session for this instance, and records what the directory replies.
     async fn claim_back(&self, session: SessionHash, former: Ownership) {
         let wanted = former.claimed_by(self.me);
         match self.directory.claim(session, former, wanted).await {

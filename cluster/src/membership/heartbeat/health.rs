@@ -132,7 +132,8 @@ impl DirectoryHealth {
 
     /// Called when the heartbeat that started at `started` was answered. The directory executed it at `time`.
     ///
-    /// Returns `true` if the directory's clock has stepped forward, or this machine was suspended.
+    /// Stores the time, unless the reply was read late. Returns `true` if the directory's clock has stepped forward, or this machine was
+    /// suspended.
     pub(super) fn on_time_read(
         &mut self,
         started: Instant,
@@ -264,7 +265,7 @@ impl DirectoryHealth {
         };
     }
 
-    /// Called when everything that had to be written again has been written.
+    /// Called when everything that had to be written again has been written. Also ends the lapse, unless a stall requires new epochs.
     pub(super) fn on_all_written(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Consistent { since: now };
@@ -289,6 +290,8 @@ impl DirectoryHealth {
     }
 
     /// Returns the run of the backend in which all sessions of this instance have been written.
+    ///
+    /// Returns `None` while the directory is not consistent.
     pub(super) fn written_in(&self, now: Instant) -> Option<&BackendRunId> {
         self.consistent_since(now)?;
         self.run()

@@ -20,7 +20,7 @@ impl Heartbeat {
 
     /// Returns `true` if all that the directory may have lost has been written again.
     ///
-    /// Then the owner in a record is the last owner, as far as this instance knows.
+    /// Then the owner in a record is the last owner, as far as this instance knows. Returns `false` if the directory does not answer.
     pub(crate) async fn is_up_to_date(&self) -> bool {
         let leases = self.directory.leases().await;
         leases.is_ok_and(|leases| self.proves_absence(&leases))

@@ -142,7 +142,7 @@ async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat(
 
 /// The instance does not know whether the directory's clock was set back in the meantime.
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_the_directory_is_no_suspension() {
+async fn an_outage_of_the_directory_is_not_a_suspension() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &[]).await;
     for fault in [Fault::Fails, Fault::Slow(240 * Duration::from_millis(1))] {
@@ -371,7 +371,7 @@ async fn an_instance_that_has_just_started_relies_on_a_settled_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_before_a_restart_proves_nothing_after_it() {
+async fn a_lookup_before_a_restart_proves_nothing_after_it() {
     let memory = MemoryDirectory::default();
     let first = Instance::with(1, &memory, &[]).await;
     sleep(SETTLE_PERIOD).await;
@@ -590,7 +590,7 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
+async fn a_burst_of_deletions_to_a_slow_directory_does_not_delay_new_sessions() {
     let memory = MemoryDirectory::default();
     let ids: Vec<String> = (0..1_000).map(|id| id.to_string()).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();

@@ -81,7 +81,7 @@ async fn an_unowned_session_is_looked_up_once_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn concurrent_requests_for_a_session_share_one_look_up() {
+async fn concurrent_requests_for_a_session_share_one_lookup() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let lookups: Vec<_> = (0..100).map(|_| spawn_lookup(&owners, "a")).collect();
@@ -95,7 +95,7 @@ async fn concurrent_requests_for_a_session_share_one_look_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_continues_when_its_first_request_is_dropped() {
+async fn a_lookup_continues_when_its_first_request_is_dropped() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let first = spawn_lookup(&owners, "a");
@@ -110,7 +110,7 @@ async fn a_look_up_continues_when_its_first_request_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_without_waiting_requests_leaves_no_state() {
+async fn a_lookup_without_waiting_requests_leaves_no_state() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let lookups: Vec<_> = (0..100)
@@ -151,7 +151,7 @@ async fn a_thousand_lookups_run_at_once_and_none_waits_longer_than_the_timeout()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_look_up_is_not_cached() {
+async fn a_failed_lookup_is_not_cached() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Fails);
     let error = owners.find(hash("a")).await.unwrap_err();
@@ -164,7 +164,7 @@ async fn a_failed_look_up_is_not_cached() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_inserted_during_a_look_up_is_newer_than_its_result() {
+async fn an_owner_inserted_during_a_lookup_is_newer_than_its_result() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let late = spawn_lookup(&owners, "a");
@@ -209,7 +209,7 @@ async fn only_the_given_owner_is_invalidated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invented_ids_evict_no_owner() {
+async fn invented_ids_do_not_evict_owners() {
     let (owners, directory, other) = owners().await;
     assert_eq!(owner_of(&owners, "a").await, Some(other));
     for id in 0..MAX_OWNERS + 1 {

@@ -28,7 +28,7 @@ const STAGES: [ShutdownStage; 4] = [
 ];
 
 #[test]
-fn a_head_decides_at_once_or_requires_a_look_up() {
+fn a_head_decides_at_once_or_requires_a_lookup() {
     let rows = [
         // has_session, is_local, is_from_peer
         ((false, false, false), [Action::Serve; 4]),

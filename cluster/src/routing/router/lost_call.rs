@@ -52,6 +52,8 @@ impl Default for FormerOwners {
 
 impl Router {
     /// Answers a resume of a call that ended with its instance, in place of the application.
+    ///
+    /// Asks the client to retry if the directory does not answer, or if a missing answer may still be written.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
         let read_answer = || directory.answer(session, lost.incarnation, lost.number);

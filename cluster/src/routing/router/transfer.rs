@@ -95,6 +95,8 @@ impl Router {
     }
 
     /// Relinquishes a session whose gate was closed while it was idle. A peer is about to claim it.
+    ///
+    /// Does nothing if the gate is open, a peer cannot claim the session, or sessions are not being transferred.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
         let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
         let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());

@@ -109,7 +109,7 @@ impl Balancer {
         state.ingresses.retain(|ingress| ingress.host != host);
     }
 
-    /// Sends all requests to one instance while it exists.
+    /// Sends all requests to one instance while it exists, or to any for `None`.
     pub(super) fn prefer(&self, host: Option<HostId>) {
         self.0.lock().unwrap().preferred = host;
     }
@@ -172,6 +172,7 @@ impl Client {
         }
     }
 
+    /// Starts a random action: a DELETE, half a body, or a call with its plan.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -211,7 +212,7 @@ impl Client {
         }
     }
 
-    /// Returns the current session or opens one.
+    /// Returns the current session or opens one. Returns `None` if it could not be opened.
     async fn session(&self) -> Option<Arc<str>> {
         let session = self.0.session.lock().unwrap().clone();
         match session {
@@ -403,6 +404,7 @@ impl Client {
         }
     }
 
+    /// Reads a stream up to the answer. Stores the id of the last event in `event`.
     async fn read(
         &self,
         stream: &mut Stream,
@@ -426,6 +428,7 @@ impl Client {
         }
     }
 
+    /// Ends a session. Tries up to ten times until the DELETE is confirmed or gets 404.
     async fn delete(&self, session: &str) {
         {
             let mut current = self.0.session.lock().unwrap();
@@ -466,7 +469,7 @@ impl Client {
         drop(exchange);
     }
 
-    /// Sends half of a call in the current session.
+    /// Sends half of a call in the current session, if there is one.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -480,6 +483,8 @@ impl Client {
     }
 
     /// Makes `calls` calls at once, all of which end while the client is disconnected.
+    ///
+    /// Returns the session of the calls, or `None` if the client has no session.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -520,7 +525,7 @@ impl Client {
         }
     }
 
-    /// Checks that the session answers through every instance within `PROBE_LIMIT`.
+    /// Checks that the session, if there is one, answers through every instance within `PROBE_LIMIT`.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -614,13 +619,14 @@ impl Client {
         request.body(Body::from(body)).unwrap()
     }
 
+    /// Sends a request to the instance that the balancer picks. Returns `None` if connections are refused.
     fn send(&self, request: Request<Body>) -> Option<Exchange> {
         self.0.watcher.requested();
         let ingress = self.0.balancer.pick(self.roll(u64::MAX))?;
         ingress.send(request)
     }
 
-    /// Returns the head of a response, or `None` if the connection broke.
+    /// Returns the head of a response, or `None` if the connection broke. A head that is overdue fails the run.
     async fn head(
         &self,
         exchange: &Exchange,
@@ -651,7 +657,7 @@ impl Client {
     /// Records that a response has its head. After more than `WAITED`, the client may have counted as turned away in the meantime.
     fn record_wait(&self, since: Ms) {
         if self.now() - since > WAITED {
-            self.0.watcher.has_waited();
+            self.0.watcher.on_waited();
         }
     }
 
@@ -667,6 +673,7 @@ impl Client {
         self.expect_code(status.as_u16(), purpose, expected);
     }
 
+    /// Records a status. A status that is not expected fails the run.
     fn expect_code(&self, status: u16, purpose: &str, expected: &[u16]) {
         if expected.contains(&status) {
             self.0.watcher.note(format!("{status} for {purpose}"));
@@ -698,7 +705,7 @@ impl Client {
     }
 }
 
-/// Reads the answer to a request. Returns `None` for any other message.
+/// Returns the answer to a request, or `None` for any other message.
 fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     if data.is_empty() {
         return None;

@@ -88,6 +88,7 @@ impl DirectoryLink {
         }
     }
 
+    /// Sets the state of all links. Executes what is queued, unless the directory is stalled.
     pub(super) fn set_all(&self, link_state: LinkState) {
         let queued = {
             let mut state = self.state();
@@ -110,6 +111,7 @@ impl DirectoryLink {
         self.state().has_no_memory = has_no_memory;
     }
 
+    /// Returns the state of a machine's link. The common state has priority, unless it is [`LinkState::Up`].
     fn link_state(&self, machine: Machine) -> LinkState {
         let state = self.state();
         match state.common {
@@ -130,7 +132,7 @@ impl DirectoryLink {
         self.state.lock().unwrap()
     }
 
-    /// Executes a request at the directory and sends its reply.
+    /// Executes a request at the directory and sends its reply. Queues the request if the directory is stalled.
     fn execute(
         self,
         command: &'static str,

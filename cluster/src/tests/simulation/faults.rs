@@ -221,6 +221,7 @@ impl Plan {
         self.events.insert((at, number), event);
     }
 
+    /// Schedules the events of a fault that starts at `at`.
     fn fault(&mut self, kind: Fault, dice: &mut Dice, machines: usize, clients: usize, at: Ms) {
         let mut roll = |sides: u64| dice.roll() % sides.max(1);
         let first = roll(machines as u64) as usize;
@@ -350,8 +351,8 @@ impl Plan {
             }
             Fault::SuspendAndEmpty => {
                 self.schedule(at, Event::Suspend(first));
-                let begins = at + roll(1_500);
-                self.schedule(begins, Event::Empty);
+                let lost_at = at + roll(1_500);
+                self.schedule(lost_at, Event::Empty);
                 self.schedule(at + 1_000 + roll(12_000), Event::Resume(first));
             }
             Fault::ManySessionsAndEmpty => {

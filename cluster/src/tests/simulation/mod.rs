@@ -4,9 +4,9 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `SIMULATION_SECONDS` | how long it runs, in seconds |
+//! | `SIMULATION_SECONDS` | how long it runs, in seconds; by default 3 s, and at most 60 runs |
 //! | `SIMULATION_SEED` | the only seed that is run; its history is printed |
-//! | `SIMULATION_FROM` | the first seed |
+//! | `SIMULATION_FROM` | the first seed; 0 by default |
 //! | `SIMULATION_FAULTS` | the kinds of faults to draw from, separated by commas; with a leading `-`, all others |
 //! | `SIMULATION_CHECKS` | the checks, in the same form |
 //! | `SIMULATION_ALL` | every failing seed is reported in one line, and none ends the test |
@@ -115,7 +115,7 @@ fn simulation() {
     let continues = env::var("SIMULATION_ALL").is_ok();
     let started = now();
     let (mut runs, mut requests) = (0, 0);
-    let mut found: BTreeMap<watcher::Check, usize> = BTreeMap::new();
+    let mut failed: BTreeMap<watcher::Check, usize> = BTreeMap::new();
     let max_runs = parsed_variable("SIMULATION_SECONDS").map_or(RUNS, |_: u64| u64::MAX);
     while started.elapsed().as_secs() < seconds && runs < max_runs {
         let seed = from + runs;
@@ -127,7 +127,7 @@ fn simulation() {
         }
         let first = &outcome.failures[0];
         assert!(continues, "{outcome}\nSIMULATION_SEED={seed}");
-        *found.entry(first.check).or_default() += 1;
+        *failed.entry(first.check).or_default() += 1;
         println!(
             "{:>4} s seed {seed} {:?} {:?}: {}",
             started.elapsed().as_secs(),
@@ -137,7 +137,7 @@ fn simulation() {
         );
     }
     let minute = runs as f64 * 60.0 / started.elapsed().as_secs_f64();
-    println!("{runs} runs, {minute:.0} a minute, {requests} requests; failed: {found:?}");
+    println!("{runs} runs, {minute:.0} a minute, {requests} requests; failed: {failed:?}");
 }
 
 /// Runs a seed on its own thread, because `std` draws its random state once a thread.
@@ -156,7 +156,7 @@ fn on_own_thread(seed: u64, setup: &Setup) -> Outcome {
 }
 
 /// Takes the panics of this thread's run since the last call.
-fn panics() -> Vec<String> {
+fn take_panics() -> Vec<String> {
     PANICS.with_borrow_mut(|panics| panics.as_mut().map(mem::take).unwrap_or_default())
 }
 

@@ -165,7 +165,9 @@ impl Net {
         }
     }
 
-    /// Sets how bytes pass from one machine to another.
+    /// Sets how bytes pass from one machine to another. Delivers what was queued if the path is no longer silent.
+    ///
+    /// If the path stays silent for [`SILENCE_TIMEOUT`], its queue is lost, and its connections are reset.
     pub(super) fn set(&self, from: Machine, to: Machine, path: PathState) {
         if path == PathState::Silent {
             let net = self.clone();
@@ -242,6 +244,8 @@ impl Net {
     }
 
     /// Sets whether a machine has no power.
+    ///
+    /// [`SILENCE_TIMEOUT`] after a loss of power, all connections of the machine are reset, even if it has power again.
     pub(super) fn set_power_loss(&self, machine: Machine, is_without_power: bool) {
         self.state().without_power.retain(|other| *other != machine);
         if is_without_power {
@@ -255,7 +259,7 @@ impl Net {
         }
     }
 
-    /// Runs `action` at the receiver after the delay of the path. `pipe` keeps its order.
+    /// Runs `action` at the receiver after the delay of the path. `pipe` keeps its order. A silent path queues the action.
     fn send(
         &self,
         from: (HostId, Machine),
@@ -289,6 +293,7 @@ impl Net {
         self.state.lock().unwrap()
     }
 
+    /// Opens a connection, as the state of the path permits. Never completes on a silent path.
     async fn dial(
         self,
         host: HostId,
@@ -437,6 +442,7 @@ impl Pipe {
         self.0.lock().unwrap()
     }
 
+    /// Changes the state and wakes the reader.
     fn change(&self, change: impl FnOnce(&mut PipeState)) {
         let reader = {
             let mut state = self.state();

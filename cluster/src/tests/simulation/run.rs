@@ -181,12 +181,14 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
 // === impl Run ===
 
 impl Run {
+    /// Runs until `end`, or until a check fails.
     fn until(&mut self, end: Ms) {
         while self.now < end && self.environment.watcher.failures().is_empty() {
             self.step(end);
         }
     }
 
+    /// Advances to whatever is next: an event of the plan, a post, [`LAG`], or `end`. Polls the runtimes that it concerns.
     fn step(&mut self, end: Ms) {
         let planned = self.plan.events.keys().next().map(|key| key.0);
         let next = [
@@ -221,19 +223,20 @@ impl Run {
                 host.run_to(now);
             }
         }
-        for panic in super::panics() {
+        for panic in super::take_panics() {
             self.environment.watcher.fail(Check::Panic, panic);
         }
         let nodes = self.nodes.iter();
         let left = nodes.filter(|node| node.is_leaving && node.has_left.load(Ordering::Acquire));
         let left: Vec<HostId> = left.map(|running| running.node.host.id).collect();
         for host in left {
-            self.environment.watcher.has_left(host);
+            self.environment.watcher.on_left(host);
             let machine = self.exit(host);
             self.schedule(1_000, Event::Start(machine));
         }
     }
 
+    /// Runs a process to `now`, unless it is suspended or has ended.
     fn run_host(&mut self, host: HostId, now: Ms) {
         if host == WORLD {
             self.world.run_to(now);
@@ -282,7 +285,7 @@ impl Run {
         running.node.machine
     }
 
-    /// Returns the oldest process of a machine.
+    /// Returns the oldest process of a machine, or `None` if none runs on it.
     fn host_on(&self, machine: Machine) -> Option<HostId> {
         let mut nodes = self.nodes.iter();
         let running = nodes.find(|running| running.node.machine == machine)?;
@@ -295,6 +298,7 @@ impl Run {
             .find(|running| running.node.host.id == host)
     }
 
+    /// Makes an event happen, if there is a process that it concerns.
     fn apply(&mut self, event: Event) {
         let watcher = self.environment.watcher.clone();
         let is_recorded = !matches!(event, Event::Heal);

@@ -115,7 +115,7 @@ impl Post {
         let _ended = ended.await;
     }
 
-    /// Returns when the next closure is due.
+    /// Returns when the next closure is due, or `None` if there is none.
     pub(super) fn next_due(&self) -> Option<Ms> {
         self.state().due.peek().map(|item| item.0.at)
     }
@@ -124,7 +124,7 @@ impl Post {
         self.state().now = now;
     }
 
-    /// Takes one closure that is due.
+    /// Takes one closure that is due, or returns `None` if none is.
     pub(super) fn take_due(&self) -> Option<(HostId, Action)> {
         let mut state = self.state();
         if state.due.peek()?.0.at > state.now {
@@ -209,6 +209,8 @@ impl Host {
     }
 
     /// Polls the tasks until the clock is at `now` and no task is ready.
+    ///
+    /// Does nothing if the process was killed, or its clock is not behind.
     pub(super) fn run_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
@@ -227,6 +229,8 @@ impl Host {
     }
 
     /// Sets the clock to `now` at once, as for a process that was suspended until then.
+    ///
+    /// Does nothing if the process was killed, or its clock is not behind.
     pub(super) fn jump_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;

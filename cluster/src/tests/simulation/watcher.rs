@@ -228,7 +228,7 @@ struct Log {
     requests: usize,
     /// When a client was last turned away.
     last_refusal: Option<Ms>,
-    /// Deleted sessions: the id, the instance that served the session, and when the client got the confirmation.
+    /// Deleted sessions: the id, the instances that served the session, and when the client got the confirmation.
     deleted: Vec<(String, Vec<HostId>, Ms)>,
 }
 
@@ -325,7 +325,7 @@ impl Watcher {
     }
 
     /// Records that `leave` has returned.
-    pub(super) fn has_left(&self, host: HostId) {
+    pub(super) fn on_left(&self, host: HostId) {
         let now = self.post.now();
         self.note(format!("instance {host} has shut down"));
         if let Some(process) = self.log().processes.get_mut(&host) {
@@ -460,7 +460,7 @@ impl Watcher {
     }
 
     /// Records that the client of some session has waited for an owner that did not answer.
-    pub(super) fn has_waited(&self) {
+    pub(super) fn on_waited(&self) {
         let now = self.post.now();
         let mut log = self.log();
         log.last_refusal = log.last_refusal.max(Some(now));
@@ -471,7 +471,7 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("{by} confirms that {} is deleted", short(session)));
         let mut log = self.log();
-        // Otherwise the instance that confirmed it knew no such session, as far as the directory could tell. That is a limit.
+        // Without a living owner or a record, the confirming instance knew no such session. The README states that limit.
         let owner = log.last_served(session).map(|served| served.0);
         if !owner.is_some_and(|owner| log.is_alive(owner)) && log.recorded_owner(session).is_none()
         {
@@ -568,7 +568,7 @@ impl Watcher {
         }
     }
 
-    /// Returns the instance that last started to serve a session.
+    /// Returns the instance that last started to serve a session, or `None` if none has.
     pub(super) fn owner(&self, session: &str) -> Option<HostId> {
         self.log().last_served(session).map(|served| served.0)
     }
@@ -610,7 +610,7 @@ impl Watcher {
     pub(super) fn check_settled(&self, faults_end: Ms, limit: Ms) {
         let now = self.post.now();
         let mut log = self.log();
-        let mut found = Vec::new();
+        let mut violations = Vec::new();
         for (label, call) in &log.calls {
             let session = log.sessions.get(&call.session);
             let has_ended = session.is_none_or(|session| session.is_deleted || session.is_lost);
@@ -622,7 +622,7 @@ impl Watcher {
             {
                 let message =
                     format!("{label} still runs on {host}, its client disconnected at {since}");
-                found.push((Check::Orphan, message));
+                violations.push((Check::Orphan, message));
             }
             if let (
                 Client::Resuming { since, .. } | Client::Attached { since, .. },
@@ -632,10 +632,10 @@ impl Watcher {
                 && now.saturating_sub(since.max(at).max(faults_end)) > limit
             {
                 let message = format!("the client of {label} does not get the answer of {at}");
-                found.push((Check::Answer, message));
+                violations.push((Check::Answer, message));
             }
         }
-        for (check, message) in found {
+        for (check, message) in violations {
             log.fail(check, now, message);
         }
     }
@@ -649,7 +649,7 @@ impl Watcher {
         let is_stored = |host: HostId, at| match log.processes.get(&host)?.state {
             // It died before the client sent the DELETE.
             State::Dead { at: died } if died + DELETE_TIME < at => Some(true),
-            State::Dead { at: died } => Some(log.was_consistent(host, at, died) >= WRITE_TIME),
+            State::Dead { at: died } => Some(log.consistent_time(host, at, died) >= WRITE_TIME),
             State::Alive | State::Suspended => Some(!log.may_have_lost(host, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, hosts, at)| {
@@ -667,6 +667,7 @@ impl Watcher {
 // === impl Log ===
 
 impl Log {
+    /// Records a broken promise. It fails the run if the check is chosen.
     fn fail(&mut self, check: Check, at: Ms, message: String) {
         self.history.push((at, format!("!!! {check:?}: {message}")));
         if self.checks.contains(&check) {
@@ -903,7 +904,7 @@ impl Log {
                 let has_left_early = self.processes.get(&host)?.has_left_early
                     && self.losses.iter().all(|loss| *loss < at);
                 let had_time =
-                    died >= at + WRITE_TIME && self.was_consistent(host, at, died) >= WRITE_TIME;
+                    died >= at + WRITE_TIME && self.consistent_time(host, at, died) >= WRITE_TIME;
                 let is_written = !is_evicted && (has_left_early || had_time);
                 is_written
                     .then(|| format!("the call ended at {at} on {host}, which died at {died}"))
@@ -932,7 +933,7 @@ impl Log {
     }
 
     /// Returns the time between `from` and `until` in which the directory was consistent for an instance and lost no data.
-    fn was_consistent(&self, host: HostId, from: Ms, until: Ms) -> Ms {
+    fn consistent_time(&self, host: HostId, from: Ms, until: Ms) -> Ms {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
@@ -959,9 +960,9 @@ impl Log {
         let process = self.processes.get(&owner)?;
         match process.state {
             State::Alive if process.leaving_since.is_none() => {
-                let is_lost =
+                let absence =
                     self.longest_absence(owner, now.saturating_sub(PROOF_AFTER_OUTAGE), now);
-                (is_lost < LEASE_AT_RISK).then(|| {
+                (absence < LEASE_AT_RISK).then(|| {
                     let reason = format!("{owner} is alive, and has been serving it since {since}");
                     (Check::NotFound, reason)
                 })

@@ -23,6 +23,7 @@ class Session:
 
     @classmethod
     async def open(cls, facts, endpoint):
+        """Opens a session. Retries until it is open, for a limited time."""
         params = {"protocolVersion": "2025-11-25", "capabilities": CAPABILITIES,
                   "clientInfo": {"name": "client", "version": "0"}}
         self = cls(facts, None)
@@ -55,22 +56,24 @@ class Session:
         return await self._status(self.post(endpoint, message), limit)
 
     async def reply(self, endpoint, question, result):
-        """Answers a request of the server. Returns the status."""
+        """Answers a request of the server. Returns the status, 0 for none."""
         return await self._status(self.post(endpoint, {"id": question["id"], "result": result}), TIMEOUT)
 
     async def delete(self, endpoint):
+        """Deletes the session. Returns the status, 0 for none."""
         async def send():
             return await (await Response.open(endpoint, "DELETE", self.headers())).head()
         return await self._status(send(), TIMEOUT)
 
     async def poke(self, endpoint, limit=TIMEOUT):
-        """Checks whether the endpoint finds the session."""
+        """Checks whether the endpoint finds the session. Returns the status, 0 for none."""
         status = await self.notify(endpoint, "notifications/roots/list_changed", limit=limit)
         self.facts.note("poked", session=self.id, endpoint=endpoint.name, status=status)
         return status
 
     async def whose(self, endpoint, group):
-        """Asks which instance serves the session. Retries after a 503, as `Retry-After` requires."""
+        """Asks which instance serves the session, and returns its name. Retries shortly after a 503. Returns `None` if no
+        instance answers in time."""
         for _ in range(int(ANSWERS_TIMEOUT / RETRY_DELAY)):
             status, name = await self._whoami(endpoint)
             if status != 503:
@@ -165,7 +168,8 @@ class Call:
         return self
 
     async def ask_half(self, endpoint, limit):
-        """Sends half of the call, and stays connected. Returns when it was answered, or its client was cut off."""
+        """Sends half of the call, and stays connected. Returns when it was answered or its client was cut off, or after
+        `limit`."""
         self._note_asked(endpoint)
         body, status = body_of(self._message()), 0
         try:
@@ -182,7 +186,9 @@ class Call:
         self._stream.cut(reset)
 
     async def resume(self, endpoint, limit=TIMEOUT, obeys=False):
-        """The client resumes, and retries after temporary failures. If `obeys`, it waits as `Retry-After` requires."""
+        """The client resumes, and retries after temporary failures. If `obeys`, it waits as `Retry-After` requires.
+
+        Returns whether it was accepted within `limit`."""
         self._detach()
         self._note("resuming", endpoint=endpoint.name)
         deadline = asyncio.get_running_loop().time() + limit
@@ -227,19 +233,19 @@ class Call:
         return self._over.is_set() or not self._pump.done()
 
     async def _resume_again(self, endpoint, limit):
-        # Without an event id, the client cannot resume.
+        """Resumes, if the client has an event id. Returns whether it was accepted."""
         if self._last is None:
             return False
         await asyncio.sleep(0.05)
         return await self.resume(endpoint, limit)
 
     async def until_over(self, limit=TIMEOUT):
-        """Waits for the answer or an error on the current stream."""
+        """Waits for the answer or an error on the current stream. Returns whether there was one within `limit`."""
         await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=limit)
         return self._over.is_set()
 
     async def until_cut_off(self, limit=TIMEOUT):
-        """Returns when the stream has ended without the client's action."""
+        """Returns when the stream has ended without the client's action, or after `limit`."""
         await asyncio.wait([self._pump], timeout=limit)
 
     async def read_some(self, size):

@@ -17,6 +17,7 @@ class Facts:
         self._followers = {}
 
     def note(self, event, **more):
+        """Records a fact of a client, or an action on a process."""
         self._write("clients", {"event": event, "at": time.time(), **more})
 
     def take(self, instance, line):
@@ -32,7 +33,7 @@ class Facts:
             follower(fact)
 
     def follow(self, tag, follower):
-        """Forwards the facts of instances about a call."""
+        """Forwards the facts of instances about a call to `follower`, instead of to its former one."""
         self._followers[tag] = follower
 
     async def until(self, event, tag, limit):

@@ -23,6 +23,7 @@ class Process:
         self._lines = None
 
     async def launch(self, *command, lines=None):
+        """Starts the process. If `lines` is given, it is called with the name and each line of stdout."""
         with open(self.work / f"{self.name}.log", "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._inside, *map(str, command), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE if lines else log,
@@ -40,6 +41,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def kill(self):
+        """Kills the process, if it runs, and waits for its end."""
         if self.is_running:
             self.facts.note("killed", process=self.name)
             self._process.kill()
@@ -65,6 +67,7 @@ class Process:
             self._lines = None
 
     def write(self, line):
+        """Writes a line to stdin, if the process runs."""
         if self.is_running:
             self._process.stdin.write(line.encode() + b"\n")
 
@@ -97,6 +100,7 @@ class Node(Process):
         await self.ready()
 
     async def leave(self):
+        """Shuts the instance down in order, if it runs."""
         if self.is_running:
             self.signal(signal.SIGTERM)
         await self.ended()
@@ -132,6 +136,7 @@ class Redis(Process):
                           "--dir", self.work, "--protected-mode", "no")
 
     async def ready(self):
+        """Returns when Redis answers."""
         for _ in range(int(TIMEOUT / 0.02)):
             if await self.ask("PING", 0.5) == "+PONG":
                 return

@@ -44,7 +44,7 @@ class Outages:
                 self._intervals[-1][1] = fact["at"]
 
     def at(self, since, until):
-        """Returns the outages within an interval."""
+        """Returns the outages that overlap an interval."""
         return [(begin, end) for begin, end in self._intervals if begin <= until and end >= since]
 
 
@@ -67,8 +67,8 @@ class Call:
         return next(iter(self.facts_of(event)), None)
 
     def at(self, event):
-        found = self.first_fact(event)
-        return found and found["at"]
+        fact = self.first_fact(event)
+        return fact and fact["at"]
 
     @property
     def ended(self):
@@ -80,11 +80,14 @@ class Call:
 
     @property
     def left_at(self):
+        """When the client disconnected for the last time."""
         cuts = self.facts_of("cut")
         return cuts[-1]["at"] if cuts else None
 
 
 class Judge:
+    """Judges calls by their stories, and collects the faults."""
+
     def __init__(self, facts, limits):
         self.limits = limits
         self.faults = []
@@ -259,9 +262,9 @@ def judge(folder, grace, backoff, strict):
             plans[fact["scenario"]] = fact
     _print(plans, calls, judge.worst, facts)
     for scenario, plan in plans.items():
-        found = sum(call.scenario == scenario for call in calls)
-        if found != plan["calls"]:
-            faults.append(("not played", f"not played: {scenario}: {found} of {plan['calls']} calls"))
+        played = sum(call.scenario == scenario for call in calls)
+        if played != plan["calls"]:
+            faults.append(("not played", f"not played: {scenario}: {played} of {plan['calls']} calls"))
     if not plans:
         faults.append(("not played", "nothing was judged"))
     kinds = Counter()

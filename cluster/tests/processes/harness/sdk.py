@@ -50,7 +50,7 @@ class SdkCall(Call):
         await self.open(Front(self._world.front.port), program, TIMEOUT, tag=self.name, bytes=size, events=events, **more)
 
     async def answered(self):
-        """Returns when the client has the answer or an error."""
+        """Returns when the client has the answer or an error, or after the timeout."""
         await self.until(lambda: self.find_event("outcome"), TIMEOUT + 1.0, "no outcome")
         if "text" in (self.find_event("outcome") or {}):
             # The client's event may arrive before that of the instance.
@@ -75,9 +75,9 @@ class SdkCall(Call):
         super().kill()
 
     async def leave(self, how):
-        """Returns when the end was answered, because a client that is closed immediately aborts its last request."""
+        """Returns when the end was answered, because a client that is closed immediately aborts its last request. Does
+        nothing if the call has not started."""
         if not self.find_event("started"):
-            # The call has not started, or the client could not connect.
             return
         what = "deleted" if self.over() else "sent"
         self.has_disconnected = how == "delete"

@@ -42,6 +42,7 @@ class Response:
         self._writer.write(self._rest)
 
     async def head(self, limit=HEAD_TIMEOUT):
+        """Reads the status and the headers."""
         try:
             head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), limit)
         except asyncio.LimitOverrunError as error:
@@ -69,10 +70,11 @@ class Response:
                     event_id, data = None, []
 
     async def some(self, size):
-        """Reads at least `size` bytes of the body, without parsing events."""
+        """Reads exactly `size` bytes after the head, without parsing chunks and events."""
         await asyncio.wait_for(self._reader.readexactly(size), HEAD_TIMEOUT)
 
     async def text(self, limit=HEAD_TIMEOUT):
+        """Returns the body."""
         async def whole():
             return b"".join([piece async for piece in self._pieces()])
         return (await asyncio.wait_for(whole(), limit)).decode(errors="replace")

@@ -60,7 +60,7 @@ class World:
         self.facts.note("broken", what=f"{node.name} does not settle")
 
     async def join(self, name, *options):
-        """Starts another instance, which is unknown to the balancer."""
+        """Starts another instance, which is unknown to the balancer, and returns it when it is ready."""
         node = self._new(name)
         self.nodes.append(node)
         await node.restart(*options)
@@ -90,7 +90,7 @@ class World:
         return await Call(session, scenario, story, **more).ask(through or endpoint, until_started)
 
     async def release(self, call, limit=20.0):
-        """Releases the call."""
+        """Releases the call at its instance, once it has started. Does nothing if it does not start within `limit`."""
         started = await self.facts.until("started", call.tag, limit)
         if started:
             self.node(started["instance"]).release(call.tag)
@@ -100,13 +100,13 @@ class World:
         await asyncio.gather(*(self.facts.until("ended", call.tag, limit) for call in calls))
 
     async def release_until_ended(self, call, limit=20.0):
-        """Releases the call, and returns when it has ended."""
+        """Releases the call, and returns when it has ended, or after twice the limit."""
         await self.release(call, limit)
         await self.facts.until("ended", call.tag, limit)
 
 
 class NetworkWorld(World):
-    """Each process has its own network."""
+    """Each instance and Redis have a network of their own. The balancer and the clients share one."""
 
     def __init__(self, facts, work, program, fault=None):
         self.facts = facts

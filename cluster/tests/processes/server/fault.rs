@@ -6,6 +6,7 @@ use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::sync::Mutex;
 
+/// A deliberate fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Orphans are cancelled without proof, and answers are not retained.
@@ -21,7 +22,8 @@ pub(crate) enum Fault {
 // === impl Fault ===
 
 impl Fault {
-    pub(crate) fn read(text: &str) -> Result<Self, &'static str> {
+    /// Parses the name of a fault.
+    pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
         match text {
             "unguarded" => Ok(Self::Unguarded),
             "alone" => Ok(Self::Alone),
@@ -48,7 +50,7 @@ pub(crate) async fn lose_answers(request: Request, next: Next) -> Response {
     })
 }
 
-/// Reads one request body at a time.
+/// Reads one request body at a time. Answers 400 if a body cannot be read.
 pub(crate) async fn read_in_turn(request: Request, next: Next) -> Result<Response, StatusCode> {
     static TURN: Mutex<()> = Mutex::const_new(());
     let (head, body) = request.into_parts();

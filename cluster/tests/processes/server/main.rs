@@ -63,7 +63,7 @@ async fn main() -> ExitCode {
 }
 
 async fn serve() -> Result<(), Failure> {
-    let options = Options::read(env::args().skip(1))?;
+    let options = Options::parse(env::args().skip(1))?;
     let (public, peers) = (
         TcpListener::bind(options.public).await?,
         TcpListener::bind(options.peers).await?,

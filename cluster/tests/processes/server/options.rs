@@ -4,6 +4,7 @@ use std::{error::Error, net::SocketAddr, time::Duration};
 
 use crate::fault::Fault;
 
+/// The options of an instance.
 pub(crate) struct Options {
     pub(crate) name: String,
     pub(crate) public: SocketAddr,
@@ -23,7 +24,8 @@ pub(crate) struct Options {
 // === impl Options ===
 
 impl Options {
-    pub(crate) fn read(
+    /// Parses the arguments, of which each option is followed by its value. A repeated option replaces the earlier one.
+    pub(crate) fn parse(
         mut arguments: impl Iterator<Item = String>,
     ) -> Result<Self, Box<dyn Error>> {
         let unset = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -51,7 +53,7 @@ impl Options {
                 "--drain" => options.drain = Duration::try_from_secs_f64(value.parse()?)?,
                 "--backoff" => options.backoff = Duration::try_from_secs_f64(value.parse()?)?,
                 "--secret" => options.secret = Some(value),
-                "--fault" => options.fault = Some(Fault::read(&value)?),
+                "--fault" => options.fault = Some(Fault::parse(&value)?),
                 _ => return Err(format!("no such option: {option}").into()),
             }
         }

@@ -50,7 +50,7 @@ impl Tools {
         }
     }
 
-    /// Lets the call with this tag answer.
+    /// Lets the call with this tag answer. Records whether the call was waiting.
     pub(crate) fn release(&self, tag: &str) {
         let sender = self.waiting().remove(tag);
         let was_waiting = sender.is_some_and(|sender| sender.send(()).is_ok());

@@ -1,8 +1,8 @@
 //! The cases of the support table, played against a server by clients that disconnect.
 //!
 //! A server runs in this process, in every [`Tier`] and [`Mode`] that it supports, with a tool that calls [`work`]. The
-//! result of each case is a line of JSON on stdout. All cases run concurrently with the default grace, so a server
-//! takes about half a minute.
+//! result of each case is a line of JSON on stdout. All cases of a server run concurrently with the default grace, so
+//! it takes about half a minute.
 
 use std::{convert::Infallible, future::pending, mem, net::SocketAddr, time::Duration};
 
@@ -101,7 +101,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const OBSERVATION_TIME: Duration = Duration::from_secs(27);
 
 /// The work of a tool. It ends when its label is released, when the server's own token fires, or when its future is
-/// dropped. Returns `true` if it was released.
+/// dropped. Returns `true` if it was released. If `token` fires, the witness records that under a label of its own.
 pub async fn work(
     witness: &Witness,
     label: &str,
@@ -109,7 +109,7 @@ pub async fn work(
     token: Option<CallToken>,
 ) -> bool {
     let running = witness.begin(label);
-    let call_token_label = async {
+    let record_call_token = async {
         match token {
             Some(token) => token.cancelled().await,
             None => pending().await,
@@ -119,7 +119,7 @@ pub async fn work(
     };
     let held = tokio::select! {
         held = running.held(cancelled) => held,
-        never = call_token_label => match never {},
+        never = record_call_token => match never {},
     };
     match held {
         Held::Released => running.complete(),
@@ -133,7 +133,8 @@ pub fn label(arguments: &Value) -> &str {
     arguments["label"].as_str().expect("every call has a label")
 }
 
-/// Plays all cases of a server and prints their results. `name` is the server's name in the table.
+/// Plays all cases of a server, bare and in these tiers, and prints their results. `name` is the server's name in the
+/// table.
 pub async fn judge(
     name: &str,
     tiers: &[Tier],
@@ -187,7 +188,7 @@ impl Setup {
         }
     }
 
-    /// Serves a router of axum until the process ends.
+    /// Serves a router of axum until the process ends, with the layer if this tier has one.
     pub async fn serve(&self, router: Router) -> SocketAddr {
         let served = serve(match self.layer() {
             Some(layer) => router.layer(layer),
@@ -203,7 +204,7 @@ impl Setup {
 // === impl Story ===
 
 impl Story {
-    /// The possible stories. A client without a session cannot resume. Resuming from a bare server is not tested.
+    /// The stories to play. A client without a session cannot resume. Resuming from a bare server is not tested.
     fn of(tier: Tier, mode: Mode) -> &'static [Self] {
         match (tier, mode) {
             (Tier::Layer | Tier::Manager | Tier::Probed, Mode::Session) => {
@@ -217,6 +218,7 @@ impl Story {
 // === impl Case ===
 
 impl Case {
+    /// Returns the result in words.
     async fn play(self) -> String {
         let label = format!("{:?}", self.story);
         let mcp = match self.mode {
@@ -234,7 +236,7 @@ impl Case {
         {
             return "not served".to_owned();
         }
-        let event = timeout(Duration::from_secs(1), last_event(&mut call));
+        let event = timeout(Duration::from_secs(1), first_event_id(&mut call));
         let event = event.await.ok().flatten();
         let disconnected = Instant::now();
         call.fin();
@@ -248,6 +250,7 @@ impl Case {
         }
     }
 
+    /// Resumes the call after the server has detected the disconnect. Returns what the client gets, in words.
     async fn resume(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
         let absence = self.detection_time() + Duration::from_millis(500);
         sleep(absence).await;
@@ -272,7 +275,7 @@ impl Case {
         }
     }
 
-    /// Returns what happens to a call whose client has disconnected.
+    /// Returns what happens to a call whose client has disconnected, within `OBSERVATION_TIME`.
     async fn outcome(&self, label: &str, disconnected: Instant) -> Outcome {
         loop {
             let left = OBSERVATION_TIME
@@ -286,11 +289,11 @@ impl Case {
                 Err(_) => {}
             }
         }
-        let call_token_label = self
+        let call_token_end = self
             .witness
             .find(&call_token_label(label))
             .and_then(|it| it.end);
-        call_token_label.map_or(Outcome::RunsOn, |it| {
+        call_token_end.map_or(Outcome::RunsOn, |it| {
             Outcome::CallTokenFired(it.at() - disconnected)
         })
     }
@@ -328,7 +331,7 @@ impl Outcome {
 }
 
 /// Reads up to the first event id and returns it. Returns `None` if the answer is not a stream with ids.
-async fn last_event(call: &mut Connection) -> Option<String> {
+async fn first_event_id(call: &mut Connection) -> Option<String> {
     if !call.head().await.is_event_stream() {
         return None;
     }

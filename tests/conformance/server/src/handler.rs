@@ -53,6 +53,7 @@ impl Conformance {
         }
     }
 
+    /// Returns `true` if messages of this level are sent.
     pub(crate) fn logs(&self, level: LoggingLevel) -> bool {
         level as u8 >= self.level.load(Ordering::Relaxed)
     }

@@ -40,7 +40,7 @@ impl Orders {
         Self(BufReader::new(tokio::io::stdin()).lines())
     }
 
-    /// Returns the next order, or `None` after the last one.
+    /// Returns the next order, or `None` after the last one or if stdin cannot be read.
     ///
     /// # Panics
     ///

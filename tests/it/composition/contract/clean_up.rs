@@ -103,7 +103,7 @@ async fn a_clean_up_does_not_run_inside_the_drop_of_the_response() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_panics_affects_no_other() {
+async fn a_clean_up_that_panics_does_not_affect_the_others() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Session);
     let mut first = register_reporting(&token);
@@ -117,7 +117,7 @@ async fn a_clean_up_that_panics_affects_no_other() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_waits_delays_no_other() {
+async fn a_clean_up_that_waits_does_not_delay_the_others() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     token.on_cancel(async |_| std::future::pending().await);
@@ -170,7 +170,7 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
 
 /// After the answer, the rest of the stream does not matter.
 #[tokio::test]
-async fn a_disconnect_after_the_answer_causes_no_clean_up() {
+async fn a_disconnect_after_the_answer_does_not_cause_a_clean_up() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, _log) = immediate();
         let answered = Script::new([
@@ -188,7 +188,7 @@ async fn a_disconnect_after_the_answer_causes_no_clean_up() {
 }
 
 #[tokio::test]
-async fn an_answer_in_one_piece_and_a_refusal_cause_no_clean_up() {
+async fn an_answer_in_one_piece_and_a_refusal_do_not_cause_a_clean_up() {
     let json = |_: &_| {
         let response = Response::builder().header(header::CONTENT_TYPE, "application/json");
         let body = Script::whole(Bytes::from("{}")).body();
@@ -228,7 +228,7 @@ async fn a_clean_up_that_is_added_after_the_end_never_runs() {
 }
 
 #[test]
-fn where_no_runtime_ever_was_clean_ups_are_dropped() {
+fn where_there_never_was_a_runtime_clean_ups_are_dropped() {
     let (layer, _log) = immediate();
     let (response, token) = in_flight(&layer, Kind::Plain);
     let mut clean_up = register_reporting(&token);

@@ -90,7 +90,7 @@ fn deep() -> String {
 }
 
 #[test]
-fn a_disconnect_from_a_body_that_may_be_json_rpc_fires_no_token() {
+fn a_disconnect_from_a_body_that_may_be_json_rpc_does_not_fire_the_token() {
     let gzip = (header::CONTENT_ENCODING, "gzip");
     for (what, post) in [
         (
@@ -142,7 +142,7 @@ fn a_disconnect_from_a_body_that_may_be_json_rpc_fires_no_token() {
 }
 
 #[test]
-fn a_disconnect_from_a_body_that_is_no_json_rpc_fires_the_token() {
+fn a_disconnect_from_a_body_that_is_not_json_rpc_fires_the_token() {
     for (what, post) in [
         ("a text", Post::new(CALL).headers(&[TEXT])),
         ("no media type", Post::new(CALL).headers(&[])),

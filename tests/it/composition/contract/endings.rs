@@ -40,7 +40,7 @@ const ANSWER: &str = r#"{"jsonrpc":"2.0","id":7,"result":{}}"#;
 // --- Trailers ---
 
 #[test]
-fn a_body_that_is_read_up_to_its_trailers_and_dropped_is_no_disconnect() {
+fn a_body_that_is_read_up_to_its_trailers_and_dropped_is_not_a_disconnect() {
     let script = Script::new([Step::data("data: 1\n\n"), Step::Trailers]);
     for kind in Kind::ALL {
         for content_type in ["text/event-stream", "application/grpc"] {
@@ -301,7 +301,8 @@ fn cancel(id: u32) -> Request<Full<Bytes>> {
     Kind::Session.request_with(Full::from(cancel.to_string()))
 }
 
-/// Returns why the token of a call without a head fired after another request of its session.
+/// Returns why the token of a call without a head has fired after another request of its session, and the ends of the
+/// call.
 fn reason_after(request: Request<Full<Bytes>>) -> (Option<CancelReason>, Vec<Outcome>) {
     let (layer, log) = immediate();
     let token = Arc::new(Mutex::new(None));
@@ -358,7 +359,7 @@ fn fires(request: &Request<Full<Bytes>>, content_type: &'static str) -> [bool; 2
 }
 
 #[test]
-fn a_session_header_on_a_plain_route_keeps_no_token_from_firing() {
+fn a_session_header_on_a_plain_route_does_not_keep_a_token_from_firing() {
     let in_session = |mut request: Request<Full<Bytes>>| {
         let session = HeaderValue::from_static("anything");
         request.headers_mut().insert(SESSION, session);
@@ -393,7 +394,7 @@ fn a_session_header_on_a_plain_route_keeps_no_token_from_firing() {
 }
 
 #[test]
-fn what_may_be_json_rpc_of_a_session_fires_no_token() {
+fn what_may_be_json_rpc_of_a_session_does_not_fire_its_token() {
     for message in [
         "[]",
         "{",
@@ -418,7 +419,7 @@ fn what_may_be_json_rpc_of_a_session_fires_no_token() {
 
 #[cfg(feature = "axum")]
 #[tokio::test]
-async fn a_delete_in_one_nest_ends_no_call_of_another() {
+async fn a_delete_in_one_nest_does_not_end_a_call_of_another() {
     use axum::{Router, body::Body, routing::any};
 
     let (layer, log) = immediate();

@@ -134,7 +134,7 @@ pub(super) fn respond(
     (response, tokens.latest())
 }
 
-/// The same with an event stream that follows `script`.
+/// Like [`respond`], with an event stream that follows `script`.
 pub(super) fn exchange(
     layer: &CancelOnDisconnectLayer,
     request: Request<Full<Bytes>>,

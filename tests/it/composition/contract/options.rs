@@ -23,7 +23,7 @@ struct Effect {
     has_timeout: bool,
 }
 
-/// Returns the result for a call whose client disconnects.
+/// Returns the effect of the options on a call whose client disconnects.
 fn effect_of(layer: CancelOnDisconnectLayer) -> Effect {
     let grace = Arc::new(Mutex::new(None));
     let seen = grace.clone();

@@ -293,7 +293,7 @@ fn a_body_in_16_384_frames_is_read_and_any_number_of_empty_ones_as_well() {
 }
 
 #[test]
-fn what_is_no_call_fires_no_token_and_is_no_event() {
+fn what_is_not_a_call_neither_fires_a_token_nor_is_an_event() {
     for message in [
         json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {} }),
         json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }),
@@ -313,7 +313,7 @@ fn what_is_no_call_fires_no_token_and_is_no_event() {
 }
 
 #[test]
-fn the_standalone_stream_of_a_session_fires_no_token() {
+fn the_standalone_stream_of_a_session_does_not_fire_its_token() {
     let (layer, log) = immediate();
     let mut request = Kind::Session.request_with(Full::default());
     *request.method_mut() = Method::GET;
@@ -360,7 +360,7 @@ fn a_request_that_breaks_off_fires_the_token_of_a_plain_route_and_its_answer_pas
 }
 
 #[test]
-fn a_call_that_breaks_off_is_no_call() {
+fn a_call_that_breaks_off_is_not_a_call() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, log) = immediate();
         let half = Step::Data(Bytes::from_static(&CALL.as_bytes()[..40]));

@@ -97,7 +97,7 @@ fn check(reading: Reading) {
 }
 
 #[test]
-fn a_body_read_to_its_end_is_no_disconnect_and_an_error_is_one() {
+fn a_body_read_to_its_end_is_not_a_disconnect_and_an_error_is_one() {
     check(ToEnd);
 }
 
@@ -117,7 +117,7 @@ fn frames_trailers_errors_and_known_lengths_are_those_of_the_body_without_the_la
         for reading in [ToEnd, OneFrame, Nothing] {
             for kind in Kind::ALL {
                 let mut bare = read(&mut row.script.body(), reading);
-                bare.iter_mut().for_each(Seen::promise_no_length);
+                bare.iter_mut().for_each(Seen::remove_bounds);
                 let (layer, _log) = immediate();
                 let (response, _token) = exchange(&layer, kind.request(), &row.script);
                 let layered = read(&mut response.into_body(), reading);
@@ -179,7 +179,7 @@ fn token_reason(method: Method, status: StatusCode) -> TokenReason {
 }
 
 #[test]
-fn a_response_that_has_no_body_to_send_is_no_disconnect() {
+fn a_response_that_has_no_body_to_send_is_not_a_disconnect() {
     assert_eq!(token_reason(Method::HEAD, StatusCode::OK), NOT_FIRED);
     assert_eq!(token_reason(Method::GET, StatusCode::NO_CONTENT), NOT_FIRED);
     assert_eq!(

@@ -56,7 +56,7 @@ fn a_future_that_is_never_polled_is_a_disconnect() {
 }
 
 #[test]
-fn an_error_of_the_inner_service_passes_and_is_no_disconnect() {
+fn an_error_of_the_inner_service_passes_and_is_not_a_disconnect() {
     for kind in Kind::ALL {
         let (layer, log, tokens, mut response) = sent(kind, |_| ready(Answer::Err(Broken)));
         let Poll::Ready(Err(error)) = poll_once(response.as_mut()) else {

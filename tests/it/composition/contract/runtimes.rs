@@ -101,7 +101,7 @@ fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Byte
 }
 
 #[test]
-fn a_token_fires_where_no_runtime_ever_was() {
+fn a_token_fires_where_there_never_was_a_runtime() {
     for kind in Kind::ALL {
         let (layer, log) = immediate();
         let (response, token) = in_flight(&layer, kind);
@@ -116,7 +116,7 @@ fn a_token_fires_where_no_runtime_ever_was() {
 }
 
 #[test]
-fn a_grace_may_begin_where_no_runtime_ever_was() {
+fn a_grace_may_begin_where_there_never_was_a_runtime() {
     let (layer, _log) = with_grace();
     let (response, token) = in_flight(&layer, Kind::Session);
     drop(response);

@@ -234,7 +234,7 @@ where
     seen
 }
 
-/// Polls a body until it is ready. Returns [`Seen::Pending`] if it would wait forever.
+/// Polls a body twice, unless it is ready at once. Returns [`Seen::Pending`] if it is not ready then.
 fn poll<B>(body: &mut B) -> Seen
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,
@@ -258,7 +258,7 @@ fn size_hints<B: Body>(body: &B) -> Seen {
 
 impl Seen {
     /// Removes the bounds of a body whose length is unknown, because the layer may insert bytes into such a stream.
-    pub(super) fn promise_no_length(&mut self) {
+    pub(super) fn remove_bounds(&mut self) {
         if let Self::SizeHints(lower, upper, _) = self
             && *upper != Some(*lower)
         {

@@ -84,13 +84,13 @@ stacks! {
     with_cors_inside: |rmcp, cancel| rmcp.layer(CorsLayer::permissive()).layer(cancel);
     with_cors_outside: |rmcp, cancel| rmcp.layer(cancel).layer(CorsLayer::permissive());
 
-    with_a_request_id_inside: |rmcp, cancel| request_id(rmcp).layer(cancel).layer(map_response(has_an_id));
-    with_a_request_id_outside: |rmcp, cancel| request_id(rmcp.layer(cancel)).layer(map_response(has_an_id));
+    with_a_request_id_inside: |rmcp, cancel| request_id(rmcp).layer(cancel).layer(map_response(require_id));
+    with_a_request_id_outside: |rmcp, cancel| request_id(rmcp.layer(cancel)).layer(map_response(require_id));
     with_a_request_id_around_it: |rmcp, cancel| rmcp
         .layer(PropagateRequestIdLayer::x_request_id())
         .layer(cancel)
         .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
-        .layer(map_response(has_an_id));
+        .layer(map_response(require_id));
 
     with_auth_inside: |rmcp, cancel| authorized(rmcp).layer(cancel);
     with_auth_outside: |rmcp, cancel| authorized(rmcp.layer(cancel));
@@ -183,13 +183,13 @@ fn compressed(app: Router) -> Router {
     app.layer(CompressionLayer::new().compress_when(all))
 }
 
-/// Decompresses on behalf of the client, so that the tests need not.
+/// Decompresses on behalf of the client, so that the tests need not. Answers 406 if a response is not compressed.
 fn uncompressed(app: Router) -> Router {
-    app.layer(map_response(is_compressed))
+    app.layer(map_response(require_compression))
         .layer(DecompressionLayer::new())
 }
 
-async fn is_compressed(response: Response) -> Response {
+async fn require_compression(response: Response) -> Response {
     let encoding = response.headers().get(header::CONTENT_ENCODING);
     match encoding {
         Some(_) => response,
@@ -202,7 +202,7 @@ fn request_id(app: Router) -> Router {
         .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
 }
 
-async fn has_an_id(response: Response) -> Response {
+async fn require_id(response: Response) -> Response {
     match response.headers().get("x-request-id") {
         Some(_) => response,
         None => (StatusCode::NOT_ACCEPTABLE, "no request id").into_response(),

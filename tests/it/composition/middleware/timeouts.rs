@@ -58,7 +58,7 @@ async fn held(
     (bench, call)
 }
 
-/// The same after the limit for the head has passed.
+/// Like [`held`], after the limit for the head has passed.
 async fn timed_out(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
@@ -68,7 +68,7 @@ async fn timed_out(
     (bench, call)
 }
 
-/// The same after the body has started and was silent for too long.
+/// Like [`held`], after the body has started and was silent for longer than its limit.
 async fn silent(
     mode: SessionMode,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,

@@ -57,7 +57,7 @@ async fn without_abort_on_cancel_only_its_call_token_fires() {
 
 /// The second control.
 #[tokio::test]
-async fn bare_rmcp_fires_no_token_of_a_stored_call() {
+async fn bare_rmcp_does_not_fire_the_token_of_a_stored_call() {
     let setup = stored(Server::Bare).start().await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
 
@@ -160,7 +160,7 @@ async fn the_token_of_a_handler_fires_although_the_server_refused_the_cancel() {
 
 /// The control.
 #[tokio::test]
-async fn bare_rmcp_fires_no_token_if_the_server_refused_the_cancel() {
+async fn bare_rmcp_does_not_fire_the_token_if_the_server_refused_the_cancel() {
     let (setup, mcp) = Plan::of(Server::LayerOnly)
         .inside(refusing_replays)
         .client()

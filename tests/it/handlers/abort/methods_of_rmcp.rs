@@ -30,7 +30,7 @@ pub(super) fn names_of(file: &str, declaration: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns a file without its comments.
+/// Returns a file without the lines that are comments.
 fn source(file: &str) -> String {
     let file = directory().join(file);
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));

@@ -22,7 +22,7 @@ pub(super) enum TransportMode {
     StatelessJson,
     /// Revision 2026-07-28.
     Newest,
-    /// The same revision with events in a store. rmcp alone never cancels such a call.
+    /// Revision 2026-07-28 with events in a store. rmcp alone never cancels such a call.
     NewestStored,
 }
 
@@ -86,7 +86,7 @@ impl TransportMode {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts a call and waits until its handler has started, and until its stream has started if it has one.
+    /// Starts a call and waits until its handler has started. Reads the first event of a call whose events are stored.
     pub(super) async fn start_call(&self, id: i64, label: &str) -> Connection {
         let mut call = self.setup.start_call(&self.mcp, id, "any", label).await;
         if self.mode == TransportMode::NewestStored {
@@ -98,8 +98,8 @@ impl Bench {
     }
 }
 
-/// What every handler here does first. A message before the answer turns a JSON response into a stream, so only
-/// handlers that need a stream send one.
+/// What every handler here does first. A message before the answer turns a JSON response into a stream, so only handlers
+/// whose events are stored send one.
 pub(super) async fn begin(context: &RequestContext<RoleServer>) {
     let parts: Option<&http::request::Parts> = context.extensions.get();
     let stored = parts.is_some_and(|parts| parts.headers.contains_key(STORED));

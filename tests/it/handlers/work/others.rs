@@ -10,16 +10,16 @@ use super::modes::{Bench, TransportMode, begin, for_modes};
 use crate::{setup::Scripted, support::*};
 
 for_modes! {
-    a_completed_call_runs_no_clean_up_and_gets_one_answer,
+    a_completed_call_does_not_run_its_clean_up_and_gets_one_answer,
     a_cancelled_call_runs_its_clean_up_once,
-    a_panic_in_a_clean_up_harms_nothing,
-    a_panic_in_a_handler_harms_no_other,
+    a_panic_in_a_clean_up_does_no_harm,
+    a_panic_in_a_handler_does_not_harm_another,
 }
 
 /// The clean-ups that ran: the labels of their calls, and the reasons.
 type Ran = mpsc::UnboundedReceiver<(String, CancelReason)>;
 
-async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(mode: TransportMode) {
+async fn a_completed_call_does_not_run_its_clean_up_and_gets_one_answer(mode: TransportMode) {
     let (bench, mut ran, done) = start(mode).await;
     let mut call = bench.start_call(1, "a").await;
     let owned = Arc::new(());
@@ -55,7 +55,7 @@ async fn a_cancelled_call_runs_its_clean_up_once(mode: TransportMode) {
     assert!(ran.try_recv().is_err());
 }
 
-async fn a_panic_in_a_clean_up_harms_nothing(mode: TransportMode) {
+async fn a_panic_in_a_clean_up_does_no_harm(mode: TransportMode) {
     let (bench, mut ran, done) = start(mode).await;
     let mut unaffected = bench.start_call(1, "staying").await;
     let cancelled_client = bench.start_call(2, "broken clean-up").await;
@@ -69,7 +69,7 @@ async fn a_panic_in_a_clean_up_harms_nothing(mode: TransportMode) {
     assert_eq!(answers(&mut unaffected).await, 1);
 }
 
-async fn a_panic_in_a_handler_harms_no_other(mode: TransportMode) {
+async fn a_panic_in_a_handler_does_not_harm_another(mode: TransportMode) {
     let (bench, mut ran, done) = start(mode).await;
     let mut unaffected = bench.start_call(1, "staying").await;
 

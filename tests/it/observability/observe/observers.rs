@@ -43,7 +43,7 @@ async fn every_observer_receives_all_events_although_others_panic() {
 }
 
 #[tokio::test]
-async fn observers_that_all_panic_affect_no_call() {
+async fn observers_that_all_panic_do_not_affect_a_call() {
     let plan = Plan::of(Server::Wrapped).layer(|layer| layer.observe(broken).observe(broken));
     let (setup, mcp) = plan.client().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;

@@ -88,7 +88,7 @@ async fn sessions_may_be_omitted() {
 }
 
 #[tokio::test]
-async fn debug_shows_no_header_value() {
+async fn debug_does_not_show_header_values() {
     let plan = Plan::of(Server::LayerOnly);
     let plan = plan.layer(|layer| {
         layer.observe(|event: &mcp_cancel_on_disconnect::Event<'_>| {

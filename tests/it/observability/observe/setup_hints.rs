@@ -41,7 +41,7 @@ async fn assert_works(plan: Plan) -> Setup {
 }
 
 #[tokio::test]
-async fn a_documented_set_up_emits_no_hint() {
+async fn a_documented_set_up_does_not_emit_a_hint() {
     let lines = Lines::up_to(Level::INFO);
     for server in [
         Server::Wrapped,
@@ -108,7 +108,7 @@ async fn rmcps_own_sessions_behind_the_layer_emit_a_hint() {
 }
 
 #[tokio::test]
-async fn event_ids_that_are_not_rmcps_emit_no_hint_about_the_session_manager() {
+async fn event_ids_that_are_not_rmcps_do_not_emit_a_hint_about_the_session_manager() {
     let lines = Lines::up_to(Level::INFO);
     assert_works(Plan::of(Server::LayerOnly).stored()).await;
     assert_lines(&lines, &[]);
@@ -184,7 +184,7 @@ async fn the_first_call_of_a_restored_session_does_not_hint_that_supersede_has_n
 
 /// The client polls and was connected all the time.
 #[tokio::test]
-async fn a_stream_that_the_server_ends_emits_no_hint_about_a_disconnect() {
+async fn a_stream_that_the_server_ends_does_not_emit_a_hint_about_a_disconnect() {
     let lines = Lines::up_to(Level::INFO);
     let (setup, mcp) = Plan::of(Server::Wrapped).client().await;
     let _l = setup.start_primed(&mcp, 1, "hold", "a").await;

@@ -154,7 +154,7 @@ async fn until_closed(setup: &crate::setup::Setup, mcp: &Mcp, lines: &Lines, spa
     .await;
 }
 
-/// Lets only the first POST of an exchange pass.
+/// Lets only the first request pass that names its exchange.
 fn refusing_replays(router: Router) -> Router {
     let seen = Arc::new(AtomicU64::new(0));
     router.layer(from_fn(move |request: Request, next: Next| {

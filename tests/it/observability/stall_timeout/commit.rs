@@ -378,7 +378,7 @@ async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_byte_order_mark_is_no_part_of_the_event() {
+async fn a_byte_order_mark_is_not_part_of_the_event() {
     let (layer, _log) = committing();
     let (mut body, next_request) = committed(&layer, call()).await;
     let marked = format!("\u{feff}{ANSWER}");

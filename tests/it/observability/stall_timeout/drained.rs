@@ -74,7 +74,7 @@ async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
     assert_eq!(response.status(), 202);
 }
 
-/// Polls as hyper does, until there is nothing to read.
+/// Asserts that a body is open and has nothing to read for a second.
 async fn assert_open(body: &mut ResponseBody<Body>) {
     assert!(is_silent(body, SECOND).await);
 }

@@ -122,7 +122,7 @@ async fn a_call_that_is_cancelled_within_a_large_event_ends_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_of_zero_is_no_limit() {
+async fn a_timeout_of_zero_is_not_a_limit() {
     let (mut body, feed, token) = unread(&immediate().0.stall_timeout(Duration::ZERO)).await;
     sleep(1_000 * LIMIT).await;
     assert!(!token.is_cancelled() && !feed.is_dropped());
@@ -203,7 +203,7 @@ async fn a_standalone_stream_that_is_not_read_is_closed_and_that_is_logged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_that_the_clock_cannot_represent_is_no_limit() {
+async fn a_timeout_that_the_clock_cannot_represent_is_not_a_limit() {
     let (_body, feed, token) = unread(&immediate().0.stall_timeout(Duration::MAX)).await;
     sleep(1_000 * LIMIT).await;
     assert!(!token.is_cancelled() && !feed.is_dropped());

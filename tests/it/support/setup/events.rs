@@ -61,13 +61,13 @@ impl Events {
         }
     }
 
-    /// Waits until the layer knows a client's call.
+    /// Waits until the layer has reported the start of a client's call.
     pub(crate) async fn started(&self, mcp: &Mcp, id: impl Into<Value>) {
         self.count(mcp, id, 1, |kind| kind == EventKind::Started)
             .await;
     }
 
-    /// Waits for the end of a client's call.
+    /// Waits for the end of a client's call. Returns its outcome.
     pub(crate) async fn ended(&self, mcp: &Mcp, id: impl Into<Value>) -> Outcome {
         let (outcome, _) = self.end(mcp, id).await;
         outcome
@@ -110,8 +110,8 @@ impl Events {
                 let nth = {
                     let log = changes.borrow_and_update();
                     let mut seen = log.iter().filter(|seen| {
-                        let of_call = seen.call.as_ref() == Some(&call);
-                        of_call && is_counted(seen.kind)
+                        let is_of_call = seen.call.as_ref() == Some(&call);
+                        is_of_call && is_counted(seen.kind)
                     });
                     seen.nth(count - 1).map(|seen| seen.at)
                 };
@@ -160,6 +160,7 @@ impl Events {
         self.0.borrow().iter().map(|seen| seen.kind).collect()
     }
 
+    /// Waits until `pick` returns a value for an event of a call. Returns the value, and when the event was reported.
     async fn of_call<T>(
         &self,
         mcp: &Mcp,
@@ -169,20 +170,20 @@ impl Events {
     ) -> (T, Instant) {
         let call = Call::of(mcp, id);
         let mut changes = self.0.subscribe();
-        let found = async {
+        let picked = async {
             loop {
-                let found = changes.borrow_and_update().iter().find_map(|seen| {
-                    let of_call = seen.call.as_ref() == Some(&call);
-                    let picked = of_call.then(|| pick(seen.kind)).flatten()?;
+                let picked = changes.borrow_and_update().iter().find_map(|seen| {
+                    let is_of_call = seen.call.as_ref() == Some(&call);
+                    let picked = is_of_call.then(|| pick(seen.kind)).flatten()?;
                     Some((picked, seen.at))
                 });
-                match found {
-                    Some(found) => return found,
+                match picked {
+                    Some(picked) => return picked,
                     None => changes.changed().await.expect("self holds the sender"),
                 }
             }
         };
-        within(FailedWait(self, awaited, &call), found).await
+        within(FailedWait(self, awaited, &call), picked).await
     }
 }
 

@@ -98,6 +98,7 @@ impl Exchanges {
             .expect("self holds the sender");
     }
 
+    /// Records the start of an exchange. Returns `None` if the exchange has no name.
     fn begin(&self, request: &Request) -> Option<EndRecorder> {
         let name = request.headers().get(EXCHANGE)?.to_str().ok()?.to_owned();
         self.0.send_modify(|log| {

@@ -87,19 +87,23 @@ impl Gate {
         })
     }
 
-    /// Waits until the gate holds one more.
+    /// Waits until the gate holds one more request or response.
     pub(crate) async fn entered(&mut self) {
-        within("the gate to hold it", self.entered.recv()).await;
+        within(
+            "the gate to hold a request or response",
+            self.entered.recv(),
+        )
+        .await;
     }
 
-    /// Resumes, and waits until the gate holds that.
+    /// Sends a resume, and waits until the gate holds it.
     pub(crate) async fn resume(&mut self, mcp: &Mcp, event: &str) -> Connection {
         let resumed = mcp.resume(event).await;
         self.entered().await;
         resumed
     }
 
-    /// Lets one pass, now or later.
+    /// Lets one held request or response pass, or the next one if none is held.
     pub(crate) fn open(&self) {
         self.opened.notify_one();
     }

@@ -36,7 +36,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the number of calls in flight, and how many of them have no client.
+    /// Returns the number of calls in flight, and how many of them are detached.
     pub(crate) fn balance(&self) -> (isize, isize) {
         let Counts {
             in_flight,

@@ -34,7 +34,7 @@ impl Lines {
         Self::up_to(Level::TRACE)
     }
 
-    /// The same, but only up to `level`.
+    /// Logs the layer up to `level`. Needs a runtime of one thread.
     pub(crate) fn up_to(level: Level) -> Self {
         LazyLock::force(&SECOND);
         let written = Written::default();

@@ -186,12 +186,12 @@ impl Server {
         Plan::of(self).start().await
     }
 
-    /// The same, with a client.
+    /// Serves [`Tools`] as [`start`](Self::start) does. Also returns a client.
     pub(crate) async fn client(self) -> (Setup, Mcp) {
         Plan::of(self).client().await
     }
 
-    /// The same, with a client and a clock that is stopped.
+    /// Serves [`Tools`] as [`start`](Self::start) does, with a stopped clock. Also returns a client.
     pub(crate) async fn stopped(self) -> (StoppedClock, Setup, Mcp) {
         Plan::of(self).stopped().await
     }
@@ -231,7 +231,7 @@ impl Plan {
         }
     }
 
-    /// Returns the same with a grace of [`GRACE`].
+    /// Returns the default plan, but with a grace of [`GRACE`].
     pub(crate) fn with_grace(server: Server) -> Self {
         Self::of(server).grace(Grace::After(GRACE))
     }
@@ -325,14 +325,14 @@ impl Plan {
         self.serve(tools, witness, tokens).await
     }
 
-    /// The same, with a client in a session of its own if the server has sessions.
+    /// Serves [`Tools`]. Also returns a client, in a session of its own if the server has sessions.
     pub(crate) async fn client(self) -> (Setup, Mcp) {
         let setup = self.start().await;
         let mcp = setup.mcp().await;
         (setup, mcp)
     }
 
-    /// The same, with a clock that is stopped.
+    /// Serves [`Tools`] with a stopped clock. Also returns a client.
     pub(crate) async fn stopped(self) -> (StoppedClock, Setup, Mcp) {
         let clock = StoppedClock::stop();
         let (setup, mcp) = self.client().await;
@@ -439,7 +439,7 @@ impl Sessions {
         closed.expect("the stream is there");
     }
 
-    /// The same for the standalone stream.
+    /// Ends the standalone stream of a session on the server.
     pub(crate) async fn end_standalone_stream(&self, mcp: &Mcp, retry: Option<Duration>) {
         let handle = self.handle(mcp).await;
         let closed = handle.close_standalone_sse_stream(retry).await;

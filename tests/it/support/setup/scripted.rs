@@ -23,7 +23,7 @@ type Script =
     dyn Fn(String, RequestContext<RoleServer>) -> BoxFuture<'static, Answer> + Send + Sync;
 
 /// The server. Every tool name runs the script, and the witness gets the label in the arguments. Only `echo` answers at
-/// once, as in [`Tools`](crate::support::Tools).
+/// once, as in [`Tools`](crate::support::Tools). A script that returns an error counts as completed, too.
 #[derive(Clone)]
 pub(crate) struct Scripted {
     pub(crate) witness: Witness,
@@ -45,7 +45,7 @@ impl Scripted {
         Self::labelled(move |_, context| script(context))
     }
 
-    /// The same, but `script` also gets the label.
+    /// Returns a server whose tool runs `script` with the label from its arguments.
     pub(crate) fn labelled<F>(
         script: impl Fn(String, RequestContext<RoleServer>) -> F + Send + Sync + 'static,
     ) -> Self

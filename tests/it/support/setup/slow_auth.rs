@@ -11,6 +11,7 @@ use axum::{
     middleware::{Next, from_fn},
 };
 
+/// Adds the middleware, which waits for 5 ms.
 pub(crate) fn slow_auth(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = request.into_parts();

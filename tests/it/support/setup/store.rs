@@ -22,13 +22,16 @@ pub(crate) const FIRST_STORED: &str = "event-0";
 #[derive(Default)]
 pub(crate) struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
 
-/// A store that fails while one of these flags is set.
+/// A store that fails in one way for each flag that is set.
 #[derive(Default)]
 pub(crate) struct Failing {
     store: Store,
-    pub(crate) takes_no_answers: AtomicBool,
-    pub(crate) opens_no_streams: AtomicBool,
-    pub(crate) replays_nothing: AtomicBool,
+    /// Answers and errors are not stored.
+    pub(crate) rejects_answers: AtomicBool,
+    /// Events without a message, with which a stream starts, are not stored.
+    pub(crate) rejects_streams: AtomicBool,
+    /// Nothing is replayed.
+    pub(crate) rejects_replays: AtomicBool,
 }
 
 /// Sessions in memory, from which they can be restored.
@@ -75,8 +78,8 @@ impl EventStore for Failing {
     ) -> Result<EventId, EventStoreError> {
         let message = event.message.as_deref();
         let fails = match message {
-            None => &self.opens_no_streams,
-            Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)) => &self.takes_no_answers,
+            None => &self.rejects_streams,
+            Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)) => &self.rejects_answers,
             Some(_) => return self.store.store_event(stream, event).await,
         };
         if fails.load(Ordering::Relaxed) {
@@ -86,7 +89,7 @@ impl EventStore for Failing {
     }
 
     async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
-        if self.replays_nothing.load(Ordering::Relaxed) {
+        if self.rejects_replays.load(Ordering::Relaxed) {
             return Err("the store fails".into());
         }
         self.store.replay_events_after(last).await

@@ -24,13 +24,14 @@ pub enum Misdelivery {
     MissingError,
 }
 
-/// Minimum time for which a session remembers, because an idle session is closed.
+/// Minimum time for which an answer is retained. An idle session is closed later than that.
 const MIN_RETENTION: Micros = 5 * SECOND;
 const CANCELLED: i64 = -32_800;
 const TIMED_OUT: i64 = -32_001;
 
+/// Returns the first wrong delivery of a call, or `None` if there is none.
 pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<Misdelivery> {
-    if call.reused {
+    if call.has_reused_id {
         return None;
     }
     let is_own =
@@ -63,7 +64,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
     let drained = history
         .drains
         .iter()
-        .filter(|_| call.setup.drained)
+        .filter(|_| call.setup.is_drained)
         .map(|&(at, _)| at);
     let drained_at = drained
         .filter(|&at| at + SECOND > call.called)
@@ -73,7 +74,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         .min(drained_at)
         .min(call.cancelling.unwrap_or(Micros::MAX));
     let generations = call.generations();
-    for (turn, stream) in generations.iter().enumerate() {
+    for (index, stream) in generations.iter().enumerate() {
         let is_cancelled = end != End::Answered && until > ended;
         if is_cancelled
             && stream.ends_without_error(ended, history)
@@ -81,7 +82,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         {
             return Some(Misdelivery::MissingError);
         }
-        let later = generations.get(turn + 1..).unwrap_or_default();
+        let later = generations.get(index + 1..).unwrap_or_default();
         // A later stream takes over, unless its client had disconnected again.
         let takes_over = |later: &&&Stream| {
             let disconnected_at = later.disconnected_from(0).unwrap_or(Micros::MAX);
@@ -98,14 +99,15 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         if read_until < stream.opened.max(ended) + wait {
             continue;
         }
-        let late = stream.opened > ended;
+        let is_late = stream.opened > ended;
         match end {
-            End::Answered if late && !call.setup.wrapped => {}
+            End::Answered if is_late && !call.setup.is_wrapped => {}
             // The head was not sent when the handler answered. Only the session manager retains answers.
-            End::Answered if !late && !call.setup.wrapped && !stream.is_connected_at(ended) => {}
-            End::Answered if late && stream.opened > ended + MIN_RETENTION => {}
+            End::Answered
+                if !is_late && !call.setup.is_wrapped && !stream.is_connected_at(ended) => {}
+            End::Answered if is_late && stream.opened > ended + MIN_RETENTION => {}
             // The client was asked to resume.
-            End::Answered if !late && call.was_polled(stream, ended) => {}
+            End::Answered if !is_late && call.was_polled(stream, ended) => {}
             _ if stream.was_replaced(&generations) => {}
             End::Answered if stream.answer.is_none() && stream.error.is_none() => {
                 return Some(Misdelivery::LostAnswer);
@@ -126,13 +128,13 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
     None
 }
 
-/// The number of wrong answers on standalone streams.
+/// Returns the number of wrong answers on standalone streams.
 pub(super) fn stray_answers(history: &History) -> usize {
     let stray_answers = history.standalone.values().filter(|stream| {
         stream.answer.as_ref().is_some_and(|(_, _, of, _)| {
             let call = history.calls.get(of.as_str());
             // rmcp sends the answer of a cancelled call in its own session.
-            call.is_none_or(|call| call.setup.wrapped || call.session != stream.session)
+            call.is_none_or(|call| call.setup.is_wrapped || call.session != stream.session)
         })
     });
     stray_answers.count()
@@ -161,7 +163,7 @@ impl CallHistory {
 // === impl Stream ===
 
 impl Stream {
-    /// The time until which its client read.
+    /// Returns the time until which its client read.
     fn read_until(&self) -> Micros {
         let closing = self.closing.map(|(at, _)| at);
         // The end of the stream by the server does not count, because it is no excuse for the server.

@@ -8,7 +8,7 @@ const DESCRIPTORS: usize = 4;
 const TASKS: usize = 6;
 const ALLOCATED_KIB: usize = 2 * 1024;
 
-/// The server in both quiet periods.
+/// The state of the server in the first and in the last quiet period.
 #[derive(Debug, Clone)]
 pub struct Health {
     pub first: Gauge,
@@ -18,7 +18,9 @@ pub struct Health {
 // === impl Health ===
 
 impl Health {
-    /// Returns the newest gauges of both quiet periods, or `None` if there were fewer than two.
+    /// Returns the newest gauge of the first 2.4 s of the first quiet period, and the newest of the last one.
+    ///
+    /// Returns `None` if there was no quiet period, or one without a gauge.
     pub(super) fn of(history: &History) -> Option<Self> {
         let gauge = |from: u64, to: u64| {
             let mut within = history
@@ -34,7 +36,7 @@ impl Health {
         })
     }
 
-    /// The gauges that did not return to their former value.
+    /// Describes the calls and sessions that are left in a quiet period, and what has grown between the two.
     pub(super) fn leaks(&self) -> Vec<String> {
         let Self { first, last } = self;
         let mut leaks = Vec::new();

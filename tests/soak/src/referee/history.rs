@@ -56,7 +56,7 @@ pub(super) struct CallHistory {
     pub(super) cancelled: Option<Micros>,
     pub(super) polled: Vec<Micros>,
     /// Another call used its id at the same time.
-    pub(super) reused: bool,
+    pub(super) has_reused_id: bool,
     pub(super) outcome: Option<Option<String>>,
 }
 
@@ -100,12 +100,13 @@ pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
 // === impl History ===
 
 impl History {
+    /// Sorts the facts by subject. They must be sorted by time.
     pub(super) fn of(lines: &[Line]) -> Self {
         let mut history = Self::default();
         let mut streams: HashMap<Number, Option<Call>> = HashMap::new();
         for line in lines {
             history.end = line.at;
-            history.take(line.at, &line.fact, &mut streams);
+            history.record(line.at, &line.fact, &mut streams);
         }
         history.stalls.merge();
         let floods = |call: &&CallHistory| call.job.reaction == Reaction::Floods;
@@ -134,7 +135,7 @@ impl History {
     }
 
     #[allow(clippy::too_many_lines, reason = "one arm a fact")]
-    fn take(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
+    fn record(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
         match fact {
             Fact::Calling {
                 call,
@@ -167,7 +168,7 @@ impl History {
                     cancelling: None,
                     cancelled: None,
                     polled: Vec::new(),
-                    reused: self.reuses.contains(call),
+                    has_reused_id: self.reuses.contains(call),
                     outcome: None,
                 };
                 self.calls.insert(call.clone(), history);
@@ -180,39 +181,43 @@ impl History {
             } => {
                 streams.insert(*stream, Some(call.clone()));
                 let stream = Stream::new(*stream, session.clone(), at, Some(last_event_id.clone()));
-                self.call(call, |call| call.streams.push(stream));
+                self.with_call(call, |call| call.streams.push(stream));
             }
             Fact::Listening { session, stream } => {
                 streams.insert(*stream, None);
                 let listening = Stream::new(*stream, session.clone(), at, None);
                 self.standalone.insert(*stream, listening);
             }
-            Fact::Started { call } => self.call(call, |call| call.started.push(at)),
+            Fact::Started { call } => self.with_call(call, |call| call.started.push(at)),
             Fact::Progressed { .. } | Fact::Probed { .. } => {}
-            Fact::Token { call, reason } => self.call(call, |call| {
+            Fact::Token { call, reason } => self.with_call(call, |call| {
                 call.reason.clone_from(reason);
                 call.end(at, End::Token);
             }),
-            Fact::Answered { call } => self.call(call, |call| call.end(at, End::Answered)),
-            Fact::Dropped { call } => self.call(call, |call| call.end(at, End::Dropped)),
-            Fact::Cancelling { call } => self.call(call, |call| {
+            Fact::Answered { call } => self.with_call(call, |call| call.end(at, End::Answered)),
+            Fact::Dropped { call } => self.with_call(call, |call| call.end(at, End::Dropped)),
+            Fact::Cancelling { call } => self.with_call(call, |call| {
                 call.cancelling.get_or_insert(at);
             }),
-            Fact::Cancelled { call } => self.call(call, |call| call.cancelled = Some(at)),
-            Fact::Polling { call } => self.call(call, |call| call.polled.push(at)),
+            Fact::Cancelled { call } => self.with_call(call, |call| call.cancelled = Some(at)),
+            Fact::Polling { call } => self.with_call(call, |call| call.polled.push(at)),
             Fact::Outcome { call, text, .. } => {
-                self.call(call, |call| call.outcome = Some(text.clone()));
+                self.with_call(call, |call| call.outcome = Some(text.clone()));
             }
             Fact::Reused { call, by } => {
-                self.call(call, |call| call.reused = true);
+                self.with_call(call, |call| call.has_reused_id = true);
                 self.reuses.insert(by.clone());
             }
-            Fact::Sent { stream } => self.stream(streams, *stream, |it| it.sent = Some(at)),
+            Fact::Sent { stream } => {
+                self.with_stream(streams, *stream, |stream| stream.sent = Some(at))
+            }
             Fact::Head { stream, status } => {
-                self.stream(streams, *stream, |it| it.head = Some((at, *status)));
+                self.with_stream(streams, *stream, |stream| stream.head = Some((at, *status)));
             }
             Fact::Event { stream, id } => {
-                self.stream(streams, *stream, |it| it.event_ids.extend(id.clone()));
+                self.with_stream(streams, *stream, |stream| {
+                    stream.event_ids.extend(id.clone())
+                });
             }
             Fact::Answer {
                 stream,
@@ -221,19 +226,23 @@ impl History {
                 whole,
             } => {
                 let answer = (at, id.clone(), of.clone(), *whole);
-                self.stream(streams, *stream, |it| it.answer = Some(answer));
+                self.with_stream(streams, *stream, |stream| stream.answer = Some(answer));
             }
             Fact::Error { stream, id, code } => {
                 let error = (at, id.clone(), *code);
-                self.stream(streams, *stream, |it| it.error = Some(error));
+                self.with_stream(streams, *stream, |stream| stream.error = Some(error));
             }
-            Fact::Stops { stream } => self.stream(streams, *stream, |it| it.stops = Some(at)),
+            Fact::Stops { stream } => {
+                self.with_stream(streams, *stream, |stream| stream.stops = Some(at))
+            }
             Fact::Closing { stream, how } => {
-                self.stream(streams, *stream, |it| it.closing = Some((at, *how)));
+                self.with_stream(streams, *stream, |stream| stream.closing = Some((at, *how)));
             }
-            Fact::Closed { stream } => self.stream(streams, *stream, |it| it.closed = Some(at)),
+            Fact::Closed { stream } => {
+                self.with_stream(streams, *stream, |stream| stream.closed = Some(at))
+            }
             Fact::StreamEnded { stream, .. } => {
-                self.stream(streams, *stream, |it| it.over = Some(at))
+                self.with_stream(streams, *stream, |stream| stream.over = Some(at))
             }
             Fact::Deleting { session } => {
                 let session = self.sessions.entry(session.clone()).or_default();
@@ -263,14 +272,16 @@ impl History {
         }
     }
 
-    fn call(&mut self, call: &Call, act: impl FnOnce(&mut CallHistory)) {
+    /// Changes a call. Records the call as unexplained if no client made it.
+    fn with_call(&mut self, call: &Call, act: impl FnOnce(&mut CallHistory)) {
         match self.calls.get_mut(call) {
             Some(call) => act(call),
             None => self.unexplained.push(format!("no client made {call}")),
         }
     }
 
-    fn stream(
+    /// Changes a stream. Does nothing if no client has opened it.
+    fn with_stream(
         &mut self,
         streams: &HashMap<Number, Option<Call>>,
         number: Number,
@@ -279,7 +290,11 @@ impl History {
         let stream = match streams.get(&number) {
             Some(Some(call)) => {
                 let call = self.calls.get_mut(call);
-                call.and_then(|call| call.streams.iter_mut().find(|it| it.number == number))
+                call.and_then(|call| {
+                    call.streams
+                        .iter_mut()
+                        .find(|stream| stream.number == number)
+                })
             }
             Some(None) => self.standalone.get_mut(&number),
             None => None,
@@ -297,33 +312,33 @@ impl CallHistory {
         self.ended.get_or_insert((at, end));
     }
 
-    /// The call's grace.
+    /// Returns the call's grace.
     pub(super) fn grace(&self) -> Micros {
         if self.session.is_some() { GRACE } else { 0 }
     }
 
-    /// The start of its handler, if it started.
+    /// Returns when its handler started first, or `None` if it did not start.
     pub(super) fn start(&self) -> Option<Micros> {
         self.started.first().copied()
     }
 
-    /// The time at which its handler would have ended on its own.
+    /// Returns when its handler would have ended on its own, or `None` if it did not start.
     pub(super) fn natural_end(&self) -> Option<Micros> {
         let work = u64::try_from(self.job.work.as_micros()).unwrap_or(u64::MAX);
         self.start().map(|start| start + work)
     }
 
-    /// The call's streams: the first, and each resume after an event of an earlier stream.
+    /// Returns the call's streams: the first, and each resume after an event of an earlier stream.
     pub(super) fn generations(&self) -> Vec<&Stream> {
-        let mut known: Vec<&str> = Vec::new();
+        let mut event_ids: Vec<&str> = Vec::new();
         let mut generations: Vec<&Stream> = Vec::new();
         for stream in &self.streams {
             let is_own = match &stream.last_event_id {
                 None => generations.is_empty(),
-                Some(id) => stream.session == self.session && known.contains(&id.as_str()),
+                Some(id) => stream.session == self.session && event_ids.contains(&id.as_str()),
             };
             if is_own {
-                known.extend(stream.event_ids.iter().map(String::as_str));
+                event_ids.extend(stream.event_ids.iter().map(String::as_str));
                 generations.push(stream);
             }
         }
@@ -357,7 +372,9 @@ impl Stream {
         }
     }
 
-    /// The earliest time at which its client may have disconnected, or the server may have ended the stream.
+    /// Returns the earliest time at which its client may have disconnected, or the server may have ended the stream.
+    ///
+    /// Returns `None` if neither has happened. `slack`: how much later than its end the client may have observed it.
     pub(super) fn disconnected_from(&self, slack: Micros) -> Option<Micros> {
         let closing = self.closing.map(|(at, _)| at);
         let over = self
@@ -366,7 +383,7 @@ impl Stream {
         closing.into_iter().chain(over).min()
     }
 
-    /// The time by which its client had certainly disconnected.
+    /// Returns the time by which its client had certainly disconnected, or `None` if it had not.
     pub(super) fn disconnected_by(&self) -> Option<Micros> {
         self.closed.into_iter().chain(self.over).min()
     }
@@ -387,14 +404,14 @@ impl Stalls {
         });
     }
 
-    /// The total length of the stalls between `from` and `to`.
+    /// Returns the total length of the stalls between `from` and `to`.
     pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
         let overlap =
             |&(started, ended): &(Micros, Micros)| ended.min(to).saturating_sub(started.max(from));
         self.near(from, to).map(overlap).sum()
     }
 
-    /// The length of the longest of these stalls.
+    /// Returns the length of the longest stall that overlaps this interval.
     pub(super) fn longest(&self, from: Micros, to: Micros) -> Micros {
         self.near(from, to)
             .map(|(started, ended)| ended - started)
@@ -402,7 +419,7 @@ impl Stalls {
             .unwrap_or(0)
     }
 
-    /// The number of these stalls.
+    /// Returns the number of stalls that overlap this interval.
     pub(super) fn count(&self, from: Micros, to: Micros) -> u64 {
         self.near(from, to).map(|_| 1).sum()
     }
@@ -413,7 +430,7 @@ impl Stalls {
 
     fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
         let before = self.0.partition_point(|&(started, _)| started < to);
-        // Sorted by start. None lasts for a minute.
+        // The stalls are sorted by start, and none lasts for a minute.
         let far = from.saturating_sub(60_000 * MILLI);
         let after = self.0.partition_point(|&(started, _)| started < far);
         self.0[after..before]

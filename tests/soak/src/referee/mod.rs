@@ -81,6 +81,7 @@ pub fn judge(lines: &[Line]) -> Report {
         if class == Class::Either {
             *report.undecided.entry(kind(key)).or_default() += 1;
         }
+        // Raw clients are named `r<round>a<number>s<session>`. No SDK has such a name.
         if !call.client.starts_with('r') || !call.client.contains('a') {
             *report.sdks.entry(call.client.to_string()).or_default() += 1;
         }
@@ -102,7 +103,7 @@ pub fn judge(lines: &[Line]) -> Report {
     report
 }
 
-/// The last part of a call's name.
+/// Returns the last part of a call's name, which is its client's story. The names of an SDK's calls end with a number instead.
 fn kind(key: &str) -> String {
     let name = key.split('~').next().unwrap_or_default();
     let kind = name.rsplit('.').next().unwrap_or_default();
@@ -114,7 +115,7 @@ fn kind(key: &str) -> String {
     }
 }
 
-/// The course of a call in one line, in milliseconds since the request.
+/// Returns the course of a call in one line, in milliseconds since the request.
 fn story(key: &str, call: &CallHistory) -> String {
     let since = |at: u64| at.saturating_sub(call.called) / 1_000;
     let mut line = format!(
@@ -151,20 +152,20 @@ fn story(key: &str, call: &CallHistory) -> String {
 // === impl Report ===
 
 impl Report {
-    /// The number of calls, and the number of those that may do either.
+    /// Returns the number of calls, and the number of those that may do either.
     #[must_use]
     pub fn total(&self) -> (usize, usize) {
         let count = |class: Option<Class>| {
             let calls = self
                 .calls
                 .iter()
-                .filter(|((_, it), _)| class.is_none_or(|class| class == *it));
+                .filter(|((_, actual), _)| class.is_none_or(|class| class == *actual));
             calls.map(|(_, (all, _))| all).sum()
         };
         (count(None), count(Some(Class::Either)))
     }
 
-    /// The reasons for which the run failed.
+    /// Returns the reasons for which the run failed. Empty if the run passed.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();

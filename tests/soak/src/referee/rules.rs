@@ -77,12 +77,14 @@ struct Bounds {
     must_by: Vec<Micros>,
 }
 
-/// The class of a call, and how its end violates the rules.
+/// Returns the class of a call, and how its end violates the rules, if it does.
+///
+/// A handler that has not ended counts as one that answers at the end of the run.
 pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Violation>) {
     let (Some(start), Some(natural_end)) = (call.start(), call.natural_end()) else {
         return (Class::NeverStarted, None);
     };
-    if call.reused {
+    if call.has_reused_id {
         return (Class::Either, None);
     }
     let bounds = Bounds::of(call, start, history);
@@ -109,7 +111,7 @@ pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Vio
         bounds
             .allowed
             .iter()
-            .any(|it| (it.from..=it.to).contains(&at))
+            .any(|allowed| (allowed.from..=allowed.to).contains(&at))
     };
     let wrong = if call.started.len() > 1 {
         Some(Violation::RanTwice)
@@ -128,9 +130,9 @@ pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Vio
 impl Bounds {
     fn of(call: &CallHistory, start: Micros, history: &History) -> Self {
         let mut bounds = Self::default();
-        bounds.absences(call, history);
-        bounds.clients_own(call, history);
-        bounds.servers_own(call, start, history);
+        bounds.add_disconnects(call, history);
+        bounds.add_cancels_of_client(call, history);
+        bounds.add_cancels_of_server(call, start, history);
         for by in &mut bounds.must_by {
             if let Some(until) = history.blocked_until(call, *by) {
                 *by = until.saturating_add(MARGIN + history.stalls.within(until, until + MARGIN));
@@ -139,13 +141,14 @@ impl Bounds {
         bounds
     }
 
-    fn absences(&mut self, call: &CallHistory, history: &History) {
+    /// Adds what follows from the times in which the client had no stream of the call.
+    fn add_disconnects(&mut self, call: &CallHistory, history: &History) {
         let generations = call.generations();
-        // A resume that was possibly not accepted does not stop the clock.
+        // A resume that may not have been accepted does not end an absence.
         let accepted = generations
             .iter()
             .filter(|stream| stream.last_event_id.is_none() || was_accepted(stream));
-        let there = accepted.map(|stream| {
+        let connected_at_least = accepted.map(|stream| {
             let slack = RACE
                 + history
                     .stalls
@@ -157,7 +160,7 @@ impl Bounds {
                 accepted,
             )
         });
-        for (from, next) in without_stream(there) {
+        for (from, next) in without_stream(connected_at_least) {
             let deadline = from + call.grace();
             // A stalled server notices a resume only after the stall.
             let sent = next.map_or(deadline, |(opened, _)| opened.min(deadline));
@@ -170,19 +173,19 @@ impl Bounds {
                 None => self.allow(deadline, Micros::MAX),
             }
         }
-        let perhaps = generations.iter().map(|stream| {
+        let connected_at_most = generations.iter().map(|stream| {
             (
                 stream.opened,
                 stream.connected_until(stream.disconnected_by()),
                 0,
             )
         });
-        for (by, next) in without_stream(perhaps) {
+        for (by, next) in without_stream(connected_at_most) {
             let deadline = by + call.grace();
             let must_by = self.with_margin(deadline, call, history);
             let stalls = history.stalls.count(deadline.saturating_sub(RACE), must_by);
             let must_by = must_by + RECHECK_DELAY * stalls.min(MAX_RECHECKS);
-            let must_by = must_by.max(rmcps_own(call, history).unwrap_or(0));
+            let must_by = must_by.max(rmcp_drain_end(call, history).unwrap_or(0));
             if next.is_none_or(|(opened, _)| opened > must_by) {
                 self.must_by.push(must_by);
             }
@@ -197,7 +200,8 @@ impl Bounds {
         }
     }
 
-    fn clients_own(&mut self, call: &CallHistory, history: &History) {
+    /// Adds what follows from the client's cancel, and from its DELETE.
+    fn add_cancels_of_client(&mut self, call: &CallHistory, history: &History) {
         if let Some(cancelling) = call.cancelling {
             self.allow(cancelling, Micros::MAX);
         }
@@ -207,7 +211,7 @@ impl Bounds {
             .cancelled
             .filter(|_| call.cancelling.is_some_and(starts_before))
         {
-            self.must(cancelled, call, history);
+            self.require(cancelled, call, history);
         }
         let session = call
             .session
@@ -217,40 +221,43 @@ impl Bounds {
             self.allow(deleting, Micros::MAX);
             let deleted = session.and_then(|session| session.deleted);
             if let Some(deleted) = deleted.filter(|_| starts_before(deleting)) {
-                let more = if call.setup.wrapped { 0 } else { RMCP_DRAIN };
-                self.must(deleted + more, call, history);
+                let more = if call.setup.is_wrapped { 0 } else { RMCP_DRAIN };
+                self.require(deleted + more, call, history);
             }
         }
     }
 
-    fn servers_own(&mut self, call: &CallHistory, start: Micros, history: &History) {
+    /// Adds what follows from the call timeout, and from drains.
+    fn add_cancels_of_server(&mut self, call: &CallHistory, start: Micros, history: &History) {
         if let Some(timeout) = call.setup.call_timeout {
             self.allow(call.called + micros(timeout), Micros::MAX);
-            self.must(start + micros(timeout), call, history);
+            self.require(start + micros(timeout), call, history);
         }
-        if call.setup.drained {
+        if call.setup.is_drained {
             for &(draining, drained) in &history.drains {
                 let over = drained.unwrap_or(Micros::MAX);
                 if call.called < over && call.ended.is_none_or(|(at, _)| at > draining) {
                     self.allow(draining, Micros::MAX);
                     let limit = (draining + micros(DRAIN)).max(start);
-                    self.must(limit + SECOND, call, history);
+                    self.require(limit + SECOND, call, history);
                 }
             }
         }
     }
 
+    /// Allows the token to fire in this interval.
     fn allow(&mut self, from: Micros, to: Micros) {
         let from = from.saturating_sub(EARLY_TOLERANCE);
         self.allowed.push(Allowed { from, to });
     }
 
-    fn must(&mut self, deadline: Micros, call: &CallHistory, history: &History) {
+    /// Requires the handler to have stopped by this deadline, plus the margin.
+    fn require(&mut self, deadline: Micros, call: &CallHistory, history: &History) {
         let by = self.with_margin(deadline, call, history);
         self.must_by.push(by);
     }
 
-    /// Extends a deadline by the stalls of the machine. A handler that ignores its token also has the time of `Setup::abort`.
+    /// Extends a deadline by [`MARGIN`] and the stalls of the machine. With `Setup::abort`, the handler has that time in addition.
     fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
         let window = call.setup.abort.map_or(0, micros);
         let by = deadline + MARGIN + window;
@@ -269,10 +276,12 @@ impl Bounds {
     }
 }
 
-/// Without the session manager, a deleted session accepts no cancel of the layer, and rmcp ends its handlers.
-fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
+/// Returns when rmcp must have ended the handlers of a deleted session, which accepts no cancel of the layer.
+///
+/// Returns `None` if the session was not deleted, or has the session manager.
+fn rmcp_drain_end(call: &CallHistory, history: &History) -> Option<Micros> {
     let session = history.sessions.get(call.session.as_ref()?)?;
-    let deleting = session.deleting.filter(|_| !call.setup.wrapped)?;
+    let deleting = session.deleting.filter(|_| !call.setup.is_wrapped)?;
     Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
 }
 
@@ -300,14 +309,16 @@ fn without_stream(
 }
 
 impl Stream {
-    /// The time until which its client was connected. A client with the answer does not count as disconnected.
+    /// Returns the time until which its client was connected. A client with the answer does not count as disconnected.
     fn connected_until(&self, disconnected_at: Option<Micros>) -> Micros {
         let disconnected_at = disconnected_at.filter(|_| self.answer.is_none());
         disconnected_at.unwrap_or(Micros::MAX)
     }
 }
 
-/// Returns `true` if the client stayed until the head, so that the layer must have accepted the resume.
+/// Returns `true` if the layer must have accepted a resume.
+///
+/// That is so if the head is a 200, or if the client stayed for more than a second.
 fn was_accepted(stream: &Stream) -> bool {
     stream.head.is_some_and(|(_, status)| status == 200)
         || stream

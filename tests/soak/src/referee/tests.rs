@@ -290,7 +290,7 @@ fn a_client_that_disconnects_from_one_of_two_streams_keeps_its_call() {
 }
 
 #[test]
-fn a_replay_that_ends_is_no_excuse_for_the_stream_before_it() {
+fn a_replay_that_ends_does_not_excuse_the_stream_before_it() {
     let checks = || {
         Story::on("replays")
             .resumes(1_000, "0/0")

@@ -306,7 +306,7 @@ async fn the_scripts_are_loaded_again_after_a_redis_has_lost_them() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
+async fn a_malformed_record_is_an_error_and_does_not_delay_other_sessions() {
     let server = Server::start().await;
     let directory = directory(&server);
     let me = instance(1);

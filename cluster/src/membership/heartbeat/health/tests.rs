@@ -26,7 +26,7 @@ fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_a
 }
 
 #[test]
-fn a_suspension_shorter_than_the_lease_is_no_lapse() {
+fn a_suspension_shorter_than_the_lease_is_not_a_lapse() {
     let (mut health, now) = after(LEASE_TTL - SECOND / 2);
     assert_eq!(health.lapse(now), Some(Lapse::by_stall(now)));
     answer_heartbeat(&mut health, now, "run", true);

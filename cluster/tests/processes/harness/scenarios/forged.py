@@ -38,10 +38,10 @@ async def _events(world, number):
     await world.release_until_ended(kept)
     running = await world.call("forged", "resumes", owner.endpoint)
     other_sessions = [await world.session(node.endpoint) for node in (owner, other)]
-    plain, incarnation, number, request = kept.last.split("~")
-    generation, call = f"{plain}~{incarnation}", f"{number}~{request}"
+    plain, incarnation, call_number, request = kept.last.split("~")
+    generation, call = f"{plain}~{incarnation}", f"{call_number}~{request}"
     event_ids = [kept.last, running.last, f"0/0~{incarnation}~{call}", f"0/0~{'0' * 16}~{call}", "0/0", "0/0~~~1",
-                 f"{generation}~~", f"{generation}~{number}~%22{'x' * 300}%22", "~", f"{generation}~{number}~null",
+                 f"{generation}~~", f"{generation}~{call_number}~%22{'x' * 300}%22", "~", f"{generation}~{call_number}~null",
                  f"{generation}~{request}"]
     tries = []
     for other_session in other_sessions:

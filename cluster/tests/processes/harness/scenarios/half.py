@@ -55,6 +55,7 @@ async def _halves(world, session, nodes, short, direct):
 
 
 async def _whole(world, session, endpoint):
+    """Makes a whole call, and checks that it is answered in time."""
     call = Call(session, "half", "stay")
     begun = asyncio.get_running_loop().time()
     try:

@@ -77,6 +77,8 @@ async fn main() {
     }
 }
 
+/// Connects and calls the tool, and stays connected until `close` is notified. Reports the outcome, unless `close` is
+/// notified first, and then the close. If it cannot connect, reports only that.
 async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
     let lifecycle = if modern {
         ClientLifecycleMode::Discover {

@@ -142,7 +142,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until no call is in flight, for a limited time, because the last clients may have left orphans.
+/// Waits until no call is in flight, or for 2 s longer than the grace, because the last clients may have left orphans.
 async fn settle(calls: &Calls, grace: Option<Duration>) {
     let end = Instant::now() + grace.unwrap_or(MIN_GRACE) + Duration::from_secs(2);
     while !calls.is_empty() && Instant::now() < end {
@@ -235,7 +235,7 @@ impl Worker {
         let mut steps = self.queues.steps(&cell).expect("a cell calls once");
         let mut progress = 0;
         while let Some(step) = context.ct.run_until_cancelled(steps.recv()).await {
-            match step.expect("the desk outlives the calls") {
+            match step.expect("the queues outlive the calls") {
                 Step::Progress => {
                     progress += 1;
                     report(progress, &context).await;
@@ -273,12 +273,12 @@ impl ServerHandler for Worker {}
 // === impl StepQueues ===
 
 impl StepQueues {
+    /// Stores a step for the handler of a cell, unless the handler has ended.
     fn put(&self, cell: &str, step: Step) {
-        // Fails if the handler has ended.
         let _ended = self.of(cell, |(steps, _)| steps.send(step));
     }
 
-    /// Returns `Some` once for each cell.
+    /// Returns the steps of a cell, or `None` if they were taken before.
     fn steps(&self, cell: &str) -> Option<mpsc::UnboundedReceiver<Step>> {
         self.of(cell, |(_, steps)| steps.take())
     }

@@ -16,6 +16,7 @@ use crate::{
     story::Story,
 };
 
+/// The routes, each with its weight.
 const ROUTES: &[(u32, &str)] = &[
     (30, "wrapped"),
     (20, "layer"),
@@ -30,7 +31,7 @@ const ROUTES: &[(u32, &str)] = &[
     (6, "json"),
 ];
 
-/// Plays until `end`.
+/// Opens sessions and plays stories in them until `end`.
 pub(crate) async fn run(world: Arc<World>, name: String, mut dice: Rng, end: Instant) {
     // The clients start at different times.
     sleep_until((Instant::now() + millis(&mut dice, 0..2_000)).min(end)).await;

@@ -16,6 +16,7 @@ use crate::{
     session::Session,
 };
 
+/// A call, with the client's current connection.
 pub(crate) struct ClientCall {
     pub(crate) session: Arc<Session>,
     pub(crate) key: Call,
@@ -30,9 +31,9 @@ pub(crate) struct ClientCall {
 pub(crate) enum ReadEnd {
     /// The answer, or an error instead of it.
     Answer,
-    /// The end of the stream, without an answer.
+    /// The end of the stream, without an answer. Or there is no connection.
     End,
-    /// Its time was over.
+    /// Its time was over, or it has the head that it waited for.
     Time,
 }
 
@@ -57,7 +58,7 @@ impl ClientCall {
         }
     }
 
-    /// The same call, for a second connection of its client.
+    /// Returns the same call, for a second connection of its client.
     pub(crate) fn second(&self) -> Self {
         Self {
             session: self.session.clone(),
@@ -97,32 +98,33 @@ impl ClientCall {
         });
     }
 
-    /// Sends the call. Returns `None` if the server does not accept it.
+    /// Sends the call. Returns `None` if it could not be sent.
     pub(crate) async fn ask(&mut self, mut connection: Connection) -> Option<()> {
         self.record_request(&connection);
         connection.send(&self.request()).await.ok()?;
-        self.sent(connection);
+        self.on_sent(connection);
         Some(())
     }
 
-    pub(crate) fn sent(&mut self, connection: Connection) {
+    /// Records that the call was sent on this connection, and keeps the connection.
+    pub(crate) fn on_sent(&mut self, connection: Connection) {
         let stream = connection.number;
         self.log().write(Fact::Sent { stream });
         self.connection = Some(connection);
     }
 
     /// Reads until the answer, for at most this time.
-    pub(crate) async fn read(&mut self, for_so_long: Duration) -> ReadEnd {
-        self.read_until(for_so_long, false).await
+    pub(crate) async fn read(&mut self, limit: Duration) -> ReadEnd {
+        self.read_until(limit, false).await
     }
 
     /// Reads until the head, for at most this time.
-    pub(crate) async fn head(&mut self, for_so_long: Duration) -> ReadEnd {
-        self.read_until(for_so_long, true).await
+    pub(crate) async fn head(&mut self, limit: Duration) -> ReadEnd {
+        self.read_until(limit, true).await
     }
 
-    async fn read_until(&mut self, for_so_long: Duration, head: bool) -> ReadEnd {
-        let until = Instant::now() + for_so_long;
+    async fn read_until(&mut self, limit: Duration, stops_at_head: bool) -> ReadEnd {
+        let until = Instant::now() + limit;
         let Some(connection) = &mut self.connection else {
             return ReadEnd::End;
         };
@@ -136,12 +138,12 @@ impl ClientCall {
             match record(&self.session.world.log, stream, &item) {
                 ItemKind::Answer => return ReadEnd::Answer,
                 ItemKind::Event(Some(id)) => self.last_event_id = Some(id),
-                ItemKind::Head if head => return ReadEnd::Time,
+                ItemKind::Head if stops_at_head => return ReadEnd::Time,
                 ItemKind::Head | ItemKind::Event(None) => {}
             }
         }
         if let Some(connection) = self.connection.take() {
-            connection.ended();
+            connection.record_end();
         }
         ReadEnd::End
     }
@@ -153,7 +155,7 @@ impl ClientCall {
         }
     }
 
-    /// Resumes after the last event that was read. Returns `None` if there is no event, or no connection.
+    /// Resumes after the last event that was read. Returns `None` if there is none, or the request could not be sent.
     pub(crate) async fn resume(&mut self) -> Option<()> {
         let id = self.last_event_id.clone()?;
         let mut connection = self.session.connect().await.ok()?;
@@ -182,7 +184,7 @@ impl ClientCall {
         }
     }
 
-    /// Has the server end the stream, if its number is known.
+    /// Has the server end the stream. Returns `None` if the stream's number is not known, or the server does not answer.
     pub(crate) async fn poll(&self) -> Option<()> {
         let (_, stream) = self.last_event_id.as_deref()?.split_once('/')?;
         let session = self.session.id.as_deref()?;
@@ -193,12 +195,14 @@ impl ClientCall {
         self.session.exchange(&request).await.map(drop)
     }
 
-    /// Reads up to the answer and resumes whenever the stream ends without one, for a limited time.
-    pub(crate) async fn stay(&mut self, for_so_long: Duration) {
-        let until = Instant::now() + for_so_long;
+    /// Reads up to the answer, resumes whenever the stream ends without one, and then closes.
+    ///
+    /// Each read has this limit. There are at most four resumes. With a store that only replays, there are resumes up to the limit.
+    pub(crate) async fn stay(&mut self, limit: Duration) {
+        let until = Instant::now() + limit;
         let ends_always = self.session.setup.store == Some(Store::Replays);
         let mut resumes = 0;
-        while self.read(for_so_long).await == ReadEnd::End {
+        while self.read(limit).await == ReadEnd::End {
             let is_enough = if ends_always {
                 Instant::now() > until
             } else {
@@ -214,7 +218,7 @@ impl ClientCall {
     }
 }
 
-/// Records an item of a stream.
+/// Records an item of a stream, and returns what the item means for its call.
 pub(crate) fn record(log: &Log, stream: Stream, item: &Item) -> ItemKind {
     let event = match item {
         Item::Head { status, .. } => {
@@ -226,8 +230,8 @@ pub(crate) fn record(log: &Log, stream: Stream, item: &Item) -> ItemKind {
         Item::End => return ItemKind::Event(None),
     };
     let message = event.message.as_ref();
-    let id = || message.map_or_else(String::new, |it| it["id"].to_string());
-    if let Some(code) = message.and_then(|it| it["error"]["code"].as_i64()) {
+    let id = || message.map_or_else(String::new, |message| message["id"].to_string());
+    if let Some(code) = message.and_then(|message| message["error"]["code"].as_i64()) {
         log.write(Fact::Error {
             stream,
             id: id(),
@@ -236,8 +240,8 @@ pub(crate) fn record(log: &Log, stream: Stream, item: &Item) -> ItemKind {
         return ItemKind::Answer;
     }
     if let Some(result) = message
-        .and_then(|it| it.get("result"))
-        .filter(|it| it.get("content").is_some())
+        .and_then(|message| message.get("result"))
+        .filter(|result| result.get("content").is_some())
     {
         let text = result["content"][0]["text"].as_str().unwrap_or_default();
         let of = text.trim_end_matches('.').to_owned();

@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::dice::Only;
 
-/// Shared by all clients.
+/// The state that all clients share.
 pub(crate) struct World {
     pub(crate) log: Log,
     pub(crate) ports: Ports,
@@ -33,6 +33,7 @@ pub(crate) struct World {
     next: AtomicU64,
 }
 
+/// The ports of the server.
 #[derive(Deserialize)]
 pub(crate) struct Ports {
     plain: u16,
@@ -41,7 +42,7 @@ pub(crate) struct Ports {
     drained: u16,
 }
 
-/// Its close is recorded in every case, at the latest on drop.
+/// A connection. Its close is recorded in every case, at the latest on drop.
 pub(crate) struct Connection {
     stream: Option<TcpStream>,
     world: Arc<World>,
@@ -73,13 +74,14 @@ impl World {
         }
     }
 
-    pub(crate) fn stream(&self) -> Stream {
+    /// Returns the number of a new stream.
+    pub(crate) fn next_stream(&self) -> Stream {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The port of this set-up. `watched` selects the listener that watches its connections.
+    /// Returns the port of this set-up. `watched` selects the listener that watches its connections, if the set-up has one.
     pub(crate) fn port(&self, setup: &Setup, watched: bool) -> u16 {
-        match (setup.drained, watched) {
+        match (setup.is_drained, watched) {
             (true, _) => self.ports.drained,
             (false, true) => self.ports.watched,
             (false, false) => self.ports.plain,
@@ -107,7 +109,7 @@ impl Connection {
         let _result = stream.set_nodelay(true);
         Self {
             stream: Some(stream),
-            number: world.stream(),
+            number: world.next_stream(),
             world: world.clone(),
             responses: Responses::default(),
             items: VecDeque::new(),
@@ -138,6 +140,8 @@ impl Connection {
     }
 
     /// Reads the response to its end. Returns its status, its session id and its events.
+    ///
+    /// Returns `None` if the response is incomplete after [`TIMEOUT`], or when the server closes.
     pub(crate) async fn reply(&mut self) -> Option<(u16, Option<String>, Vec<Event>)> {
         let (mut head, mut events) = (None, Vec::new());
         let until = Instant::now() + TIMEOUT;
@@ -150,8 +154,8 @@ impl Connection {
         }
     }
 
-    /// Records that the server ended the response. The client records no disconnect.
-    pub(crate) fn ended(mut self) {
+    /// Records that the server ended the response, and drops the connection. The client records no disconnect.
+    pub(crate) fn record_end(mut self) {
         self.world.log.write(Fact::StreamEnded {
             stream: self.number,
             clean: true,
@@ -159,7 +163,7 @@ impl Connection {
         self.stream = None;
     }
 
-    /// Closes the connection in this way.
+    /// Closes the connection in this way, and records that before and after.
     pub(crate) async fn close(mut self, how: CloseKind) {
         let number = self.number;
         self.world.log.write(Fact::Closing {
@@ -239,7 +243,7 @@ impl Request {
         Self::new("DELETE", path, Some(session))
     }
 
-    /// Has the server end a stream.
+    /// Returns the request that makes the server end a stream.
     pub(crate) fn poll(setup: &Setup, session: &str, stream: &str) -> Self {
         let route = setup.route;
         Self {

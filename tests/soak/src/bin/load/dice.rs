@@ -10,7 +10,7 @@ use serde::Deserialize;
 #[serde(transparent)]
 pub(crate) struct Only(Vec<String>);
 
-/// The random numbers of a client.
+/// Returns the random numbers of a client in a round.
 pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
     // FNV-1a: the same on every machine and with every compiler.
     let mut hash =
@@ -21,12 +21,12 @@ pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
     Rng::with_seed(hash)
 }
 
-/// A duration in this range of milliseconds.
+/// Returns a random duration in this range of milliseconds.
 pub(crate) fn millis(dice: &mut Rng, range: Range<u64>) -> Duration {
     Duration::from_millis(dice.u64(range))
 }
 
-/// One of the choices, by their weights.
+/// Returns one of the choices, at random by their weights.
 pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
     let mut left = dice.u32(..choices.iter().map(|(weight, _)| weight).sum::<u32>());
     for &(weight, choice) in choices {
@@ -41,19 +41,19 @@ pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
 // === impl Only ===
 
 impl Only {
-    /// The selected choices, or all if none of them is selected.
+    /// Returns the selected choices, or all if none of them is selected.
     pub(crate) fn among<T: Copy, N: AsRef<str>>(
         &self,
         choices: &[(u32, T)],
         name: impl Fn(T) -> N,
     ) -> Vec<(u32, T)> {
-        let is_asked_for = |choice: T| self.0.iter().any(|it| it == name(choice).as_ref());
-        let asked_for = choices.iter().filter(|(_, choice)| is_asked_for(*choice));
-        let asked_for: Vec<_> = asked_for.copied().collect();
-        if asked_for.is_empty() {
+        let is_selected = |choice: T| self.0.iter().any(|only| only == name(choice).as_ref());
+        let selected = choices.iter().filter(|(_, choice)| is_selected(*choice));
+        let selected: Vec<_> = selected.copied().collect();
+        if selected.is_empty() {
             choices.to_vec()
         } else {
-            asked_for
+            selected
         }
     }
 }

@@ -34,6 +34,7 @@ mod sdk;
 mod session;
 mod story;
 
+/// What the load does.
 #[derive(Deserialize)]
 struct Plan {
     seed: u64,
@@ -50,6 +51,8 @@ struct Plan {
 
 /// Maximum duration of a story, on a slow machine.
 const STORY_TIMEOUT: Duration = Duration::from_secs(90);
+/// Stack size of a thread: 16 MiB.
+///
 /// Chosen because a story is one large future that an unoptimized build moves around, which overflows tokio's 2 MiB.
 const STACK: usize = 16 * 1024 * 1024;
 /// Time until the gauges have been read.
@@ -102,7 +105,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         let limit = Duration::from_secs_f64(seconds) + STORY_TIMEOUT;
         timeout(limit, all)
             .await
-            .map_err(|_| "some clients do not end")?;
+            .map_err(|_| "some clients have not ended 90 s after their round")?;
         // All clients have closed. Sessions that were left open expire in that time.
         sleep(RETENTION + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);

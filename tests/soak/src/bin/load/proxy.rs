@@ -16,6 +16,7 @@ use tokio::{
 
 use crate::{call::record, connection::World};
 
+/// A proxy that runs until it is dropped.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     link: Arc<Link>,
@@ -74,7 +75,7 @@ impl Proxy {
         })
     }
 
-    /// Waits until the call has passed.
+    /// Waits until the call has arrived at the proxy.
     pub(crate) async fn call_passed(&self) {
         self.link.call_passed.notified().await;
     }
@@ -98,6 +99,7 @@ impl Proxy {
     }
 }
 
+/// Accepts connections until they are refused. Then waits for the existing ones.
 async fn serve(listener: TcpListener, link: Arc<Link>) {
     let mut connections = JoinSet::new();
     let mut refuses = link.refuses.subscribe();
@@ -122,10 +124,12 @@ async fn serve(listener: TcpListener, link: Arc<Link>) {
     while connections.join_next().await.is_some() {}
 }
 
+/// Makes the drop of a stream reset its connection.
 fn reset(stream: &TcpStream) {
     let _result = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
+/// Relays a connection, and records how it ended.
 async fn pass(client: TcpStream, link: Arc<Link>) {
     let mut cuts = link.cuts.subscribe();
     let Ok(server) = TcpStream::connect(("127.0.0.1", link.server)).await else {
@@ -174,7 +178,7 @@ async fn pump(
             read = read(client, &mut from_client) => match read {
                 Ok(length) if length > 0 => {
                     for request in requests.feed(&from_client[..length]) {
-                        *passing = link.record(&request);
+                        *passing = link.record_request(&request);
                     }
                     write(server, &from_client[..length]).await.ok()?;
                 }
@@ -184,7 +188,7 @@ async fn pump(
             read = read(server, &mut from_server) => match read {
                 Ok(length) if length > 0 => {
                     for item in responses.feed(&from_server[..length]) {
-                        link.note_response(passing, &item);
+                        link.record_response(passing, &item);
                     }
                     if write(client, &from_server[..length]).await.is_err() {
                         return Some(CloseKind::Reset);
@@ -222,14 +226,15 @@ async fn write(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
 // === impl Link ===
 
 impl Link {
-    fn record(&self, request: &Request) -> Passing {
+    /// Records a request. Returns what is passing through now.
+    fn record_request(&self, request: &Request) -> Passing {
         let log = &self.world.log;
-        let stream = self.world.stream();
+        let stream = self.world.next_stream();
         let session: Option<Arc<str>> = request.session.as_deref().map(Into::into);
         let message = request.message.as_ref();
         match (
             request.method.as_str(),
-            message.and_then(|it| it["method"].as_str()),
+            message.and_then(|message| message["method"].as_str()),
         ) {
             ("POST", Some("tools/call")) => {
                 log.write(Fact::Calling {
@@ -237,7 +242,7 @@ impl Link {
                     client: self.client.clone(),
                     route: self.setup.route.into(),
                     session,
-                    id: message.map_or_else(String::new, |it| it["id"].to_string()),
+                    id: message.map_or_else(String::new, |message| message["id"].to_string()),
                     stream,
                 });
                 log.write(Fact::Sent { stream });
@@ -276,7 +281,8 @@ impl Link {
         }
     }
 
-    fn note_response(&self, passing: &mut Passing, item: &Item) {
+    /// Records an item of the response to the request that is passing through.
+    fn record_response(&self, passing: &mut Passing, item: &Item) {
         let log = &self.world.log;
         match (&*passing, item) {
             (Passing::Stream(stream), Item::End) => {

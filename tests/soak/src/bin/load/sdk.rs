@@ -33,6 +33,7 @@ use crate::{
 pub(crate) const CELLS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(12);
 
+/// A program of `tests/interop` that runs an SDK.
 #[derive(Deserialize)]
 pub(crate) struct Program {
     name: String,
@@ -49,8 +50,10 @@ pub(crate) struct Sdk {
     _process: Child,
 }
 
+/// The receivers of the program's events, by call.
 type Cells = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Value>>>>;
 
+/// What happens to the SDK during its call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Story {
     StaysConnected,
@@ -113,6 +116,7 @@ impl Sdk {
         &self.program.name
     }
 
+    /// Sends an order to the program. A program that has ended is ignored.
     async fn order(&self, order: Value) {
         let line = format!("{order}\n");
         let _sent = self.orders.lock().await.write_all(line.as_bytes()).await;
@@ -149,6 +153,7 @@ pub(crate) async fn run(
     }
 }
 
+/// Makes one call through a proxy of its own, and records its outcome. Returns `None` if the proxy cannot start.
 async fn call(
     sdk: &Sdk,
     world: &Arc<World>,
@@ -180,11 +185,11 @@ async fn call(
     )
     .await;
     let call_passed = timeout(TIMEOUT, proxy.call_passed()).await.is_ok();
-    let when = millis(dice, 0..job.work.as_millis() as u64 / 2);
+    let delay = millis(dice, 0..job.work.as_millis() as u64 / 2);
     let mut outcome = None;
     if call_passed && story != StaysConnected {
         tokio::select! {
-            () = sleep(when) => match story {
+            () = sleep(delay) => match story {
                 IsCut | StaysConnected => proxy.cut(),
                 IsCutPermanently => proxy.refuse(),
                 Closes => sdk.order(json!({"close": cell})).await,

@@ -33,6 +33,7 @@ pub(crate) struct Session {
 // === impl Session ===
 
 impl Session {
+    /// Opens a session if the set-up has sessions. Returns `None` if the server does not open it.
     pub(crate) async fn open(
         world: &Arc<World>,
         setup: &'static Setup,
@@ -47,9 +48,9 @@ impl Session {
             port: world.port(setup, watched),
             next: AtomicU64::new(1),
             turn: AtomicUsize::new(0),
-            watched: watched && !setup.drained,
+            watched: watched && !setup.is_drained,
         };
-        if setup.sessions {
+        if setup.has_sessions {
             let hello = json!({
                 "jsonrpc": "2.0", "id": 0, "method": "initialize",
                 "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "0"}}
@@ -64,7 +65,7 @@ impl Session {
         Some(session)
     }
 
-    /// The path of the next request. The paths of the route are used in turn.
+    /// Returns the path of the next request. The paths of the route are used in turn.
     pub(crate) fn path(&self) -> String {
         let mut paths = self.setup.paths();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % paths.len();
@@ -90,13 +91,13 @@ impl Session {
         Connection::open_small(&self.world, self.port).await
     }
 
-    /// Sends a message. Returns the response's status.
+    /// Sends a message. Returns the response's status, or `None` if there is no complete response.
     pub(crate) async fn post(&self, message: &Value) -> Option<u16> {
         let request = Request::post(&self.path(), self.id.as_deref(), message);
         self.exchange(&request).await.map(|(status, ..)| status)
     }
 
-    /// Sends one request on its own connection. Returns its status and its session id.
+    /// Sends one request on its own connection. Returns the status and the session id of a complete response.
     pub(crate) async fn exchange(&self, request: &Request) -> Option<(u16, Option<String>, ())> {
         let mut connection = self.connect().await.ok()?;
         connection.send(request).await.ok()?;
@@ -114,7 +115,7 @@ impl Session {
         });
     }
 
-    /// Reads the standalone stream until it ends, or until the client stops.
+    /// Reads the standalone stream until it ends, or until this is dropped.
     pub(crate) async fn listen(self: Arc<Self>) {
         let Ok(mut connection) = self.connect().await else {
             return;
@@ -134,6 +135,7 @@ impl Session {
         }
     }
 
+    /// Ends the session, if there is one, and records that.
     pub(crate) async fn delete(&self) {
         let Some(session) = self.id.clone() else {
             return;

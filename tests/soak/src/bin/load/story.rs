@@ -20,6 +20,7 @@ use crate::{
     session::Session,
 };
 
+/// What a client does during its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Story {
     StaysConnected,
@@ -81,8 +82,9 @@ const LATE: u64 = (GRACE + SECOND) / MILLI + 1_200;
 // === impl Story ===
 
 impl Story {
+    /// Returns a random story that this set-up allows.
     pub(crate) fn any(dice: &mut Rng, setup: &Setup, only: &Only) -> Self {
-        let stories = if setup.sessions {
+        let stories = if setup.has_sessions {
             IN_SESSIONS
         } else {
             WITHOUT_SESSIONS
@@ -90,11 +92,11 @@ impl Story {
         weighted(dice, &only.among(stories, |story| format!("{story:?}")))
     }
 
-    /// How long its handler works.
+    /// Returns how long its handler works.
     fn work(self, dice: &mut Rng, setup: &Setup) -> Duration {
         match self {
             StaysConnected | SendsSlowly => millis(dice, 0..2_500),
-            NeverResumes if !setup.sessions => millis(dice, 2_500..4_500),
+            NeverResumes if !setup.has_sessions => millis(dice, 2_500..4_500),
             // Some are answered while their client could still resume.
             NeverResumes if dice.u8(..3) == 0 => millis(dice, 100..2_000),
             NeverResumes => millis(dice, 5_500..7_000),
@@ -156,11 +158,11 @@ impl Story {
             connection.write(&bytes[..cut]).await.ok()?;
             sleep(millis(dice, 20..700)).await;
             if dice.u8(..4) == 0 {
-                connection.close(how(dice, &session)).await;
+                connection.close(close_kind(dice, &session)).await;
                 return None;
             }
             connection.write(&bytes[cut..]).await.ok()?;
-            call.sent(connection);
+            call.on_sent(connection);
         } else {
             call.ask(connection).await?;
         }
@@ -173,7 +175,7 @@ impl Story {
                     .await
                     == ReadEnd::Time
                 {
-                    call.close(how(dice, &session)).await;
+                    call.close(close_kind(dice, &session)).await;
                 }
             }
             Resumes => {
@@ -181,7 +183,7 @@ impl Story {
                     if call.read(while_it_works(dice)).await != ReadEnd::Time {
                         break;
                     }
-                    call.close(how(dice, &session)).await;
+                    call.close(close_kind(dice, &session)).await;
                     sleep(millis(dice, 0..IN_TIME)).await;
                     call.resume().await?;
                 }
@@ -189,14 +191,14 @@ impl Story {
             }
             ResumesLate => {
                 call.read(millis(dice, 100..600)).await;
-                call.close(how(dice, &session)).await;
+                call.close(close_kind(dice, &session)).await;
                 sleep(millis(dice, LATE..LATE + 1_000)).await;
                 call.resume().await?;
                 call.read(Duration::from_secs(4)).await;
             }
             ResumesTwice => {
                 call.read(millis(dice, 100..500)).await;
-                call.close(how(dice, &session)).await;
+                call.close(close_kind(dice, &session)).await;
                 sleep(millis(dice, 0..IN_TIME)).await;
                 call.resume().await?;
                 call.head(LONG).await;
@@ -204,7 +206,7 @@ impl Story {
                 call.resume().await?;
                 call.head(LONG).await;
                 if let Some(first) = first {
-                    first.close(how(dice, &session)).await;
+                    first.close(close_kind(dice, &session)).await;
                 }
                 call.stay(LONG).await;
             }
@@ -215,26 +217,26 @@ impl Story {
                 call.head(LONG).await;
                 sleep(millis(dice, 0..200)).await;
                 if let Some(first) = first {
-                    first.close(how(dice, &session)).await;
+                    first.close(close_kind(dice, &session)).await;
                 }
                 call.stay(LONG).await;
             }
             ResumesOnTwoConnections => {
                 call.read(millis(dice, 100..500)).await;
-                call.close(how(dice, &session)).await;
+                call.close(close_kind(dice, &session)).await;
                 sleep(millis(dice, 0..IN_TIME)).await;
                 let mut other = call.second();
                 let (one, two) = join(call.resume(), other.resume()).await;
                 one.and(two)?;
                 let together = millis(dice, 50..1_500);
-                let seen = join(call.read(together), other.read(together)).await;
-                if seen.0 == ReadEnd::Answer || seen.1 == ReadEnd::Answer {
+                let ends = join(call.read(together), other.read(together)).await;
+                if ends.0 == ReadEnd::Answer || ends.1 == ReadEnd::Answer {
                     return None;
                 }
                 if dice.bool() {
                     mem::swap(call, &mut other);
                 }
-                other.close(how(dice, &session)).await;
+                other.close(close_kind(dice, &session)).await;
                 call.stay(LONG).await;
             }
             ResumesBriefly => {
@@ -243,16 +245,16 @@ impl Story {
                 let mut other = call.second();
                 other.resume().await?;
                 let together = millis(dice, 50..1_000);
-                let seen = join(call.read(together), other.read(together)).await;
-                if seen.0 == ReadEnd::Answer || seen.1 == ReadEnd::Answer {
+                let ends = join(call.read(together), other.read(together)).await;
+                if ends.0 == ReadEnd::Answer || ends.1 == ReadEnd::Answer {
                     return None;
                 }
-                other.close(how(dice, &session)).await;
+                other.close(close_kind(dice, &session)).await;
                 call.stay(LONG).await;
             }
             TriesWrongIds => {
                 call.read(millis(dice, 100..1_000)).await;
-                call.close(how(dice, &session)).await;
+                call.close(close_kind(dice, &session)).await;
                 sleep(millis(dice, 0..400)).await;
                 try_wrong_ids(call).await;
                 if dice.bool() {
@@ -277,7 +279,7 @@ impl Story {
             }
             StreamEndedWhileDisconnected => {
                 if call.read(millis(dice, 50..500)).await == ReadEnd::Time {
-                    call.close(how(dice, &session)).await;
+                    call.close(close_kind(dice, &session)).await;
                     let absence = millis(dice, 0..IN_TIME);
                     let before = millis(dice, 0..absence.as_millis() as u64 + 1);
                     sleep(before).await;
@@ -298,7 +300,7 @@ impl Story {
                 let stream = call.connection.as_ref()?.number;
                 session.world.log.write(Fact::Stops { stream });
                 sleep(millis(dice, 1_000..3_500)).await;
-                call.close(how(dice, &session)).await;
+                call.close(close_kind(dice, &session)).await;
             }
             ReusesItsId => {
                 call.head(LONG).await;
@@ -315,7 +317,7 @@ impl Story {
                 session.world.log.write(Fact::Reused { call: call_key, by });
                 other.ask(session.connect().await.ok()?).await?;
                 other.read(millis(dice, 100..2_000)).await;
-                other.close(how(dice, &session)).await;
+                other.close(close_kind(dice, &session)).await;
             }
             SendsGarbage => {}
         }
@@ -323,8 +325,10 @@ impl Story {
     }
 }
 
-/// How it disconnects. Pipelining is chosen on watched connections only, because hyper does not notice it elsewhere.
-fn how(dice: &mut Rng, session: &Session) -> CloseKind {
+/// Returns a random way to disconnect.
+///
+/// Bytes of a further request are sent on watched connections only, because hyper does not detect such a disconnect elsewhere.
+fn close_kind(dice: &mut Rng, session: &Session) -> CloseKind {
     let pipelined = if session.is_watched() { 2 } else { 0 };
     weighted(
         dice,
@@ -363,6 +367,7 @@ async fn try_wrong_ids(call: &ClientCall) {
     other.delete().await;
 }
 
+/// Sends requests that are invalid or make no call.
 async fn send_garbage(session: &Session, dice: &mut Rng) {
     // A new id, because the id of a concurrent call would be a reused id, which is another story.
     let id = session.next_id();

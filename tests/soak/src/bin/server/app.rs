@@ -31,6 +31,7 @@ use soak::{
     setup::{GRACE, IDLE, RETRY, SETUPS, Setup},
 };
 
+/// The application, and what the gauges read from it.
 pub(crate) struct App {
     pub(crate) router: Router,
     pub(crate) calls: Calls,
@@ -49,14 +50,14 @@ pub(crate) enum Sessions {
 
 impl App {
     /// Serves the selected set-ups. Their layers share the calls.
-    pub(crate) fn new(log: &Log, fault: Option<Fault>, is_here: impl Fn(&Setup) -> bool) -> Self {
+    pub(crate) fn new(log: &Log, fault: Option<Fault>, is_served: impl Fn(&Setup) -> bool) -> Self {
         let layer = CancelOnDisconnectLayer::new();
         let mut app = Self {
             router: Router::new(),
             calls: layer.calls(),
             sessions: Vec::new(),
         };
-        for setup in SETUPS.iter().filter(|setup| is_here(setup)) {
+        for setup in SETUPS.iter().filter(|setup| is_served(setup)) {
             let sessions = Sessions::new(setup, fault);
             let options = options(layer.clone(), setup, fault);
             let options = Some(options).filter(|_| fault != Some(Fault::Bare));
@@ -101,14 +102,14 @@ fn serve<M: SessionManager, H: ServerHandler>(
 ) -> Router {
     let config = StreamableHttpServerConfig::default()
         .with_sse_retry(Some(RETRY))
-        .with_legacy_session_mode(setup.sessions)
-        .with_json_response(setup.json);
+        .with_legacy_session_mode(setup.has_sessions)
+        .with_json_response(setup.answers_json);
     let service = StreamableHttpService::new(move || Ok(handler()), sessions, config);
     setup.paths().fold(Router::new(), |router, path| {
         let service = service.clone();
         match layer.clone() {
             None => router.nest_service(&path, service),
-            Some(layer) if setup.by_method => {
+            Some(layer) if setup.layers_each_method => {
                 let methods = post_service(service.clone()).get_service(service.clone());
                 router.route(&path, methods.delete_service(service).layer(layer))
             }
@@ -117,6 +118,7 @@ fn serve<M: SessionManager, H: ServerHandler>(
     })
 }
 
+/// Returns the layer with the options of a set-up, or with those of a fault.
 fn options(
     layer: CancelOnDisconnectLayer,
     setup: &Setup,
@@ -174,15 +176,15 @@ async fn poll(
 
 impl Sessions {
     fn new(setup: &Setup, fault: Option<Fault>) -> Self {
-        let wrapped = setup.wrapped && fault != Some(Fault::Bare);
+        let is_wrapped = setup.is_wrapped && fault != Some(Fault::Bare);
         let mut manager = LocalSessionManager::default();
         manager.session_config.sse_retry = Some(RETRY);
-        // With the wrapper its own timer is used, which does not close sessions with calls.
-        manager.session_config.keep_alive = Some(IDLE).filter(|_| !wrapped);
+        // The wrapper has a timer of its own, which does not close sessions with calls.
+        manager.session_config.keep_alive = Some(IDLE).filter(|_| !is_wrapped);
         if let Some(kind) = setup.store {
             manager = manager.with_event_store(Arc::new(Events::new(kind)));
         }
-        if wrapped {
+        if is_wrapped {
             Self::Wrapped(Arc::new(
                 CancellableSessionManager::new(manager).idle_timeout(IDLE),
             ))
@@ -191,6 +193,7 @@ impl Sessions {
         }
     }
 
+    /// Returns rmcp's own session manager.
     pub(crate) fn local(&self) -> &LocalSessionManager {
         match self {
             Self::Wrapped(manager) => manager.inner(),

@@ -14,9 +14,9 @@ use tokio::{
 
 use crate::{app::App, fault::Fault, gauges::Gauges};
 
-/// Time until it is drained.
+/// Time from a start to the next drain: 9 s.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(9);
-/// Once all calls are cancelled, axum has nothing to wait for.
+/// Maximum time for axum to end after a drain: 3 s. Once all calls are cancelled, it has nothing to wait for.
 const END: Duration = Duration::from_secs(3);
 
 /// Serves, drains and restarts at the same address.
@@ -29,7 +29,7 @@ pub(crate) async fn serve_repeatedly(
     let address = listener.local_addr().expect("it is bound");
     let mut listener = Some(listener);
     loop {
-        let app = App::new(&log, fault, |setup| setup.drained);
+        let app = App::new(&log, fault, |setup| setup.is_drained);
         gauges.replace(&app);
         let calls = app.calls.clone();
         let (end, ended) = oneshot::channel::<()>();
@@ -59,6 +59,7 @@ pub(crate) async fn serve_repeatedly(
     }
 }
 
+/// Binds an address. Retries until that succeeds.
 async fn bind(address: SocketAddr) -> TcpListener {
     loop {
         match TcpListener::bind(address).await {

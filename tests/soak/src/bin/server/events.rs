@@ -22,6 +22,7 @@ use tokio::{
 /// Time for which a stream without new events is kept. It is longer than any client is disconnected.
 const RETENTION: Duration = Duration::from_secs(12);
 
+/// The event store.
 pub(crate) struct Events {
     kind: Store,
     state: Arc<Mutex<State>>,
@@ -55,13 +56,13 @@ struct Reader {
 impl Events {
     pub(crate) fn new(kind: Store) -> Self {
         let state = Arc::default();
-        tokio::spawn(forget_expired(Arc::downgrade(&state)));
+        tokio::spawn(sweep(Arc::downgrade(&state)));
         Self { kind, state }
     }
 }
 
-/// Removes expired streams once a second, so that an idle server has none.
-async fn forget_expired(state: Weak<Mutex<State>>) {
+/// Removes expired streams once a second until the store is dropped, so that an idle server has none.
+async fn sweep(state: Weak<Mutex<State>>) {
     while let Some(state) = state.upgrade() {
         lock(&state).remove_expired(Instant::now());
         drop(state);
@@ -79,17 +80,17 @@ impl EventStore for Events {
         let mut state = lock(&self.state);
         let now = Instant::now();
         state.latest.push_back((now, stream.to_owned()));
-        let found = state.streams.entry(stream.to_owned());
-        let found = found.or_insert_with(|| Stream::new(now));
-        found.touched = now;
+        let entry = state.streams.entry(stream.to_owned());
+        let stored = entry.or_insert_with(|| Stream::new(now));
+        stored.touched = now;
         let mut event = event.clone();
         let length = {
-            let mut events = lock(&found.events);
+            let mut events = lock(&stored.events);
             event.event_id = Some(format!("{stream}#{}", events.len()));
             events.push(event.clone());
             events.len()
         };
-        found.length.send_replace(length);
+        stored.length.send_replace(length);
         Ok(event.event_id.expect("just set"))
     }
 
@@ -98,11 +99,11 @@ impl EventStore for Events {
         let number: usize = number.parse()?;
         let state = lock(&self.state);
         let stream = state.streams.get(stream).ok_or("no such stream")?;
-        let follows = self.kind == Store::Follows;
+        let is_following = self.kind == Store::Follows;
         let reader = Reader {
             events: stream.events.clone(),
             next: number + 1,
-            length: follows.then(|| stream.length.subscribe()),
+            length: is_following.then(|| stream.length.subscribe()),
         };
         Ok(Box::pin(unfold(reader, Reader::read)))
     }
@@ -145,7 +146,7 @@ impl Stream {
 // === impl Reader ===
 
 impl Reader {
-    /// Returns the next event, or `None` after the answer.
+    /// Returns the next event. Returns `None` after the answer, at the end of a replay, or if the stream was removed.
     async fn read(mut self) -> Option<(ServerSseMessage, Self)> {
         loop {
             let event = lock(&self.events).get(self.next).cloned();
@@ -164,7 +165,12 @@ impl Reader {
 
 fn is_answer(event: &ServerSseMessage) -> bool {
     let message = event.message.as_deref();
-    message.is_some_and(|it| matches!(it, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)))
+    message.is_some_and(|message| {
+        matches!(
+            message,
+            JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)
+        )
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

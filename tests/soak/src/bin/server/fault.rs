@@ -23,6 +23,7 @@ const LEAKED: u8 = 20;
 // === impl Fault ===
 
 impl Fault {
+    /// Returns the fault in `SOAK_FAULT`, or `None` if that is empty or not set.
     pub(crate) fn from_env() -> Result<Option<Self>, String> {
         let Ok(name) = env::var("SOAK_FAULT") else {
             return Ok(None);
@@ -38,7 +39,7 @@ impl Fault {
     }
 }
 
-/// A middleware that leaks some bodies and answers instead.
+/// A middleware that leaks the bodies of some responses, and sends these responses without a body.
 pub(crate) async fn leak(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     if fastrand::u8(..LEAKED) > 0 {

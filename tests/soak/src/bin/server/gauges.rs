@@ -40,23 +40,24 @@ impl Gauges {
         parts.sessions.extend(app.sessions.iter().cloned());
     }
 
-    /// The drained server has started again.
+    /// Replaces the session managers of the drained server, which has started again.
     pub(crate) fn replace(&self, app: &App) {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.calls.push(app.calls.clone());
         parts.replaceable.clone_from(&app.sessions);
     }
 
+    /// Reads all gauges. Also drops old layers without calls.
     async fn read(&self) -> Gauge {
         let (calls, sessions) = {
             let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let calls = parts.calls.iter().map(Calls::len).sum();
             // Keeps the first one, which is never replaced, and the newest three, which may still be in use.
             let old = parts.calls.len().saturating_sub(3);
-            let mut turn = 0;
+            let mut position = 0;
             parts.calls.retain(|calls| {
-                turn += 1;
-                turn == 1 || turn > old || !calls.is_empty()
+                position += 1;
+                position == 1 || position > old || !calls.is_empty()
             });
             let sessions: Vec<_> = parts
                 .sessions

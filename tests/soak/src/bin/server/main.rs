@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     pulse::watch(&log);
 
-    let app = App::new(&log, fault, |setup| !setup.drained);
+    let app = App::new(&log, fault, |setup| !setup.is_drained);
     let gauges = Arc::new(gauges::Gauges::default());
     gauges.add(&app);
 

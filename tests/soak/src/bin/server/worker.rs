@@ -18,10 +18,12 @@ use soak::{
 };
 use tokio::time::{Instant, sleep_until};
 
+/// The handler of all routes.
+///
+/// Only with `AbortOnCancel`, which stops such handlers, are there jobs that ignore their tokens.
 #[derive(Clone)]
 pub(crate) struct Worker {
     log: Log,
-    /// With `AbortOnCancel`, a handler that ignores its token is stopped. Without it, no job ignores its token.
     tool_router: ToolRouter<Self>,
 }
 
@@ -37,7 +39,7 @@ struct Order {
 struct Witness {
     log: Log,
     call: Call,
-    ended: bool,
+    has_ended: bool,
 }
 
 // === impl Worker ===
@@ -81,7 +83,7 @@ impl Worker {
             }
         };
         let call = witness.call.clone();
-        witness.ended = true;
+        witness.has_ended = true;
         if !done {
             let reason = CallToken::of(&context).and_then(|token| token.reason());
             let reason = reason.map(|reason| reason.to_string());
@@ -118,14 +120,14 @@ impl Witness {
         Self {
             log: log.clone(),
             call,
-            ended: false,
+            has_ended: false,
         }
     }
 }
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.has_ended {
             self.log.write(Fact::Dropped {
                 call: self.call.clone(),
             });
