@@ -210,7 +210,8 @@ mod tests {
 
     #[test]
     fn the_call_that_a_too_long_line_answers_is_found() {
-        let line = br#"{"result":{"id":8,"text":"xxxxxxxxxxxxxxxxxxxxxxxx"},"id":7}"#;
+        let line =
+            br#"{"result":{"id":8,"text":"xxxxxxxxxxxxxxxxxxxxxxxx"},"jsonrpc":"2.0","id":7}"#;
         for size in [1, 10, 100] {
             for end in [&b""[..], b"\n", b"\r\n"] {
                 let lines = cut(16, line.chunks(size).chain([end]));
