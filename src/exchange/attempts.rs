@@ -60,7 +60,8 @@ impl Exchange {
     /// Binds a further attempt of the same request.
     ///
     /// The attempt is another stream of the call, or a call of its own if the call has ended. Returns `None` if the attempt is not
-    /// tracked, for example because it has another request id or session.
+    /// tracked, for example because it has another request id or session. Then the request consists of several messages, such as a
+    /// batch that a middleware has split. They share one response, so none of them is cancelled, and the call ends as unknown.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -70,10 +71,11 @@ impl Exchange {
         fingerprint: impl FnOnce() -> u64,
     ) -> Option<Attachment> {
         let CallRef { info, entry } = self.call.get()?;
+        let id = info.id();
         if *info.request_id() != key.request || info.session_id() != Some(&key.session.id) {
+            self.finish(id, Outcome::Unknown);
             return None;
         }
-        let id = info.id();
         let mut state = self.state();
         if state.is_answered {
             return None;

@@ -48,7 +48,10 @@ impl Exchange {
             return self.remove_stream(call.id(), generation);
         }
         let now = Instant::now();
-        let stream_end = self.stream_end(cause == DetachCause::EndedByServer);
+        let mut stream_end = self.stream_end(cause == DetachCause::EndedByServer);
+        stream_end.retry = self
+            .with_session(|session| session.record_retry(stream_end.retry))
+            .flatten();
         let action = call.policy().grace.decide(call, stream_end);
         let grace = match action {
             DisconnectAction::CancelNow => Some(Duration::ZERO),

@@ -366,7 +366,7 @@ impl Exchange {
     /// Returns the server's last `retry`, which is how long the client waits before it resumes.
     ///
     /// Returns `None` if the server sent none, or zero.
-    pub(super) fn retry(&self) -> Option<Duration> {
+    pub(crate) fn retry(&self) -> Option<Duration> {
         let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))
     }

@@ -93,16 +93,17 @@ fn as_utf8(event_id: &[u8]) -> Cow<'_, [u8]> {
 
 impl Resume {
     /// Starts a resume, which defers the expiry of its calls' graces. Returns `None` unless the headers specify exactly one
-    /// event.
+    /// event. A field that is repeated with the same value counts once, because servers read one of them.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
         headers: &HeaderMap,
     ) -> Option<Self> {
         let mut ids = headers.get_all(LAST_EVENT_ID).iter();
-        let (Some(event_id), None) = (ids.next(), ids.next()) else {
+        let event_id = ids.next()?;
+        if ids.any(|other| other != event_id) {
             return None;
-        };
+        }
         let event_id = as_utf8(event_id.as_bytes().trim_ascii());
         let event_id = &*event_id;
         let held_calls = shared.registry.with_session(&session.id, |session| {

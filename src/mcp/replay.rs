@@ -136,7 +136,7 @@ pub(super) fn replay(
     let (first, second) = match end {
         None => (None, None),
         Some(RetainedOutcome::Answered(answer)) => (
-            Some(priming_event(last_event_id, &answer)),
+            Some(priming_event(last_event_id, answer.retry)),
             Some(answer_event(answer)),
         ),
         Some(RetainedOutcome::Cancelled(request, reason)) => (
@@ -148,9 +148,9 @@ pub(super) fn replay(
 }
 
 /// Returns an event without a message that repeats the last event id of the client.
-fn priming_event(last_event_id: &str, answer: &Answer) -> ServerSseMessage {
+pub(super) fn priming_event(last_event_id: &str, retry: Option<Duration>) -> ServerSseMessage {
     // A client uses its last `retry` for all its streams, so it must be the server's own.
-    ServerSseMessage::priming(last_event_id, answer.retry.unwrap_or(DEFAULT_RETRY))
+    ServerSseMessage::priming(last_event_id, retry.unwrap_or(DEFAULT_RETRY))
 }
 
 fn answer_event(answer: Answer) -> ServerSseMessage {
@@ -259,7 +259,7 @@ impl std::io::Write for ByteCount {
 
 impl<S> ReplayedAnswer<S> {
     pub(super) fn new(replay: S, answer: Answer, last_event_id: &str) -> Self {
-        let priming_event = priming_event(last_event_id, &answer);
+        let priming_event = priming_event(last_event_id, answer.retry);
         let retained_answer = answer_event(answer);
         let request = retained_answer
             .message

@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream};
 use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{ServerSseMessage, SessionId},
@@ -99,11 +99,18 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                 return Ok(replay::replay(Some(end), &self.last_event_id).left_stream());
             }
             (None, resumed) => {
-                let (stream, client_stream) = self.attach(resumed?);
+                let resumed = resumed?;
+                let priming_event = if is_stored {
+                    self.priming_event()
+                } else {
+                    None
+                };
+                let (stream, client_stream) = self.attach(resumed);
                 let session_use = self
                     .session_use
                     .map(|session_use| session_use.with_stream(client_stream));
-                without_suppressed(stream, session_use).right_stream()
+                let missed = without_suppressed(stream, session_use);
+                stream::iter(priming_event).chain(missed).right_stream()
             }
         };
         // Released after the attach, so that the next resume is the newer generation.
@@ -132,6 +139,16 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let session_use = self.session_use.as_ref();
         session_use
             .is_some_and(|session_use| session_use.standalone_ids.contains(&self.last_event_id))
+    }
+
+    /// Returns the priming event of the resumed stream of a stored call. `None` if the event matches no call in flight.
+    ///
+    /// rmcp's stream ends after the stored events. If there are none, a client of the TypeScript SDK would have no event id for its
+    /// next resume, and would not resume the call again.
+    fn priming_event(&self) -> Option<ServerSseMessage> {
+        let calls = self.match_event().in_flight();
+        let (_, exchange) = calls.first()?;
+        Some(replay::priming_event(&self.last_event_id, exchange.retry()))
     }
 
     fn match_event(&self) -> EventMatch<Exchange> {

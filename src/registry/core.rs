@@ -134,6 +134,8 @@ pub(crate) struct SessionState<T, A> {
     has_completed: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
+    /// The longest `retry` of the calls' streams that have ended.
+    longest_retry: Option<Duration>,
 }
 
 // === impl SessionState ===
@@ -153,6 +155,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             has_completed: false,
             due: BTreeSet::new(),
             detached: 0,
+            longest_retry: None,
         }
     }
 

@@ -28,6 +28,7 @@ mod panicking_tool;
 mod restored_session;
 mod resume_context;
 mod stored_events;
+mod stored_resume;
 mod unread_stream;
 
 const MENDED: &str = "mended: see Workarounds in ARCHITECTURE.md";
@@ -42,6 +43,12 @@ async fn rmcp_drops_an_answer_between_a_disconnect_and_the_resume() {
 async fn rmcp_gives_a_stored_event_to_any_session() {
     let seen = stored_events::observe().await;
     assert_eq!(seen, "the other session gets the answer: true", "{MENDED}");
+}
+
+#[tokio::test]
+async fn rmcp_ends_the_resumed_stream_of_a_stored_call_in_flight_without_an_event() {
+    let seen = stored_resume::observe().await;
+    assert_eq!(seen, r#"resumed: 200 OK, b"""#, "{MENDED}");
 }
 
 /// A new method may have a default implementation that calls the present one, so nothing else shows it. A new parameter of a

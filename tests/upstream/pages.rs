@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-const PROGRAMS: [(&str, &str); 10] = [
+const PROGRAMS: [(&str, &str); 11] = [
     ("aborted_restore", include_str!("aborted_restore.rs")),
     ("cancelled_call", include_str!("cancelled_call.rs")),
     ("future_size", include_str!("future_size.rs")),
@@ -12,6 +12,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("restored_session", include_str!("restored_session.rs")),
     ("resume_context", include_str!("resume_context.rs")),
     ("stored_events", include_str!("stored_events.rs")),
+    ("stored_resume", include_str!("stored_resume.rs")),
     ("unread_stream", include_str!("unread_stream.rs")),
 ];
 
@@ -25,7 +26,11 @@ fn each_report_has_its_program() {
         let (before, rest) = text.split_once("```rust\n").expect("a program");
         let (_, after) = rest.split_once("```\n").expect("its end");
         let client = include_str!("client.rs").trim_start();
+        let (_, store) = include_str!("store.rs")
+            .split_once("\n\n")
+            .expect("a line about the file");
         let program = source.replace("include!(\"client.rs\");\n", client);
+        let program = program.replace("include!(\"store.rs\");\n", store);
         let program = program.replace("\npub ", "\n");
         let expected = format!("{before}```rust\n{program}```\n{after}");
         if std::env::var_os("UPSTREAM_REPORTS").is_some() {

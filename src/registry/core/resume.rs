@@ -1,5 +1,7 @@
 //! Pending resumes of calls in flight, and what they do to the grace.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::{SessionState, call_timers::DetachedState};
@@ -8,6 +10,14 @@ use crate::call::CallId;
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
+    /// Records the `retry` of a stream that has ended. Returns the longest one of the session's streams so far.
+    ///
+    /// The TypeScript SDK waits for the last `retry` of any stream of its session before it resumes one.
+    pub(crate) fn record_retry(&mut self, retry: Option<Duration>) -> Option<Duration> {
+        self.longest_retry = self.longest_retry.max(retry);
+        self.longest_retry
+    }
+
     /// Adds a pending resume to a call, which defers the expiry of its grace. Returns `false` if the call has ended.
     pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {

@@ -18,6 +18,7 @@ use crate::{
 
 mod limits;
 mod panics;
+mod split_batch;
 mod stacks;
 mod timeouts;
 mod wiring;

@@ -15,6 +15,7 @@ for_servers!(sessions {
     a_call_with_event_ids_waits_for_its_client,
     a_server_that_sends_a_longer_retry_gives_its_clients_more_time,
     a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_countable_grace,
+    a_client_may_wait_for_the_retry_of_another_stream_of_its_session,
     a_call_without_event_ids_is_cancelled_at_once,
 });
 
@@ -43,6 +44,26 @@ async fn a_server_that_sends_a_longer_retry_gives_its_clients_more_time(server: 
     let grace = cut(&setup, &mcp).await;
 
     assert_eq!(grace, Some(Duration::from_secs(45)));
+}
+
+/// The server ends the stream of a long job, and its client shall poll once a minute. Then the network breaks the stream of another call.
+/// The TypeScript SDK waits for the last `retry` of any stream.
+async fn a_client_may_wait_for_the_retry_of_another_stream_of_its_session(server: Server) {
+    let retry = Duration::from_secs(60);
+    let (clock, setup, mcp) = Plan::of(server).grace(Grace::Auto).stopped().await;
+    let mut job = setup.start_primed(&mcp, 1, "hold", "job").await;
+    let call = setup.start_primed(&mcp, 2, "hold", "call").await;
+    setup.sessions.end_stream(&mcp, 0, Some(retry)).await;
+    job.body_to_end().await;
+    setup.events.detached(&mcp, 1).await;
+
+    call.fin();
+
+    setup.events.detached(&mcp, 2).await;
+    clock.advance(retry).await;
+    let mut resumed = mcp.resume("0/1").await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.assert_completes("call", &mut resumed).await;
 }
 
 async fn a_server_that_sends_an_endless_retry_gives_its_clients_the_longest_countable_grace(
@@ -100,21 +121,28 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
     assert!(setup.calls.is_empty());
 }
 
-/// A store replays its events and ends the stream although the call runs on, so the client polls.
+/// A store replays its events and ends the stream although the call runs on, so the client polls. The TypeScript SDK polls with the last
+/// event id of the resumed stream. If there is none, it does not poll again.
 #[tokio::test]
 async fn a_client_of_a_store_that_polls_gets_its_answer() {
     let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
     let mcp = setup.mcp().await;
-    let first = setup.cut(&mcp, 1, "a").await;
+    let mut last_event_id = setup.cut(&mcp, 1, "a").await;
     for _ in 0..3 {
-        let mut polled = mcp.resume(&first).await;
+        let mut polled = mcp.resume(&last_event_id).await;
         assert_eq!(polled.head().await.status, 200);
+        let priming = polled.event().await.expect("an event with an id");
+        assert!(
+            priming.is_priming() && priming.retry == Some(3_000),
+            "{priming:?}"
+        );
+        last_event_id = priming.id.expect("an id");
         assert_eq!(polled.answer_event().await, None);
     }
     setup.witness.release("a");
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 
-    let mut polled = mcp.resume(&first).await;
+    let mut polled = mcp.resume(&last_event_id).await;
 
     polled.assert_done("a").await;
 }

@@ -32,6 +32,7 @@ const HOLD: Duration = Duration::from_secs(5);
 
 for_servers!(sessions {
     a_resume_is_reported_and_its_stream_carries_the_answer,
+    a_resume_that_repeats_its_header_field_is_a_resume,
     a_second_cut_starts_the_grace_in_full,
     the_late_drop_of_a_half_dead_stream_has_no_effect,
     a_resume_before_the_first_stream_is_dropped_is_the_newest_stream,
@@ -46,6 +47,19 @@ for_servers!(sessions {
     one_session_may_resume_many_calls_at_once,
     resumes_that_wait_for_a_stalled_runtime_keep_their_calls,
 });
+
+/// A client that adds the field to headers that have it already.
+async fn a_resume_that_repeats_its_header_field_is_a_resume(server: Server) {
+    let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
+    setup.cut(&mcp, 1, "a").await;
+
+    let resume = mcp.resume_request(FIRST_EVENT);
+    let mut resumed = mcp.send(&resume.header("last-event-id", FIRST_EVENT)).await;
+
+    assert_eq!(resumed.head().await.status, 200);
+    clock.advance(GRACE * 2).await;
+    setup.assert_completes("a", &mut resumed).await;
+}
 
 async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) {
     let (clock, setup, mcp) = Plan::with_grace(server).stopped().await;
