@@ -17,6 +17,7 @@ class Server:
         self.counts = None
         self.cancelled = 0
         flags = ["--tier", tier, "--retry-ms", setup["retry"], "--grace", setup["grace"] or "auto"]
+        flags += ["--store", "yes" if setup["store"] else "no"]
         log = logs / f"server-{tier}-{setup['retry']}"
         self._program = Program([binary, *flags], log, self._on_event, **environment)
 

@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Awaitable, Callable
 
-# The set-up of a server: the reconnect delay and the grace of a session call, both in milliseconds.
-QUICK = {"retry": 300, "grace": 6000}
-DEFAULTS = {"retry": 3000, "grace": None}
-STRICT = {"retry": 2500, "grace": 1000}
+# The set-up of a server: the reconnect delay and the grace of a session call, both in milliseconds, and whether it has an event store.
+QUICK = {"retry": 300, "grace": 6000, "store": False}
+DEFAULTS = {"retry": 3000, "grace": None, "store": False}
+STRICT = {"retry": 2500, "grace": 1000, "store": False}
+STORED = {"retry": 350, "grace": 6000, "store": True}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,14 @@ async def three(cell):
     # The Python SDK resumes twice at most. Then its call is an orphan.
     if len(cell.proxy.of_call()) > 3:
         cell.finish()
+
+
+async def polled(cell):
+    """The server ends each resumed stream, so the client has to resume again."""
+    await cell.streaming()
+    cell.cut()
+    await cell.back(3)
+    cell.finish()
 
 
 async def killed(cell):
@@ -141,6 +150,7 @@ SCENARIOS = [
     Scenario("one-cut", "one cut", one, QUICK, stateless=True),
     Scenario("two-cuts", "two cuts", two, QUICK),
     Scenario("three-cuts", "three cuts", three, QUICK),
+    Scenario("polled", "cut, answer from an event store", polled, STORED),
     Scenario("killed", "client killed", killed, QUICK, stateless=True, killed=True),
     Scenario("closed", "client closed in its call", closed, QUICK, stateless=True),
     Scenario("refused", "cut, never let back", refused, QUICK, stateless=True),

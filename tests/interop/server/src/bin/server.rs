@@ -25,7 +25,10 @@ use rmcp::{
     tool, tool_handler, tool_router,
     transport::streamable_http_server::{
         SessionManager, StreamableHttpServerConfig, StreamableHttpService,
-        session::local::{LocalSessionManager, SessionConfig},
+        session::{
+            EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+            local::LocalSessionManager,
+        },
     },
 };
 use serde::Deserialize;
@@ -37,10 +40,15 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-const USAGE: &str = "usage: server --tier bare|layer|wrapped --retry-ms <n> --grace auto|<ms>";
+const USAGE: &str =
+    "usage: server --tier bare|layer|wrapped --store yes|no --retry-ms <n> --grace auto|<ms>";
+
+include!("../../../../upstream/store.rs");
 
 struct Options {
     tier: Tier,
+    /// Whether the sessions have an event store.
+    store: bool,
     retry: Duration,
     /// For session calls; `None` is `Grace::Auto`.
     grace: Option<Duration>,
@@ -104,13 +112,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let tally = Arc::new(Tally::default());
     let layer = layer(options.grace, tally.clone());
     let calls = layer.calls();
-    let mut sessions = SessionConfig::default();
-    sessions.sse_retry = Some(options.retry);
+    let sessions = local(&options);
     let app = match options.tier {
-        Tier::Bare => app(local(sessions), options.retry, &queues),
-        Tier::Layer => app(local(sessions), options.retry, &queues).layer(layer),
+        Tier::Bare => app(sessions, options.retry, &queues),
+        Tier::Layer => app(sessions, options.retry, &queues).layer(layer),
         Tier::Wrapped => app(
-            CancellableSessionManager::local(sessions),
+            CancellableSessionManager::new(sessions),
             options.retry,
             &queues,
         )
@@ -160,9 +167,12 @@ fn layer(grace: Option<Duration>, tally: Arc<Tally>) -> CancelOnDisconnectLayer 
         .observe(move |event: &Event<'_>| tally.count(event))
 }
 
-fn local(config: SessionConfig) -> LocalSessionManager {
+fn local(options: &Options) -> LocalSessionManager {
     let mut manager = LocalSessionManager::default();
-    manager.session_config = config;
+    manager.session_config.sse_retry = Some(options.retry);
+    if options.store {
+        manager = manager.with_event_store(Arc::new(Store::default()));
+    }
     manager
 }
 
@@ -178,11 +188,12 @@ fn app(sessions: impl SessionManager, retry: Duration, queues: &Arc<StepQueues>)
 
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
-        let (mut tier, mut retry, mut grace) = (None, None, None);
+        let (mut tier, mut store, mut retry, mut grace) = (None, None, None, None);
         while let Some(arg) = args.next() {
             let value = args.next()?;
             match arg.as_str() {
                 "--tier" => tier = Some(Tier::parse(&value)?),
+                "--store" => store = Some(value == "yes"),
                 "--retry-ms" => retry = Some(millis(&value)?),
                 "--grace" if value == "auto" => grace = None,
                 "--grace" => grace = Some(millis(&value)?),
@@ -191,6 +202,7 @@ impl Options {
         }
         Some(Self {
             tier: tier?,
+            store: store?,
             retry: retry?,
             grace,
         })
