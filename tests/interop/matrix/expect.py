@@ -64,10 +64,8 @@ def expected(cell):
         return {"no-cut": result, "on-its-way": lost}.get(scenario, at_once)()
     if scenario in RESUMES_IN_TIME:
         return result()
-    if scenario == "polled" and client in TYPESCRIPT and cell.tier != "wrapped":
-        return lost() if bare else orphan(cell)
     if scenario == "polled":
-        return result()
+        return lost() if client in TYPESCRIPT and cell.tier != "wrapped" else result()
     if scenario in LATE:
         return result() if cell.tier == "wrapped" else lost()
     if scenario == "short-grace":
