@@ -25,7 +25,8 @@ use crate::{
 /// service.
 ///
 /// The inner service gets a [`TeeBody`] and answers with any body. If the request already has a [`CallToken`], it passed another
-/// such layer, and this one passes everything on.
+/// such layer, and this one passes everything on. An exception is the token of a call that a session manager has accepted: a handler has
+/// made a further request with the head of its own.
 ///
 /// ```
 /// use axum::body::Body;
@@ -81,7 +82,8 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        if request.extensions().get::<CallToken>().is_some() {
+        let outer = request.extensions().get::<CallToken>();
+        if outer.is_some_and(|outer| !outer.exchange().is_bound()) {
             self.shared.registry.hints.emit(Hint::Nested);
             let future = self.inner.call(request.map(TeeBody::passthrough));
             return ResponseFuture::passthrough(future);

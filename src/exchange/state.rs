@@ -342,7 +342,7 @@ impl Exchange {
         self.info().filter(|call| call.request_id() == request)
     }
 
-    pub(super) fn is_bound(&self) -> bool {
+    pub(crate) fn is_bound(&self) -> bool {
         self.state().is_bound()
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer or resumes forever. For a completed
 //! call the client receives an event that repeats its last event id, then the answer without an id. So after another disconnect it
-//! can resume in the same way again. For a cancelled call the client receives the error alone.
+//! can resume in the same way again. An error, of a completed or a cancelled call, it receives alone: to the SDK an error after an event id
+//! is not the end of the call.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -43,7 +44,7 @@ const MAX_ARENA_TEXT: usize = 1024;
 pub(super) struct ReplayedAnswer<S> {
     replay: Option<S>,
     request: Option<NumberOrString>,
-    /// The priming event before the answer. `None` once the replay has yielded an event id or the answer.
+    /// The priming event before the answer. `None` for an error, and once the replay has yielded an event id or the answer.
     priming_event: Option<ServerSseMessage>,
     /// `None` once the replay has yielded the answer.
     retained_answer: Option<ServerSseMessage>,
@@ -135,10 +136,10 @@ pub(super) fn replay(
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
     let (first, second) = match end {
         None => (None, None),
-        Some(RetainedOutcome::Answered(answer)) => (
-            Some(priming_event(last_event_id, answer.retry)),
-            Some(answer_event(answer)),
-        ),
+        Some(RetainedOutcome::Answered(answer)) => {
+            let (priming_event, answer) = answer_events(last_event_id, answer);
+            (priming_event, Some(answer))
+        }
         Some(RetainedOutcome::Cancelled(request, reason)) => (
             None,
             Some(ServerSseMessage::from_message(error_of(&request, reason))),
@@ -153,10 +154,19 @@ pub(super) fn priming_event(last_event_id: &str, retry: Option<Duration>) -> Ser
     ServerSseMessage::priming(last_event_id, retry.unwrap_or(DEFAULT_RETRY))
 }
 
-fn answer_event(answer: Answer) -> ServerSseMessage {
+/// Returns the priming event and the answer. An error has no priming event.
+fn answer_events(
+    last_event_id: &str,
+    answer: Answer,
+) -> (Option<ServerSseMessage>, ServerSseMessage) {
+    let priming_event = priming_event(last_event_id, answer.retry);
     let mut answered = ServerSseMessage::default();
     answered.message = message_of(answer.content);
-    answered
+    let is_error = matches!(
+        answered.message.as_deref(),
+        Some(ServerJsonRpcMessage::Error(_))
+    );
+    ((!is_error).then_some(priming_event), answered)
 }
 
 /// Returns the answer of an ended call, or its error if it was cancelled.
@@ -259,8 +269,7 @@ impl std::io::Write for ByteCount {
 
 impl<S> ReplayedAnswer<S> {
     pub(super) fn new(replay: S, answer: Answer, last_event_id: &str) -> Self {
-        let priming_event = priming_event(last_event_id, answer.retry);
-        let retained_answer = answer_event(answer);
+        let (priming_event, retained_answer) = answer_events(last_event_id, answer);
         let request = retained_answer
             .message
             .as_deref()
@@ -269,7 +278,7 @@ impl<S> ReplayedAnswer<S> {
         Self {
             replay: Some(replay),
             request,
-            priming_event: Some(priming_event),
+            priming_event,
             retained_answer: Some(retained_answer),
         }
     }

@@ -65,6 +65,27 @@ fn an_answer_is_restored_unchanged() {
     }
 }
 
+/// After an event with an id, the TypeScript SDK 1.x resumes even if it has the error.
+#[test]
+fn an_error_is_replayed_alone() {
+    let error = json!({ "code": -32602, "message": "no such document" });
+    let message = json!({ "jsonrpc": "2.0", "id": 7, "error": error });
+    let message: ServerJsonRpcMessage = serde_json::from_value(message).unwrap();
+    let end = RetainedOutcome::Answered(retained(&message));
+    let replayed = replay(Some(end), "0/0").collect::<Vec<_>>();
+    let stored = ReplayedAnswer::new(stream::empty(), retained(&message), "0/0").into_stream();
+    for events in [
+        replayed.now_or_never(),
+        stored.collect::<Vec<_>>().now_or_never(),
+    ] {
+        let events = events.unwrap();
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(events[0].event_id, None);
+        let message_of_event = serde_json::to_value(events[0].message.as_deref()).unwrap();
+        assert_eq!(message_of_event, serde_json::to_value(&message).unwrap());
+    }
+}
+
 #[test]
 fn a_replay_ends_with_the_answer_although_the_store_waits_for_more() {
     let message = answer(json!({ "content": [] }));
