@@ -95,7 +95,7 @@ impl Session {
         self.0.primes.store(primes, Ordering::Relaxed);
     }
 
-    /// Opens a stream for a call. To make room, evicts streams that may be evicted.
+    /// Opens a stream for a call. To make room, evicts streams that may be evicted, and removes idle sessions.
     ///
     /// Returns `None` if there is no room, the session was closed, or the system has no random numbers.
     pub fn open(&self, call: Call) -> Option<Stream> {
@@ -181,9 +181,12 @@ impl Session {
         self.0.index.close();
     }
 
-    /// Returns when the session was last used, or `None` if it has a stream.
+    /// Returns when the session was last used, or `None` if it has a stream or a clone, such as that of a request.
+    ///
+    /// While the event store is locked, this does not change: clones are made of its entry only.
     pub(super) fn idle_since(&self) -> Option<Instant> {
-        self.0.index.idle_since()
+        let is_shared = Arc::strong_count(&self.0) > 1;
+        self.0.index.idle_since().filter(|_| !is_shared)
     }
 
     /// Returns when a client last stopped reading one of its streams.

@@ -1,10 +1,11 @@
 //! The streams of each session, and the ended streams of all sessions.
 //!
 //! The index does not know the type of its streams. So a stream can hold the [`StreamIndex`] that contains it, and have that
-//! index evict other streams.
+//! index evict other streams, or remove [idle sessions](IdleSessions).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
@@ -64,6 +65,13 @@ struct Entry<S> {
 pub(super) struct EndedStreams<S> {
     state: Mutex<EndedState<S>>,
     gaps: AtomicU64,
+    idle_sessions: Weak<dyn IdleSessions>,
+}
+
+/// The sessions that have no stream and no request.
+pub(super) trait IdleSessions: fmt::Debug + Send + Sync {
+    /// Removes at least half of them: the least recently used ones. Returns `false` if there is none.
+    fn remove_some(&self) -> bool;
 }
 
 #[derive(Debug)]
@@ -290,7 +298,7 @@ impl<S> StreamIndex<S> {
 // === impl EndedStreams ===
 
 impl<S> EndedStreams<S> {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(idle_sessions: Weak<dyn IdleSessions>) -> Self {
         Self {
             state: Mutex::new(EndedState {
                 by_deadline: BTreeMap::new(),
@@ -298,7 +306,14 @@ impl<S> EndedStreams<S> {
                 sweeper: None,
             }),
             gaps: AtomicU64::new(0),
+            idle_sessions,
         }
+    }
+
+    /// Removes idle sessions. Returns `false` if there is none.
+    pub(super) fn remove_idle_sessions(&self) -> bool {
+        let sessions = self.idle_sessions.upgrade();
+        sessions.is_some_and(|sessions| sessions.remove_some())
     }
 
     /// Removes a closed stream from the ended ones and adds its `gaps` to the total.

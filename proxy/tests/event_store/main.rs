@@ -15,7 +15,7 @@ use axum::body::Body;
 use http::{HeaderMap, Request, Response, header};
 use http_body_util::StreamBody;
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
-use mcp_cancel_proxy::event_store::{Event as StoreEvent, EventStore, Limits};
+use mcp_cancel_proxy::event_store::{Call, Event as StoreEvent, EventStore, Limits, Session};
 
 use self::scripted::*;
 
@@ -943,4 +943,51 @@ impl std::io::Write for Log {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// Clients begin sessions and never delete them, as the TypeScript SDK's do. Their sessions have no stream for long.
+#[tokio::test(start_paused = true)]
+async fn sessions_that_nobody_uses_any_more_leave_room_for_new_ones() {
+    // The minimum of `--buffer`, and a gateway whose session ids are long.
+    for (bytes, id_length) in [(1 << 20, 32), (64 << 20, 8_000)] {
+        let store = EventStore::new(Limits {
+            bytes,
+            ..Limits::default()
+        });
+        for number in 0..4_000 {
+            let id = format!("{number:0>id_length$}");
+            store.begin(&id, Some(WITH_PRIMING));
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        let session = store.begin("new", Some(WITH_PRIMING));
+        let stream = session.and_then(|session| session.open(Call::new("1")?));
+        assert!(
+            stream.is_some(),
+            "no room for a session, {} sessions without a stream have {} bytes",
+            store.stats().sessions,
+            store.stats().buffer_bytes
+        );
+    }
+}
+
+/// A session with a stream that its client may resume, and one of a request in flight.
+#[tokio::test(start_paused = true)]
+async fn sessions_in_use_are_kept_when_there_is_no_room() {
+    let store = EventStore::new(Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    });
+    let open = |session: Session, id: &str| session.open(Call::new(id)?);
+    let resumable = store.begin("resumable", Some(WITH_PRIMING)).unwrap();
+    let stream = open(resumable, "1").unwrap();
+    stream.prime();
+    let in_flight = store.begin("in flight", Some(WITH_PRIMING)).unwrap();
+    for number in 0..2_000 {
+        store.begin(&number.to_string(), Some(WITH_PRIMING));
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!(store.stats().sessions < 1_100, "{:?}", store.stats());
+    assert!(store.session("resumable").is_some());
+    assert!(store.session("in flight").is_some());
+    assert!(open(in_flight, "1").is_some());
 }

@@ -94,7 +94,9 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream that was read completely or cancelled, and is not being read again. Returns `false` if there is none.
+    /// Evicts another stream that was read completely or cancelled, and is not being read again, or else idle sessions.
+    ///
+    /// Returns `false` if there is none.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
@@ -203,7 +205,7 @@ impl StreamIndex<Stream> {
         }
     }
 
-    /// Evicts the oldest stream that frees this budget. Returns `false` if there is none.
+    /// Evicts the oldest stream that frees this budget, or else idle sessions. Returns `false` if there is none.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::Session => {
@@ -211,7 +213,7 @@ impl StreamIndex<Stream> {
             }
             Exhausted::All => {
                 let ended_streams = self.ended_streams();
-                ended_streams.is_some_and(|ended_streams| ended_streams.evict_oldest())
+                ended_streams.is_some_and(|ended_streams| ended_streams.make_room())
             }
         }
     }
@@ -228,6 +230,11 @@ impl StreamIndex<Stream> {
 // === impl EndedStreams ===
 
 impl EndedStreams<Stream> {
+    /// Evicts the oldest stream of any session, or else idle sessions. Returns `false` if there is none.
+    pub(in crate::event_store) fn make_room(&self) -> bool {
+        self.evict_oldest() || self.remove_idle_sessions()
+    }
+
     /// Evicts the oldest stream of any session. Returns `false` if there is none to evict.
     fn evict_oldest(&self) -> bool {
         iter::from_fn(|| self.take_evictable()).any(|(index, number)| {
