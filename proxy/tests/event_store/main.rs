@@ -157,7 +157,7 @@ async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
         );
         assert_eq!(
             setup.outcome().await,
-            Outcome::Completed,
+            Outcome::Cancelled(CancelReason::ResponseDropped),
             "its client got the error"
         );
     }
@@ -212,6 +212,14 @@ async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
     }
     let rest = client.rest().await;
     assert!(rest[1].contains("-32603"), "{rest:?}");
+    let cancel = setup.next().await;
+    assert!(
+        cancel.body.contains("notifications/cancelled"),
+        "{}",
+        cancel.body
+    );
+    cancel.status(202);
+    settle().await;
     assert!(setup.arrived.is_empty());
 }
 
@@ -943,6 +951,39 @@ impl std::io::Write for Log {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// Returns the cancel that the server receives within ten minutes, if any.
+async fn cancel_within_ten_minutes(setup: &mut Setup) -> Option<String> {
+    let arrived = tokio::time::timeout(Duration::from_secs(600), setup.arrived.recv());
+    let body = arrived.await.ok()??.body;
+    body.contains("notifications/cancelled").then_some(body)
+}
+
+/// A reverse proxy in front of the server cuts the response of a silent tool, after 60 s. The server, and its tool, know nothing of it.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_stream_was_cut_is_notified_that_no_client_waits_for_the_answer() {
+    let (mut setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
+    server.progress(1).await;
+    server.cut().await;
+    let rest = client.rest().await;
+    assert!(rest[1].contains("ended before its answer"), "{rest:?}");
+    let cancel = cancel_within_ten_minutes(&mut setup).await;
+    assert!(cancel.is_some(), "the tool runs on for nobody");
+}
+
+/// The client resumes, and reads that its call has ended with an error.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_events_found_no_room_is_notified_that_no_client_waits_for_the_answer() {
+    let (mut setup, primed, server) = Setup::detached().await;
+    for id in 0..256 {
+        server.message(&request_of(id)).await;
+    }
+    in_time(server.closed()).await;
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert!(rest[255].contains(r#""id":1,"error""#), "{}", rest[255]);
+    let cancel = cancel_within_ten_minutes(&mut setup).await;
+    assert!(cancel.is_some(), "the tool runs on for nobody");
 }
 
 /// Clients begin sessions and never delete them, as the TypeScript SDK's do. Their sessions have no stream for long.
