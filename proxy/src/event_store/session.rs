@@ -95,7 +95,8 @@ impl Session {
         self.0.primes.store(primes, Ordering::Relaxed);
     }
 
-    /// Opens a stream for a call. To make room, evicts streams that may be evicted, and removes idle sessions.
+    /// Opens a stream for a call. To make room, evicts streams that may be evicted, removes idle sessions, and drops
+    /// droppable events that no client is reading.
     ///
     /// Returns `None` if there is no room, the session was closed, or the system has no random numbers.
     pub fn open(&self, call: Call) -> Option<Stream> {
@@ -198,6 +199,12 @@ impl Session {
             latest = latest.max(stream.unread_since()?);
         }
         Some(latest)
+    }
+
+    /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
+    pub(super) fn drop_unread(&self) -> bool {
+        let streams = self.0.index.streams();
+        streams.iter().filter(|stream| stream.drop_unread()).count() > 0
     }
 
     /// Returns `true` if a shutdown should wait for one of its streams.

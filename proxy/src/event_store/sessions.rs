@@ -18,7 +18,7 @@ use super::{
     budget::{Budget, Limits},
     session::{SESSION_OVERHEAD, Session, SharedState},
     stream::Stream,
-    stream_index::{EndedStreams, IdleSessions},
+    stream_index::{AllSessions, EndedStreams},
 };
 use crate::{
     headers::FIRST_REVISION_WITH_PRIMING,
@@ -35,7 +35,7 @@ const RECHECK_DELAY: Duration = Duration::from_secs(1);
 /// How much later than the layer the event store may detect a disconnect: 100 ms.
 const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
 
-/// After a scan of all sessions that found no idle one, the minimum time until the next scan: 1 s.
+/// After a scan of all sessions that could make no room, the minimum time until the next scan: 1 s.
 ///
 /// Chosen because a full event store needs room for each event.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
@@ -75,8 +75,8 @@ struct Shared {
     budget: Arc<Budget>,
     sessions: Mutex<HashMap<Arc<str>, Session>>,
     ended_streams: Arc<EndedStreams<Stream>>,
-    /// When there was no idle session to remove. `None` if there was one the last time.
-    none_idle_since: Mutex<Option<Instant>>,
+    /// When no room could be made in the sessions. `None` if there was some the last time.
+    full_since: Mutex<Option<Instant>>,
     resumes: AtomicU64,
 }
 
@@ -98,7 +98,7 @@ impl EventStore {
             budget: Budget::new(limits.bytes),
             sessions: Mutex::default(),
             ended_streams: Arc::new(EndedStreams::new(this.clone())),
-            none_idle_since: Mutex::default(),
+            full_since: Mutex::default(),
             resumes: AtomicU64::new(0),
         }))
     }
@@ -277,6 +277,16 @@ impl Shared {
         Some(session)
     }
 
+    /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
+    fn drop_unread(&self) -> bool {
+        let sessions: Vec<_> = self.sessions().values().cloned().collect();
+        sessions
+            .iter()
+            .filter(|session| session.drop_unread())
+            .count()
+            > 0
+    }
+
     fn sessions(&self) -> MutexGuard<'_, HashMap<Arc<str>, Session>> {
         lock(&self.sessions)
     }
@@ -291,15 +301,15 @@ impl Drop for Shared {
     }
 }
 
-impl IdleSessions for Shared {
-    fn remove_some(&self) -> bool {
-        let mut none_since = lock(&self.none_idle_since);
-        if none_since.is_some_and(|since| since.elapsed() < RESCAN_INTERVAL) {
+impl AllSessions for Shared {
+    fn make_room(&self) -> bool {
+        let mut full_since = lock(&self.full_since);
+        if full_since.is_some_and(|since| since.elapsed() < RESCAN_INTERVAL) {
             return false;
         }
-        let has_removed = remove_idle(&mut self.sessions());
-        *none_since = (!has_removed).then(Instant::now);
-        has_removed
+        let has_made_room = remove_idle(&mut self.sessions()) || self.drop_unread();
+        *full_since = (!has_made_room).then(Instant::now);
+        has_made_room
     }
 }
 

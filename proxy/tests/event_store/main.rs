@@ -1032,3 +1032,31 @@ async fn sessions_in_use_are_kept_when_there_is_no_room() {
     assert!(store.session("in flight").is_some());
     assert!(open(in_flight, "1").is_some());
 }
+
+/// Servers log, and their clients read no standalone stream.
+#[tokio::test(start_paused = true)]
+async fn log_events_that_nobody_reads_leave_room_for_other_sessions() {
+    let store = EventStore::new(Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    });
+    let log = format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"data":"{}"}}}}"#,
+        "x".repeat(4_000)
+    );
+    let mut logging = Vec::new();
+    for number in 0..8 {
+        let session = store.begin(&number.to_string(), Some(WITH_PRIMING));
+        let session = session.expect("room for a session");
+        let stream = session.open_standalone().expect("room for a stream");
+        for _ in 0..64 {
+            let _dropped = stream.push_now(StoreEvent::message(log.as_bytes(), None));
+        }
+        logging.push((session, stream));
+    }
+    let session = store.begin("new", Some(WITH_PRIMING)).expect("room");
+    let stream = session.open(Call::new("1").unwrap()).expect("room");
+    let question = StoreEvent::message(&[b'x'; 100_000], None);
+    stream.push_now(question).expect("room for an event");
+    drop(logging);
+}
