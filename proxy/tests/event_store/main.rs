@@ -972,6 +972,22 @@ async fn a_server_whose_stream_was_cut_is_notified_that_no_client_waits_for_the_
     assert!(cancel.is_some(), "the tool runs on for nobody");
 }
 
+/// The client has an event stream by then. A gateway in front of the server gives up, or the server itself refuses.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_gateway_gave_up_is_notified_that_no_client_waits_for_the_answer() {
+    for (status, is_cancelled) in [(504, true), (502, true), (404, false), (500, false)] {
+        let mut setup = Setup::started(WITH_PRIMING).await;
+        let waiting = setup.post(call(1));
+        let server = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        server.status(status);
+        let rest = client.rest().await;
+        assert!(rest[1].contains(&status.to_string()), "{rest:?}");
+        let cancel = cancel_within_ten_minutes(&mut setup).await;
+        assert_eq!(cancel.is_some(), is_cancelled, "{status}");
+    }
+}
+
 /// The client resumes, and reads that its call has ended with an error.
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_events_found_no_room_is_notified_that_no_client_waits_for_the_answer() {
