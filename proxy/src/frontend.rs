@@ -69,6 +69,13 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(130);
 /// Chosen as the maximum number of open calls of a command's session, plus one cancel or answer for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
+/// Maximum number of requests on an HTTP/2 connection that are reset before hyper has accepted them: 2,048.
+///
+/// Above it, the connection ends with all its calls. A reverse proxy has the requests of many clients on one connection. If the program
+/// stands still for a moment, all clients of [`MAX_HTTP2_REQUESTS`] may disconnect in the meantime. hyper's default is 20. A client
+/// that resets its requests on purpose takes no more memory than with as many that it does not reset.
+const MAX_HTTP2_RESETS: usize = 2_048;
+
 /// How long the body of a refused request is read: 5 s.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -294,6 +301,7 @@ async fn connection(
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_HTTP2_REQUESTS)
+        .max_pending_accept_reset_streams(MAX_HTTP2_RESETS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // Bounds the wait for the first head and the idle time between requests.

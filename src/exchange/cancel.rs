@@ -84,6 +84,14 @@ impl Cancel {
         }
     }
 
+    /// Creates a cancel of a call, attached or not, whose answer a gateway has lost. The gateway itself sends an error.
+    pub(super) fn lost() -> Self {
+        Self {
+            reason: CancelReason::ResponseDropped,
+            ..Self::before_close()
+        }
+    }
+
     /// Creates a cancel that the server has received, or that follows from a closed session.
     ///
     /// The call may be attached or not.

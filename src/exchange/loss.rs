@@ -103,6 +103,28 @@ impl Exchange {
         }
     }
 
+    /// Called when a gateway between the layer and its server can no longer get the answer.
+    ///
+    /// The gateway sends an error in its place, so a client that resumes does not get the answer either.
+    pub(crate) fn on_answer_lost(self: &Arc<Self>) {
+        let Some(call) = self.info() else {
+            return;
+        };
+        let stream_end = StreamEnd {
+            replayable: false,
+            retry: None,
+            by_server: false,
+            stored: false,
+        };
+        let is_cancelled = match call.policy().grace.decide(call, stream_end) {
+            DisconnectAction::CancelNow | DisconnectAction::CancelAfter(_) => true,
+            DisconnectAction::KeepRunning => false,
+        };
+        if is_cancelled && !self.maybe_answered.load(Ordering::Relaxed) {
+            self.cancel(call.id(), Cancel::lost());
+        }
+    }
+
     /// Returns the state of a detached call that must not be cancelled.
     ///
     /// Returns `None` if the call must be untracked.

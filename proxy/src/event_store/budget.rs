@@ -17,8 +17,9 @@ use std::{
 pub struct Limits {
     /// Maximum number of known sessions: 4,096.
     ///
-    /// Above it, at least half of the sessions without a stream are removed, the least recently used ones first. The store
-    /// then no longer knows whether their clients support priming events.
+    /// Above it, at least half of the sessions without a stream and a request are removed, the least recently used ones first.
+    /// The store then no longer knows whether their clients support priming events. The same happens above
+    /// [`bytes`](Self::bytes).
     pub sessions: usize,
     /// Maximum number of streams of a session, including ended ones that are kept: 2,048.
     ///

@@ -95,7 +95,8 @@ impl Session {
         self.0.primes.store(primes, Ordering::Relaxed);
     }
 
-    /// Opens a stream for a call. To make room, evicts streams that may be evicted.
+    /// Opens a stream for a call. To make room, evicts streams that may be evicted, removes idle sessions, and drops
+    /// droppable events that no client is reading.
     ///
     /// Returns `None` if there is no room, the session was closed, or the system has no random numbers.
     pub fn open(&self, call: Call) -> Option<Stream> {
@@ -181,9 +182,12 @@ impl Session {
         self.0.index.close();
     }
 
-    /// Returns when the session was last used, or `None` if it has a stream.
+    /// Returns when the session was last used, or `None` if it has a stream or a clone, such as that of a request.
+    ///
+    /// While the event store is locked, this does not change: clones are made of its entry only.
     pub(super) fn idle_since(&self) -> Option<Instant> {
-        self.0.index.idle_since()
+        let is_shared = Arc::strong_count(&self.0) > 1;
+        self.0.index.idle_since().filter(|_| !is_shared)
     }
 
     /// Returns when a client last stopped reading one of its streams.
@@ -195,6 +199,12 @@ impl Session {
             latest = latest.max(stream.unread_since()?);
         }
         Some(latest)
+    }
+
+    /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
+    pub(super) fn drop_unread(&self) -> bool {
+        let streams = self.0.index.streams();
+        streams.iter().filter(|stream| stream.drop_unread()).count() > 0
     }
 
     /// Returns `true` if a shutdown should wait for one of its streams.

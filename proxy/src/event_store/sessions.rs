@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,7 +18,7 @@ use super::{
     budget::{Budget, Limits},
     session::{SESSION_OVERHEAD, Session, SharedState},
     stream::Stream,
-    stream_index::EndedStreams,
+    stream_index::{AllSessions, EndedStreams},
 };
 use crate::{
     headers::FIRST_REVISION_WITH_PRIMING,
@@ -34,6 +34,11 @@ const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// How much later than the layer the event store may detect a disconnect: 100 ms.
 const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
+
+/// After a scan of all sessions that could make no room, the minimum time until the next scan: 1 s.
+///
+/// Chosen because a full event store needs room for each event.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The event store: all sessions of a server. Clones share it.
 #[derive(Debug, Clone)]
@@ -70,6 +75,8 @@ struct Shared {
     budget: Arc<Budget>,
     sessions: Mutex<HashMap<Arc<str>, Session>>,
     ended_streams: Arc<EndedStreams<Stream>>,
+    /// When no room could be made in the sessions. `None` if there was some the last time.
+    full_since: Mutex<Option<Instant>>,
     resumes: AtomicU64,
 }
 
@@ -86,11 +93,12 @@ impl EventStore {
     /// The store recognises an event id of an earlier store for the same server, such as one before a restart. The client that
     /// [resumes](Self::resume) with the id gets an error, and the server never receives it.
     pub fn for_server(server: &str, limits: Limits) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             shared: Arc::new(SharedState::new(server, limits)),
             budget: Budget::new(limits.bytes),
             sessions: Mutex::default(),
-            ended_streams: Arc::new(EndedStreams::new()),
+            ended_streams: Arc::new(EndedStreams::new(this.clone())),
+            full_since: Mutex::default(),
             resumes: AtomicU64::new(0),
         }))
     }
@@ -98,7 +106,7 @@ impl EventStore {
     /// Returns the session with this id, and creates it if it is not known.
     ///
     /// `requested_revision` is the revision in the client's own `initialize` if that starts the session. It decides whether the
-    /// client supports priming events. At the limit of sessions, idle ones are removed. Returns `None` if there is still no room.
+    /// client supports priming events. Without room, idle sessions are removed. Returns `None` if there is still no room.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
@@ -120,7 +128,7 @@ impl EventStore {
         }
     }
 
-    /// Removes a session if it has no stream.
+    /// Removes a session if it has no stream and no other request.
     pub(super) fn remove_unused(&self, id: &str) {
         let mut sessions = self.0.sessions();
         let is_unused = |session: &Session| session.idle_since().is_some();
@@ -236,19 +244,26 @@ pub(super) fn unknown_event() -> Response<Body> {
 
 impl Shared {
     fn insert(&self, id: &str) -> Option<Session> {
+        if let Some(session) = self.sessions().get(id) {
+            return Some(session.clone());
+        }
+        let mut reservation = self.budget.reservation();
+        while reservation.grow(SESSION_OVERHEAD + 2 * id.len()).is_err() {
+            if !self.ended_streams.make_room() {
+                return None;
+            }
+        }
         let mut sessions = self.sessions();
         if let Some(session) = sessions.get(id) {
             return Some(session.clone());
         }
         let max_sessions = self.shared.limits.sessions;
         if sessions.len() >= max_sessions {
-            evict_idle(&mut sessions);
+            remove_idle(&mut sessions);
         }
         if sessions.len() >= max_sessions {
             return None;
         }
-        let mut reservation = self.budget.reservation();
-        reservation.grow(SESSION_OVERHEAD + 2 * id.len()).ok()?;
         let id: Arc<str> = id.into();
         let budget = self.budget.child(self.shared.limits.session_bytes);
         let session = Session::new(
@@ -260,6 +275,16 @@ impl Shared {
         );
         sessions.insert(id, session.clone());
         Some(session)
+    }
+
+    /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
+    fn drop_unread(&self) -> bool {
+        let sessions: Vec<_> = self.sessions().values().cloned().collect();
+        sessions
+            .iter()
+            .filter(|session| session.drop_unread())
+            .count()
+            > 0
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<Arc<str>, Session>> {
@@ -276,14 +301,27 @@ impl Drop for Shared {
     }
 }
 
-/// Removes at least half of the sessions without streams: the least recently used ones.
-fn evict_idle(sessions: &mut HashMap<Arc<str>, Session>) {
+impl AllSessions for Shared {
+    fn make_room(&self) -> bool {
+        let mut full_since = lock(&self.full_since);
+        if full_since.is_some_and(|since| since.elapsed() < RESCAN_INTERVAL) {
+            return false;
+        }
+        let has_made_room = remove_idle(&mut self.sessions()) || self.drop_unread();
+        *full_since = (!has_made_room).then(Instant::now);
+        has_made_room
+    }
+}
+
+/// Removes at least half of the idle sessions: the least recently used ones. Returns `false` if there is none.
+fn remove_idle(sessions: &mut HashMap<Arc<str>, Session>) -> bool {
     let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
     if idle.is_empty() {
-        return;
+        return false;
     }
     let middle = idle.len() / 2;
     let (_, since, _) = idle.select_nth_unstable(middle);
     let since = *since;
     sessions.retain(|_, session| session.idle_since().is_none_or(|used| used > since));
+    true
 }

@@ -17,7 +17,7 @@ use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use super::{
     call::Call,
     credentials::Credentials,
-    event::{Event, error, error_from_json},
+    event::Event,
     ring::{Pushed, Ring, Start},
     stream_index::StreamIndex,
 };
@@ -25,6 +25,7 @@ use crate::{lock::lock, message::IdKey};
 
 mod authorization;
 mod bypass;
+mod end;
 mod eviction;
 mod queries;
 mod reader_body;
@@ -233,74 +234,6 @@ impl Stream {
         }
     }
 
-    /// Ends the stream, with an error from the proxy unless the call was answered. There is always room for the error.
-    ///
-    /// The server may still be working on the call, so the token is not notified of an answer. For the layer, the call ends once
-    /// its client has read the error.
-    pub fn end_with_error(&self, code: i32, message: &str) {
-        let call = self.0.call.as_ref();
-        self.finish(call.map(|(id, _)| error(id, code, message)));
-    }
-
-    /// Ends the stream with an error in place of an answer that cannot be forwarded. Notifies the token of an answer.
-    pub(crate) fn replace_answer(&self, code: i32, message: &str) {
-        if let Some((id, _)) = &self.0.call
-            && self.push_now(error(id, code, message)).is_ok()
-        {
-            self.end();
-        }
-    }
-
-    /// Answers the call with an error from the server, given as JSON text, and ends the stream.
-    pub(super) fn end_with_server_error(&self, error: &str) {
-        if let Some((id, _)) = &self.0.call
-            && self.push_now(error_from_json(id, error)).is_ok()
-        {
-            self.end();
-        }
-    }
-
-    /// Ends the stream. Its events are kept for a client that resumes.
-    pub fn end(&self) {
-        self.finish(None);
-    }
-
-    /// Ends the stream of a cancelled call. It may be evicted unless it has an answer, because no client waits for it.
-    pub(crate) fn end_cancelled(&self) {
-        self.state().is_cancelled = true;
-        self.end();
-    }
-
-    fn finish(&self, error: Option<Event>) {
-        let until = Instant::now() + self.0.retention;
-        let (reader, token, is_first, is_evictable) = {
-            let mut state = self.state();
-            let is_cancelled =
-                state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
-            let is_evictable = is_cancelled && !state.ring.is_answered();
-            if let Some(error) = error {
-                state.ring.push_reserved(error);
-            }
-            state.ring.end();
-            let is_first = state.until.is_none();
-            state.until.get_or_insert(until);
-            let is_evictable = is_evictable && !mem::replace(&mut state.is_evictable, is_evictable);
-            let reader = state.reader.take();
-            (reader, state.token.take(), is_first, is_evictable)
-        };
-        drop(token);
-        self.0.reader_progress.notify_waiters();
-        if let Some(reader) = reader {
-            reader.wake();
-        }
-        if is_first {
-            self.expire_at(until);
-            if is_evictable {
-                self.mark_evictable(until);
-            }
-        }
-    }
-
     /// Returns a response whose body reads the stream from the start.
     pub fn respond(&self) -> Response<Body> {
         self.read(Start::Beginning, false).unwrap_or_default()
@@ -422,7 +355,7 @@ impl Stream {
             );
         }
         if self.0.call.is_some() {
-            self.end_with_error(INTERNAL_ERROR, message);
+            self.end_without_answer(INTERNAL_ERROR, message);
         }
         Err(Refused)
     }

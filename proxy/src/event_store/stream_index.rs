@@ -1,10 +1,11 @@
 //! The streams of each session, and the ended streams of all sessions.
 //!
 //! The index does not know the type of its streams. So a stream can hold the [`StreamIndex`] that contains it, and have that
-//! index evict other streams.
+//! index evict other streams, or make room in [all sessions](AllSessions).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
@@ -64,6 +65,13 @@ struct Entry<S> {
 pub(super) struct EndedStreams<S> {
     state: Mutex<EndedState<S>>,
     gaps: AtomicU64,
+    sessions: Weak<dyn AllSessions>,
+}
+
+/// All sessions of the event store.
+pub(super) trait AllSessions: fmt::Debug + Send + Sync {
+    /// Removes idle sessions, or else drops droppable events that no client is reading. Returns `false` if there are none.
+    fn make_room(&self) -> bool;
 }
 
 #[derive(Debug)]
@@ -290,7 +298,7 @@ impl<S> StreamIndex<S> {
 // === impl EndedStreams ===
 
 impl<S> EndedStreams<S> {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(sessions: Weak<dyn AllSessions>) -> Self {
         Self {
             state: Mutex::new(EndedState {
                 by_deadline: BTreeMap::new(),
@@ -298,7 +306,14 @@ impl<S> EndedStreams<S> {
                 sweeper: None,
             }),
             gaps: AtomicU64::new(0),
+            sessions,
         }
+    }
+
+    /// Makes room in all sessions without evicting a stream. Returns `false` if there is none to make.
+    pub(super) fn make_room_in_sessions(&self) -> bool {
+        let sessions = self.sessions.upgrade();
+        sessions.is_some_and(|sessions| sessions.make_room())
     }
 
     /// Removes a closed stream from the ended ones and adds its `gaps` to the total.

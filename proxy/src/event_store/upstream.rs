@@ -14,8 +14,6 @@ use axum::body::Body;
 use bytes::BytesMut;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use tower_service::Service;
 
 use super::{
@@ -31,6 +29,8 @@ use crate::{
     headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
     message::{Scanner, single_line},
 };
+
+mod refusal;
 
 /// Maximum size of an event in the ring: 4 MiB, the limit of a session. Larger events, and any without room, bypass it.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
@@ -164,7 +164,8 @@ where
             match Box::pin(self.request_rest()).await {
                 Some(rest) => body = rest,
                 None => {
-                    return self.end_with_error("the MCP server's stream ended before its answer");
+                    return self
+                        .end_without_answer("the MCP server's stream ended before its answer");
                 }
             }
         }
@@ -188,7 +189,7 @@ where
         }
         if mem::take(&mut self.mode) == EventMode::Bypass {
             // The end of the event is missing, so no client has parsed it.
-            self.end_with_error(
+            self.end_without_answer(
                 "the MCP server's stream was cut off in the middle of an event too large for the proxy to keep",
             );
             return ReadEnd::Refused;
@@ -391,17 +392,29 @@ where
                 read.extend_from_slice(&bytes);
             }
         }
-        match json_rpc_error(&read) {
+        match refusal::json_rpc_error(&read) {
             Some(error) => self.stream.end_with_server_error(error),
-            None => self.end_with_error(&format!(
-                "the MCP server answered with HTTP status {status}"
-            )),
+            None => {
+                let message = format!("the MCP server answered with HTTP status {status}");
+                match status {
+                    // The answer of a gateway in front of the server, which may be working on the call.
+                    StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => {
+                        self.end_without_answer(&message)
+                    }
+                    _ => self.end_with_error(&message),
+                }
+            }
         }
     }
 
     fn end_with_error(&self, message: &str) {
         tracing::debug!("{message}");
         self.stream.end_with_error(INTERNAL_ERROR, message);
+    }
+
+    fn end_without_answer(&self, message: &str) {
+        tracing::debug!("{message}");
+        self.stream.end_without_answer(INTERNAL_ERROR, message);
     }
 }
 
@@ -417,26 +430,6 @@ fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
     let mut copy = Vec::with_capacity(needed);
     copy.extend_from_slice(&lines);
     copy
-}
-
-/// Returns the JSON-RPC error in the body of a refusal, as JSON text.
-fn json_rpc_error(body: &[u8]) -> Option<&str> {
-    #[derive(Deserialize)]
-    struct Refusal<'a> {
-        #[serde(borrow)]
-        error: &'a RawValue,
-    }
-    #[derive(Deserialize)]
-    struct Error<'a> {
-        #[serde(rename = "code")]
-        _code: i64,
-        #[serde(borrow, rename = "message")]
-        _message: std::borrow::Cow<'a, str>,
-    }
-    let refusal: Refusal<'_> = serde_json::from_slice(body).ok()?;
-    let text = refusal.error.get();
-    let _is_error: Error<'_> = serde_json::from_str(text).ok()?;
-    Some(text)
 }
 
 // === impl EndOnDrop ===
@@ -470,21 +463,5 @@ mod tests {
             cost + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
             "{cost}"
         );
-    }
-
-    #[test]
-    fn only_a_json_rpc_error_is_taken_from_a_refusal() {
-        for (body, expected) in [
-            (
-                r#"{"error":{"code":-1, "message":"\u0061"},"id":null}"#,
-                Some(r#"{"code":-1, "message":"\u0061"}"#),
-            ),
-            (r#"{"error":{"code":1.5,"message":"a"}}"#, None),
-            (r#"{"error":{"code":1}}"#, None),
-            (r#"{"error":"invalid_token"}"#, None),
-            ("", None),
-        ] {
-            assert_eq!(json_rpc_error(body.as_bytes()), expected, "{body}");
-        }
     }
 }

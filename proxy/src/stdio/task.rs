@@ -242,12 +242,18 @@ impl Session {
             }
             return;
         };
+        let is_progress = message.method.as_deref() == Some("notifications/progress");
         let route = {
             let mut state = self.state();
             state.has_answered |= message.kind == Kind::Response;
-            state.routes.route(&message)
+            match state.routes.route(&message) {
+                Route::Standalone if !is_progress && !self.standalone.is_attached() => {
+                    let newest = state.routes.newest(Stream::is_attached);
+                    newest.map_or(Route::Standalone, Route::Call)
+                }
+                route => route,
+            }
         };
-        let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
             // The message refers to no call. The client has disconnected from the stream of the open call. It reads the

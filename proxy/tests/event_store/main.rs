@@ -15,7 +15,7 @@ use axum::body::Body;
 use http::{HeaderMap, Request, Response, header};
 use http_body_util::StreamBody;
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
-use mcp_cancel_proxy::event_store::{Event as StoreEvent, EventStore, Limits};
+use mcp_cancel_proxy::event_store::{Call, Event as StoreEvent, EventStore, Limits, Session};
 
 use self::scripted::*;
 
@@ -157,7 +157,7 @@ async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
         );
         assert_eq!(
             setup.outcome().await,
-            Outcome::Completed,
+            Outcome::Cancelled(CancelReason::ResponseDropped),
             "its client got the error"
         );
     }
@@ -212,6 +212,14 @@ async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
     }
     let rest = client.rest().await;
     assert!(rest[1].contains("-32603"), "{rest:?}");
+    let cancel = setup.next().await;
+    assert!(
+        cancel.body.contains("notifications/cancelled"),
+        "{}",
+        cancel.body
+    );
+    cancel.status(202);
+    settle().await;
     assert!(setup.arrived.is_empty());
 }
 
@@ -943,4 +951,128 @@ impl std::io::Write for Log {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// Returns the cancel that the server receives within ten minutes, if any.
+async fn cancel_within_ten_minutes(setup: &mut Setup) -> Option<String> {
+    let arrived = tokio::time::timeout(Duration::from_secs(600), setup.arrived.recv());
+    let body = arrived.await.ok()??.body;
+    body.contains("notifications/cancelled").then_some(body)
+}
+
+/// A reverse proxy in front of the server cuts the response of a silent tool, after 60 s. The server, and its tool, know nothing of it.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_stream_was_cut_is_notified_that_no_client_waits_for_the_answer() {
+    let (mut setup, mut client, server) = Setup::called(WITHOUT_PRIMING).await;
+    server.progress(1).await;
+    server.cut().await;
+    let rest = client.rest().await;
+    assert!(rest[1].contains("ended before its answer"), "{rest:?}");
+    let cancel = cancel_within_ten_minutes(&mut setup).await;
+    assert!(cancel.is_some(), "the tool runs on for nobody");
+}
+
+/// The client has an event stream by then. A gateway in front of the server gives up, or the server itself refuses.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_gateway_gave_up_is_notified_that_no_client_waits_for_the_answer() {
+    for (status, is_cancelled) in [(504, true), (502, true), (404, false), (500, false)] {
+        let mut setup = Setup::started(WITH_PRIMING).await;
+        let waiting = setup.post(call(1));
+        let server = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        server.status(status);
+        let rest = client.rest().await;
+        assert!(rest[1].contains(&status.to_string()), "{rest:?}");
+        let cancel = cancel_within_ten_minutes(&mut setup).await;
+        assert_eq!(cancel.is_some(), is_cancelled, "{status}");
+    }
+}
+
+/// The client resumes, and reads that its call has ended with an error.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_events_found_no_room_is_notified_that_no_client_waits_for_the_answer() {
+    let (mut setup, primed, server) = Setup::detached().await;
+    for id in 0..256 {
+        server.message(&request_of(id)).await;
+    }
+    in_time(server.closed()).await;
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert!(rest[255].contains(r#""id":1,"error""#), "{}", rest[255]);
+    let cancel = cancel_within_ten_minutes(&mut setup).await;
+    assert!(cancel.is_some(), "the tool runs on for nobody");
+}
+
+/// Clients begin sessions and never delete them, as the TypeScript SDK's do. Their sessions have no stream for long.
+#[tokio::test(start_paused = true)]
+async fn sessions_that_nobody_uses_any_more_leave_room_for_new_ones() {
+    // The minimum of `--buffer`, and a gateway whose session ids are long.
+    for (bytes, id_length) in [(1 << 20, 32), (64 << 20, 8_000)] {
+        let store = EventStore::new(Limits {
+            bytes,
+            ..Limits::default()
+        });
+        for number in 0..4_000 {
+            let id = format!("{number:0>id_length$}");
+            store.begin(&id, Some(WITH_PRIMING));
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        let session = store.begin("new", Some(WITH_PRIMING));
+        let stream = session.and_then(|session| session.open(Call::new("1")?));
+        assert!(
+            stream.is_some(),
+            "no room for a session, {} sessions without a stream have {} bytes",
+            store.stats().sessions,
+            store.stats().buffer_bytes
+        );
+    }
+}
+
+/// A session with a stream that its client may resume, and one of a request in flight.
+#[tokio::test(start_paused = true)]
+async fn sessions_in_use_are_kept_when_there_is_no_room() {
+    let store = EventStore::new(Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    });
+    let open = |session: Session, id: &str| session.open(Call::new(id)?);
+    let resumable = store.begin("resumable", Some(WITH_PRIMING)).unwrap();
+    let stream = open(resumable, "1").unwrap();
+    stream.prime();
+    let in_flight = store.begin("in flight", Some(WITH_PRIMING)).unwrap();
+    for number in 0..2_000 {
+        store.begin(&number.to_string(), Some(WITH_PRIMING));
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!(store.stats().sessions < 1_100, "{:?}", store.stats());
+    assert!(store.session("resumable").is_some());
+    assert!(store.session("in flight").is_some());
+    assert!(open(in_flight, "1").is_some());
+}
+
+/// Servers log, and their clients read no standalone stream.
+#[tokio::test(start_paused = true)]
+async fn log_events_that_nobody_reads_leave_room_for_other_sessions() {
+    let store = EventStore::new(Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    });
+    let log = format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"data":"{}"}}}}"#,
+        "x".repeat(4_000)
+    );
+    let mut logging = Vec::new();
+    for number in 0..8 {
+        let session = store.begin(&number.to_string(), Some(WITH_PRIMING));
+        let session = session.expect("room for a session");
+        let stream = session.open_standalone().expect("room for a stream");
+        for _ in 0..64 {
+            let _dropped = stream.push_now(StoreEvent::message(log.as_bytes(), None));
+        }
+        logging.push((session, stream));
+    }
+    let session = store.begin("new", Some(WITH_PRIMING)).expect("room");
+    let stream = session.open(Call::new("1").unwrap()).expect("room");
+    let question = StoreEvent::message(&[b'x'; 100_000], None);
+    stream.push_now(question).expect("room for an event");
+    drop(logging);
 }

@@ -97,6 +97,30 @@ async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
     }
 }
 
+/// The client is connected, and gets an error.
+#[tokio::test]
+async fn a_session_call_whose_stream_is_cut_is_cancelled_unless_a_disconnect_does_not_cancel_it() {
+    for (option, is_cancelled) in [
+        ("--grace=auto", true),
+        ("--tool-grace=work=always=1h", true),
+        ("--tool-grace=work=never", false),
+        ("--exempt=work", false),
+    ] {
+        let (upstream, proxy) = Running::start(&[option]).await;
+        let (mut client, received) = proxy.streaming(&upstream, &session_call("1")).await;
+        drop(received);
+        assert_eq!(
+            client.answer().await.expect("an error")["error"]["code"],
+            -32603
+        );
+        if is_cancelled {
+            assert_eq!(cancel_of(&upstream).await, 1, "{option}");
+        }
+        proxy.calls_reach(0).await;
+        assert!(!upstream.has_more().await, "{option}");
+    }
+}
+
 /// To a server without sessions the end of the connection is the cancel.
 #[tokio::test]
 async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {

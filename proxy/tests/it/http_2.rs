@@ -225,3 +225,48 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
         .await;
     assert!(stream.answer().await.expect("an answer")["result"].is_object());
 }
+
+/// A reverse proxy sends the requests of all its clients on one connection. Thirty of them hang up as soon as they have sent theirs.
+#[tokio::test]
+async fn requests_that_are_reset_at_once_end_no_other_call_of_the_connection() {
+    const RST_STREAM: u8 = 3;
+    const CANCEL: [u8; 4] = [0, 0, 0, 8];
+    let (upstream, proxy) = Running::start(&["--grace=immediate"]).await;
+    let authority = proxy.addr.to_string();
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", &authority),
+        (":path", "/mcp"),
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+        ("mcp-session-id", "s"),
+    ];
+    let mut client = Connection::open(proxy.addr).await;
+    let body = frame(0, 1, 1, call("1").as_bytes());
+    client.write(&[opening(4, &fields), body].concat()).await;
+    let mut received = upstream.next_request().await;
+    received.stream().await;
+
+    let mut burst = Vec::new();
+    for stream in (3..63).step_by(2) {
+        burst.extend(frame(1, 4, stream, &block(&fields)));
+        burst.extend(frame(RST_STREAM, 0, stream, &CANCEL));
+    }
+    client.write(&burst).await;
+    // The proxy has read the burst once it has forwarded another request, if the connection still exists.
+    let body = frame(0, 1, 63, call("2").as_bytes());
+    client
+        .write(&[frame(1, 4, 63, &block(&fields)), body].concat())
+        .await;
+    let next = upstream.next_request().await;
+    assert!(next.body().contains("tools/call"), "{}", next.body());
+    next.answer("200 OK", "{}").await;
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    received.chunk(&format!("data: {answer}\n\n")).await;
+    received.end().await;
+    client.write(&frame(7, 0, 0, &[0; 8])).await;
+    let received_bytes = client.closed().await;
+    let received_bytes = String::from_utf8_lossy(&received_bytes);
+    assert!(received_bytes.contains(answer), "{received_bytes}");
+}

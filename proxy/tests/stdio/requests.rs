@@ -399,3 +399,36 @@ async fn the_number_of_sessions_is_limited() {
     until(|| stdio.stats().children == 0).await;
     drop(Client::begin(&stdio, WITHOUT_PRIMING).await);
 }
+
+/// The client has no standalone stream: it opens none, or has given it up after an outage, as the SDKs' clients do. It reads the streams of
+/// its calls, except for one that it has left.
+#[tokio::test]
+async fn a_question_during_several_calls_reaches_a_client_that_reads_only_these() {
+    let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line
+        for call in 1 2 3; do read line; echo '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":'$call',"progress":1}}'; done
+        read line; echo '{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{}}'
+        for call in 1 2 3; do echo '{"jsonrpc":"2.0","id":'$call',"result":{}}'; done; cat > /dev/null"#;
+    let stdio = serve(shell(script));
+    let client = Client::begin(&stdio, WITHOUT_PRIMING).await;
+    let call = |id: u32| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"x","params":{{"_meta":{{"progressToken":{id}}}}}}}"#
+        )
+    };
+    let mut calls = Vec::new();
+    for id in 1..=3 {
+        let mut stream = client.request(call(id)).await;
+        assert!(stream.message().await.contains("progress"));
+        calls.push(stream);
+    }
+    // The newest call has lost its client.
+    drop(calls.pop());
+    let go = r#"{"jsonrpc":"2.0","method":"notifications/go"}"#;
+    assert_eq!(client.notify(go).await, StatusCode::ACCEPTED);
+    let question = calls[1].message().await;
+    assert!(question.contains("sampling"), "{question}");
+    for call in &mut calls {
+        let answer = call.message().await;
+        assert!(answer.contains("result"), "{answer}");
+    }
+}

@@ -29,6 +29,12 @@ impl Stream {
         }
     }
 
+    /// Drops the oldest droppable event if no client is reading the stream. Returns `false` if it drops none.
+    pub(in crate::event_store) fn drop_unread(&self) -> bool {
+        let mut state = self.state();
+        !state.ring.has_reader() && state.ring.drop_droppable()
+    }
+
     /// Removes the stream at once if it is marked as evictable and no client has events to read. Returns `false` otherwise.
     fn evict_unless_reading(&self) -> bool {
         let Some(index) = self.0.index.upgrade() else {
@@ -94,7 +100,9 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream that was read completely or cancelled, and is not being read again. Returns `false` if there is none.
+    /// Evicts another stream that was read completely or cancelled, and is not being read again, or else makes room in all sessions.
+    ///
+    /// Returns `false` if it frees nothing.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
@@ -203,7 +211,7 @@ impl StreamIndex<Stream> {
         }
     }
 
-    /// Evicts the oldest stream that frees this budget. Returns `false` if there is none.
+    /// Evicts the oldest stream that frees this budget, or else makes room in all sessions. Returns `false` if it frees nothing.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::Session => {
@@ -211,7 +219,7 @@ impl StreamIndex<Stream> {
             }
             Exhausted::All => {
                 let ended_streams = self.ended_streams();
-                ended_streams.is_some_and(|ended_streams| ended_streams.evict_oldest())
+                ended_streams.is_some_and(|ended_streams| ended_streams.make_room())
             }
         }
     }
@@ -228,6 +236,11 @@ impl StreamIndex<Stream> {
 // === impl EndedStreams ===
 
 impl EndedStreams<Stream> {
+    /// Evicts the oldest stream of any session, or else makes room in all sessions. Returns `false` if it frees nothing.
+    pub(in crate::event_store) fn make_room(&self) -> bool {
+        self.evict_oldest() || self.make_room_in_sessions()
+    }
+
     /// Evicts the oldest stream of any session. Returns `false` if there is none to evict.
     fn evict_oldest(&self) -> bool {
         iter::from_fn(|| self.take_evictable()).any(|(index, number)| {

@@ -10,7 +10,8 @@
 //!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
 //!    of that call may be disconnected. The session task then uses the standalone stream if a client is reading it, or if the stream of
-//!    the call cannot be resumed.
+//!    the call cannot be resumed. If no client is reading the standalone stream, the session task uses the newest of several open calls
+//!    whose stream a client is reading.
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
@@ -39,6 +40,8 @@ pub const MAX_UNANSWERED: usize = 1024;
 #[derive(Debug)]
 pub struct Routes<S> {
     open: HashMap<LooseIdKey, Call<S>>,
+    /// The number of calls that have begun.
+    begun: u64,
     unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
@@ -84,6 +87,8 @@ pub struct Due<S> {
 
 #[derive(Debug)]
 struct Call<S> {
+    /// Larger than that of each call that began before.
+    number: u64,
     id: IdKey,
     token: Option<IdKey>,
     stream: S,
@@ -120,6 +125,7 @@ impl<S: Clone> Routes<S> {
     pub fn new(kill_after: Option<Duration>) -> Self {
         Self {
             open: HashMap::new(),
+            begun: 0,
             unanswered: HashMap::new(),
             tokens: HashMap::new(),
             kill_after,
@@ -170,7 +176,9 @@ impl<S: Clone> Routes<S> {
                 owner.only = None;
             }
         }
+        self.begun += 1;
         let call = Call {
+            number: self.begun,
             id,
             token,
             stream: stream.clone(),
@@ -195,6 +203,13 @@ impl<S: Clone> Routes<S> {
             (Some(only), None) => Route::Call(only.stream.clone()),
             _ => Route::Standalone,
         }
+    }
+
+    /// Returns the stream of the newest open call whose stream `is_read`.
+    pub fn newest(&self, is_read: impl Fn(&S) -> bool) -> Option<S> {
+        let read = self.open.values().filter(|call| is_read(&call.stream));
+        let newest = read.max_by_key(|call| call.number);
+        newest.map(|call| call.stream.clone())
     }
 
     fn route_progress(&self, message: &Message<'_>) -> Route<S> {
