@@ -22,7 +22,7 @@ use super::{
     service::{Inner, Stdio, send_error_response, send_request},
     session::{EndReason, SendError, Session, Timeouts, key},
     stderr_log::SessionLogId,
-    task::STOP_TIMEOUT,
+    stop::STOP_TIMEOUT,
 };
 use crate::{
     headers::SESSION_ID,

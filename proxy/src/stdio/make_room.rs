@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     service::{Inner, Live},
     session::{EndReason, Session},
-    task::STOP_TIMEOUT,
+    stop::STOP_TIMEOUT,
 };
 
 /// Maximum wait for the end of a process that makes room: 5 s. Its stop takes at most twice [`STOP_TIMEOUT`].

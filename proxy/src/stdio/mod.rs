@@ -25,6 +25,7 @@ mod service;
 mod session;
 mod session_info;
 mod stderr_log;
+mod stop;
 mod task;
 
 use std::time::Duration;

@@ -196,7 +196,8 @@ impl Group {
         }
     }
 
-    fn has_exited(&mut self) -> bool {
+    /// Returns `true` if the leader has exited.
+    pub(super) fn has_exited(&mut self) -> bool {
         let Some(id) = self.id else {
             return true;
         };

@@ -29,7 +29,7 @@ use super::{
     end_counts::EndCounts,
     restart_backoff::RestartBackoff,
     session::{EndReason, SendError, Session, SessionUse},
-    task::{STOP_TIMEOUT, SessionEnd},
+    stop::{STOP_TIMEOUT, SessionEnd},
 };
 use crate::{
     event_store::{Call, EventStore},

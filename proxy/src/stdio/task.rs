@@ -1,6 +1,6 @@
 //! The task of a session: it owns the process, reads its output, and enforces deadlines.
 
-use std::{convert::Infallible, pin::pin, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::{join, maybe_done};
@@ -19,17 +19,13 @@ use super::{
     routing::Route,
     session::{EndReason, Session, State},
     stderr_log::{self, LineRateLimit},
+    stop::{ProcessEnd, STOP_TIMEOUT, SessionEnd, stop_process, then_pending},
 };
 use crate::{
     event_store::{Event, Stream},
     message::{IdKey, Kind, Message, Scanner, batch, single_line},
     refusal::SERVER_ERROR,
 };
-
-/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
-///
-/// A shutdown of the proxy has its own limit. This is also the limit of the wait for a killed process.
-pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long output is read after the process group was killed: 0.5 s. A process outside the group may still hold the pipes.
 const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
@@ -61,31 +57,10 @@ const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy accepts";
 
-/// How a session ended.
-#[derive(Debug)]
-pub(super) struct SessionEnd {
-    pub(super) reason: EndReason,
-    /// The process ended before its first answer, and the session was not stopped.
-    pub(super) failed_to_start: bool,
-    /// The process had to be killed with SIGKILL.
-    pub(super) was_killed: bool,
-}
-
 /// The stream of a call that is being answered, and no longer has a route.
 ///
 /// Dropping this ends the stream, with an error if it has no answer.
 struct EndOnDrop<'a>(&'a Stream);
-
-/// What it took to end a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ProcessEnd {
-    /// Nothing or the end of its stdin.
-    Exited,
-    /// SIGTERM.
-    Terminated,
-    /// SIGKILL.
-    Killed,
-}
 
 // === impl Session ===
 
@@ -121,11 +96,8 @@ impl Session {
             }
         };
         let process_end = {
-            let output = then_pending(join(reading.as_mut(), logging.as_mut()));
-            tokio::select! {
-                process_end = stop_process(&mut group, reason) => process_end,
-                never = output => match never {},
-            }
+            let output = maybe_done(join(reading.as_mut(), logging.as_mut()));
+            stop_process(&mut group, reason, pin!(output)).await
         };
         group.signal(Signal::KILL);
         let _late = timeout(PIPE_DRAIN_TIMEOUT, join(reading, logging)).await;
@@ -403,40 +375,4 @@ impl Drop for EndOnDrop<'_> {
         // Adds no error to a stream that is answered or has ended.
         self.0.end_with_error(SERVER_ERROR, ANSWER_NOT_READ);
     }
-}
-
-/// Completes the work, and then stays pending.
-async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
-    work.await;
-    std::future::pending().await
-}
-
-/// Stops a process whose stdin is closed: with SIGTERM, and then with SIGKILL. Returns what it took.
-async fn stop_process(group: &mut Group, reason: EndReason) -> ProcessEnd {
-    match reason {
-        EndReason::Exited => return ProcessEnd::Exited,
-        // The process ignores its input or a cancel.
-        EndReason::Stuck | EndReason::Overdue => {}
-        EndReason::Deleted
-        | EndReason::Idle
-        | EndReason::Lost
-        | EndReason::MadeRoom
-        | EndReason::Shutdown(_)
-        | EndReason::Closed => {
-            let stop_timeout = match reason {
-                EndReason::Shutdown(stop_timeout) => stop_timeout,
-                _ => STOP_TIMEOUT,
-            };
-            if timeout(stop_timeout, group.wait_for_exit()).await.is_ok() {
-                return ProcessEnd::Exited;
-            }
-            group.signal(Signal::TERM);
-            if timeout(stop_timeout, group.wait_for_exit()).await.is_ok() {
-                return ProcessEnd::Terminated;
-            }
-        }
-    }
-    group.signal(Signal::KILL);
-    let _late = timeout(STOP_TIMEOUT, group.wait_for_exit()).await;
-    ProcessEnd::Killed
 }

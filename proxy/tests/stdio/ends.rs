@@ -417,3 +417,18 @@ async fn end_sessions(runs: u32) {
     println!("{runs} runs; the slowest group had ended after {slowest:?}");
     assert!(slowest < LIMIT);
 }
+
+/// As with `npx` and `sh -c`: the wrapper exits at once at SIGTERM, and the server behind it has a handler.
+#[tokio::test]
+async fn a_server_behind_a_wrapper_has_two_seconds_after_sigterm() {
+    let path = log_path();
+    let script = format!(
+        r#"(trap 'sleep 0.5; echo clean > {}; exit' TERM; while :; do sleep 0.1; done) &
+        read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; wait"#,
+        path.display()
+    );
+    let client = Client::begin(&serve(shell(&script)), WITHOUT_PRIMING).await;
+    assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
+    until(|| client.stdio.stats().children == 0).await;
+    assert!(path.exists(), "the server was killed while it cleaned up");
+}

@@ -1,0 +1,84 @@
+//! How a process is stopped, and how its session has ended.
+
+use std::{convert::Infallible, pin::Pin, time::Duration};
+
+use futures_util::future::join;
+use rustix::process::Signal;
+use tokio::time::timeout;
+
+use super::{process::Group, session::EndReason};
+
+/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
+///
+/// A shutdown of the proxy has its own limit. This is also the limit of the wait for a killed process.
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How a session ended.
+#[derive(Debug)]
+pub(super) struct SessionEnd {
+    pub(super) reason: EndReason,
+    /// The process ended before its first answer, and the session was not stopped.
+    pub(super) failed_to_start: bool,
+    /// The process had to be killed with SIGKILL.
+    pub(super) was_killed: bool,
+}
+
+/// What it took to end a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ProcessEnd {
+    /// Nothing or the end of its stdin.
+    Exited,
+    /// SIGTERM.
+    Terminated,
+    /// SIGKILL.
+    Killed,
+}
+
+/// Completes the work, and then stays pending.
+pub(super) async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
+    work.await;
+    std::future::pending().await
+}
+
+/// Stops a process whose stdin is closed: with SIGTERM, and then with SIGKILL. Returns what it took.
+///
+/// A wrapper such as `npx` exits at once, and the server behind it may have a handler for SIGTERM. So the descendants also get SIGTERM
+/// and its time. `output` ends once none of them has the pipes. If the process has exited on its own, its descendants get no time.
+pub(super) async fn stop_process(
+    group: &mut Group,
+    reason: EndReason,
+    mut output: Pin<&mut impl Future<Output = ()>>,
+) -> ProcessEnd {
+    match reason {
+        EndReason::Exited => return ProcessEnd::Exited,
+        // The process ignores its input or a cancel.
+        EndReason::Stuck | EndReason::Overdue => {}
+        EndReason::Deleted
+        | EndReason::Idle
+        | EndReason::Lost
+        | EndReason::MadeRoom
+        | EndReason::Shutdown(_)
+        | EndReason::Closed => {
+            let stop_timeout = match reason {
+                EndReason::Shutdown(stop_timeout) => stop_timeout,
+                _ => STOP_TIMEOUT,
+            };
+            let has_exited = tokio::select! {
+                exit = timeout(stop_timeout, group.wait_for_exit()) => exit.is_ok(),
+                never = then_pending(output.as_mut()) => match never {},
+            };
+            group.signal(Signal::TERM);
+            let ended = join(group.wait_for_exit(), output);
+            let has_ended = timeout(stop_timeout, ended).await.is_ok();
+            if has_exited {
+                return ProcessEnd::Exited;
+            }
+            if has_ended || group.has_exited() {
+                return ProcessEnd::Terminated;
+            }
+        }
+    }
+    group.signal(Signal::KILL);
+    let _late = timeout(STOP_TIMEOUT, group.wait_for_exit()).await;
+    ProcessEnd::Killed
+}
