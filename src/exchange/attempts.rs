@@ -61,7 +61,8 @@ impl Exchange {
     ///
     /// The attempt is another stream of the call, or a separate call if the first has ended. Returns `None` if the attempt is not
     /// tracked, for example because it has another request id or session. In that case, the request consists of several
-    /// messages, such as a batch that a middleware has split. They share one response, so none of them is cancelled, and the call ends as unknown.
+    /// messages, such as a batch that a middleware has split. They share one response, so none of them is cancelled, and the call ends
+    /// as unknown.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
