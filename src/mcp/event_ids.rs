@@ -221,8 +221,8 @@ impl EventStore for Sessionless {
         'e: 'a,
         Self: 'a,
     {
-        let id = self.store.store_event(stream_id, event);
-        Box::pin(async { id.await.map(|id| self.seal.seal(&id)) })
+        let write = self.store.store_event(stream_id, event);
+        Box::pin(async { write.await.map(|id| self.seal.seal(&id)) })
     }
 
     fn replay_events_after<'s, 'i, 'a>(&'s self, last_event_id: &'i str) -> Boxed<'a, EventStream>
