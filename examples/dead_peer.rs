@@ -9,8 +9,8 @@
 //! options on the listening socket. The second is an accept loop around hyper-util, with the options on every accepted
 //! socket. HTTP/2 pings need such a loop.
 //!
-//! To try it, call the tool `wait`. `examples/README.md` has curl commands; this server has no sessions. Then drop the
-//! packets of the client: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
+//! To try it, call the tool `wait`. `examples/README.md` lists curl commands; this server has no sessions. After the call has
+//! started, drop the packets of the client: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 

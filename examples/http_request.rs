@@ -40,7 +40,7 @@ type Failure = Box<dyn Error>;
 /// Timeout of this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A part of a response: its head, and the first of the ten bytes of its body.
+/// Part of a response: its head, and the first of the ten bytes of its body.
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n1";
 
 /// What has happened on either side.

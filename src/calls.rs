@@ -20,7 +20,7 @@ use crate::{
 /// Cancels that take longer may still be accepted until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A handle to the calls in flight of a layer and all its clones.
+/// A handle to the in-flight calls of a layer and all its clones.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -109,27 +109,28 @@ impl Calls {
         self.registry.detached()
     }
 
-    /// Returns the number of calls in flight of a session.
+    /// Returns the number of in-flight calls of a session.
     pub fn in_session(&self, session: &str) -> usize {
         self.registry
             .with_session(session, |state| state.len())
             .unwrap_or(0)
     }
 
-    /// Returns the calls in flight with their current states, oldest first.
+    /// Returns the in-flight calls with their current states, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
         let snapshots = self
             .registry
-            .scan_calls(|id, entry| Some(RawSnapshot::of(id, entry)));
+            .scan_calls(|id, entry| Some(RawSnapshot::new(id, entry)));
         let mut calls: Vec<_> = snapshots.filter_map(|raw| raw.snapshot(now)).collect();
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
     }
 
-    /// Returns the call in flight of a session with this JSON-RPC id.
+    /// Returns the session's in-flight call with this JSON-RPC id.
     ///
-    /// Returns `None` if there is no such call, or several, because two servers behind the layer issued the same session id.
+    /// Returns `None` if there is no such call. Also returns `None` if there are several, because two servers behind the layer issued
+    /// the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let call = self
             .registry
@@ -168,8 +169,8 @@ impl Calls {
 
     /// Records that a client has resumed a call on another server, through a shared event store.
     ///
-    /// The call then keeps running without a client here, even if the loss of its old connection is detected only later. This ends
-    /// when the client resumes here. Returns `false` if no call in flight may have that event id.
+    /// From then on, the call keeps running without a client here, even if the loss of its old connection is detected only later.
+    /// The usual rules apply again once the client resumes here. Returns `false` if no in-flight call could have that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///
     /// ```
@@ -193,14 +194,14 @@ impl Calls {
 
     /// Waits at most `limit` for all calls to end, and cancels the rest.
     ///
-    /// The drain also waits for answers that are on their way to their clients, but not for subscriptions to end. The reason for its
-    /// cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then the drain closes every
+    /// The drain also waits for answers that are on their way to their clients, but not for subscriptions to end. Calls are cancelled
+    /// with the reason [`ShuttingDown`](CancelReason::ShuttingDown), unless they run as tasks. After that, the drain closes every
     /// open event stream of the layer, including standalone ones and subscriptions, and from then on every new one. A call that starts
-    /// later is cancelled at once.
+    /// later is cancelled at once, unless it runs as a task.
     ///
     /// `axum::serve(…).with_graceful_shutdown(…)` alone never ends while an event stream is open. Start the drain and the
     /// graceful shutdown at the same time, so that no new call arrives while the calls end. A drain cannot end a connection on which
-    /// only a part of a request has arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
+    /// only part of a request has arrived. Give axum's future its own timeout, as the example `shutdown` does.
     ///
     /// ```
     /// use std::time::Duration;
@@ -214,11 +215,11 @@ impl Calls {
     ///         start.send(()).ok();
     ///     };
     ///     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
-    ///     let drained = async {
+    ///     let drain = async {
     ///         started.await.ok();
     ///         calls.drain(Duration::from_secs(30)).await
     ///     };
-    ///     let (served, report) = tokio::join!(server, drained);
+    ///     let (served, report) = tokio::join!(server, drain);
     ///     println!("{} calls ended, {} were cancelled", report.ended, report.cancelled);
     ///     served
     /// }
@@ -232,9 +233,9 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// A drain that is dropped before its end has cancelled either no call or all calls. In the second case the cancels are still
-    /// delivered. Several drains may run at the same time. Once the first one has cancelled the remaining calls, the others end too,
-    /// unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
+    /// A drain that is dropped before it completes has cancelled either no calls or all remaining calls. In the latter case, the
+    /// cancels are still delivered. Several drains may run at the same time. Once the first one has cancelled the remaining calls, the
+    /// others end too, unless a call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let completed_before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {
@@ -254,7 +255,8 @@ impl Calls {
         let mut cancelled = 0;
         for (id, exchange) in calls {
             if exchange.call(id).is_some_and(CallInfo::is_task) {
-                // A task keeps running, and its client may resume it elsewhere. The closed registry closes its streams at once.
+                // A task keeps running, and its client may resume it elsewhere. Registering the task's streams closes them, because
+                // the registry is closed.
                 exchange.register_orphaned_streams();
                 continue;
             }
@@ -266,7 +268,7 @@ impl Calls {
             stream.close();
         }
         drop(delivered);
-        // Cancels that are not accepted in this time are still delivered until the process ends.
+        // Cancels that take longer are not aborted. They may still be accepted until the process ends.
         let _accepted = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
         DrainReport { ended, cancelled }
     }
@@ -275,7 +277,7 @@ impl Calls {
 // === impl RawSnapshot ===
 
 impl RawSnapshot {
-    fn of(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {
+    fn new(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {
         Self {
             id,
             exchange: entry.call.clone(),
@@ -311,7 +313,7 @@ impl fmt::Debug for Calls {
     }
 }
 
-/// Returns `true` if no call is left to wait for. Subscriptions do not count, because they have no end of their own.
+/// Returns `true` if no call is left to wait for. Subscriptions are ignored, because they do not end on their own.
 fn is_drained(registry: &Registry) -> bool {
     let mut waited_for = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);

@@ -9,7 +9,7 @@ use crate::call::{CallInfo, CancelReason, Scope};
 /// A cancel on its way into the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// Announces that a cancel may follow. The session of its call is not closed while this guard exists.
+/// Announces that a cancel may follow. The session of the call is not closed while this guard exists.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancel into the server that runs a call.
@@ -22,7 +22,7 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
-    /// Returns `true` if the answer of `call` is observed even if no stream of it is read.
+    /// Returns `true` if the answer to `call` is observed even if no stream of it is read.
     fn observes_answers(&self, _call: &CallInfo) -> bool {
         false
     }

@@ -71,7 +71,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Returns `true` if a `Content-Type` is this media type, with any parameters.
+/// Returns `true` if a `Content-Type` is `media_type`, with any parameters.
 ///
 /// See RFC 9110, section 8.3.1.
 pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {

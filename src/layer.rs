@@ -85,7 +85,7 @@ pub struct CancelOnDisconnectLayer {
 // === impl CancelOnDisconnectLayer ===
 
 impl CancelOnDisconnectLayer {
-    /// Creates a layer with [`Grace::Auto`] and a registry of its own.
+    /// Creates a layer with [`Grace::Auto`] and its own registry.
     pub fn new() -> Self {
         Self {
             options: Options::default(),
@@ -337,7 +337,7 @@ impl CancelOnDisconnectLayer {
     /// reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the unsent part
     /// to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2 a client may stop reading one stream and so exhaust the flow-control window of the whole connection. Then no
+    /// On HTTP/2 a client may stop reading one stream and so exhaust the flow-control window of the whole connection. In that case, no
     /// stream of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine
     /// which of them exhausted the window. Use a timeout that is longer than any pause of a correct client.
     ///
@@ -405,7 +405,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Returns a handle to the calls in flight through this layer and its clones.
+    /// Returns a handle to the in-flight calls of this layer and its clones.
     pub fn calls(&self) -> Calls {
         Calls::new(self.registry.clone())
     }

@@ -54,7 +54,7 @@
 //!
 //! A disconnect is any of these:
 //!
-//! - The response future or the response body is dropped before its end, or the response body fails. A closed connection has that
+//! - The response future or the response body is dropped before it completes, or the response body fails. A closed connection has that
 //!   effect, and so has a reset stream on HTTP/2.
 //! - The request body fails while it is being read.
 //! - The inner service panics.

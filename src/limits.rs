@@ -7,7 +7,7 @@
 /// A call over a limit keeps running as it would without the layer. It is neither refused nor cancelled, and no other call is
 /// evicted for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns at most once a minute for
 /// each limit.
-/// [The manual](crate::manual::defaults) has the reasons for the numbers.
+/// [The manual](crate::manual::defaults) gives the reasons for the numbers.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits, observe::Limit};
@@ -79,7 +79,7 @@ impl Limits {
     /// size of everything else as JSON. The first answer that a session retains counts another 0.8 KiB.
     ///
     /// A quarter of the bytes is for answers whose client was connected at the time of the answer. The rest is for answers for which
-    /// a client may still resume. Of each of these two kinds, a session may retain only as many bytes as then stay free for all others.
+    /// a client may still resume. Of each of these two kinds, a session may retain only as many bytes as remain free for all others.
     ///
     /// An answer that exceeds the remaining space or its session's limit evicts older answers of its session. Those whose client
     /// was connected are evicted first. If that is not enough, the new answer is not retained. If an answer for which a client may still

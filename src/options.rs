@@ -15,8 +15,8 @@ use crate::{
 /// Which answers are retained for clients that resume their calls.
 ///
 /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which observes the answers. Retaining an answer
-/// costs a reference-count increment, or a copy of up to 1 KiB of text. Anything that is not plain text is also serialized once, to count
-/// its size.
+/// costs a reference-count increment, or a copy of up to 1 KiB of text. Anything that is not plain text is also serialized once, to
+/// determine its size.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
@@ -29,12 +29,12 @@ use crate::{
 #[non_exhaustive]
 pub enum RetainAnswers {
     /// All answers, for at least 60 s unless they are evicted. This includes answers that were in transit when the connection
-    /// broke. A session retains the latest 64 answers whose client was connected, and they are evicted first.
+    /// broke. At most the latest 64 answers to calls with a connected client are retained per session id, and these are evicted first.
     #[default]
     All,
-    /// The answers of calls that were detached when they completed.
+    /// The answers to calls that were detached when they completed.
     Detached,
-    /// No answers. A client that resumes a completed call receives what rmcp alone sends: an empty stream, unless the events are
+    /// No answers. A client that resumes a completed call receives what rmcp itself would send: an empty stream, unless the events are
     /// stored. The errors of cancelled calls are still retained.
     Off,
 }

@@ -26,7 +26,7 @@ use crate::{
 ///
 /// The inner service gets a [`TeeBody`] and answers with any body. If the request already has a [`CallToken`], it passed another
 /// such layer, and this one passes everything on. An exception is the token of a call that a session manager has accepted: a handler has
-/// made a further request with the head of its own.
+/// copied the head of its own request into a further one.
 ///
 /// ```
 /// use axum::body::Body;

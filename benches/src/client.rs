@@ -131,7 +131,7 @@ impl Client {
 
     /// Calls a tool; `number` is also the request id. Returns once the answer has started.
     ///
-    /// In a session, the first event id has then been read. The client can resume from it.
+    /// In a session, the first event id has been read by then. The client can resume from it.
     pub async fn begin(
         &self,
         number: usize,

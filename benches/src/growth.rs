@@ -74,7 +74,7 @@ struct Durations(Vec<Duration>);
 // === impl Spread ===
 
 impl Spread {
-    /// Returns the numbers of calls in flight that are measured.
+    /// Returns the numbers of in-flight calls that are measured.
     ///
     /// To start its calls, one session of bare rmcp needs time quadratic in their number. So one session is not measured
     /// with 100,000.
@@ -206,11 +206,11 @@ impl Stage {
         let mut client = Client::open(self.client.transport().clone(), Mode::Session).await?;
         let started = wait(&mut client, 0).await?;
         settle().await;
-        let deleted = async {
+        let delete = async {
             let request = client.request(Method::DELETE, Bytes::new())?;
             client.direct(request).await
         };
-        durations.add(deleted).await?;
+        durations.add(delete).await?;
         drop(started);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! A hand-written drop guard, for comparison.
 //!
-//! The guard puts a token into the request. The token fires when the response is dropped before its end, or the request
+//! The guard puts a token into the request. The token fires when the response is dropped before it ends, or the request
 //! before its response. The guard has no ids and no sessions, so a client that resumes has lost its call. The handler
 //! must also check this token itself, because rmcp's own never fires.
 

@@ -158,7 +158,7 @@ fn finish(command: &mut Command, arguments: &str) -> Result<Output> {
     Ok(output)
 }
 
-/// Calls `work` with a temporary directory, which is then removed.
+/// Calls `work` with a temporary directory, which is removed afterwards.
 pub fn in_scratch<T>(work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     static FOLDERS: AtomicU32 = AtomicU32::new(0);
     let number = FOLDERS.fetch_add(1, Ordering::Relaxed);

@@ -77,8 +77,8 @@ impl Worker {
         context: RequestContext<RoleServer>,
     ) -> String {
         let time = Duration::try_from_secs_f32(seconds).unwrap_or_default();
-        let worked = context.ct.run_until_cancelled(tokio::time::sleep(time));
-        match worked.await {
+        let work = context.ct.run_until_cancelled(tokio::time::sleep(time));
+        match work.await {
             Some(()) => format!("worked for {time:?}"),
             None => "stopped".to_owned(),
         }

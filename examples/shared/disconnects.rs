@@ -80,11 +80,11 @@ pub(crate) enum Expected {
 pub(crate) enum Outcome {
     /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
-    /// The tool worked to its end, this long after the disconnect.
+    /// The tool ran to completion, this long after the disconnect.
     RanOn(Duration),
     /// The client got the answer.
     Answered,
-    /// The tool worked to its end, but the client did not get the answer.
+    /// The tool ran to completion, but the client did not get the answer.
     Unanswered,
     /// The tool was cancelled, although the client stayed or resumed in time.
     CancelledWrongly,

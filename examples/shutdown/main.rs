@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --example shutdown              # serves until Ctrl-C, or until SIGTERM
-//! cargo run --example shutdown -- --demo    # starts clients of its own; exit code 0 if every result was as expected
+//! cargo run --example shutdown -- --demo    # starts its own clients; exit code 0 if every result was as expected
 //! ```
 //!
 //! While it serves, this command makes a call that takes ten minutes. Then press Ctrl-C in either terminal:
@@ -123,7 +123,7 @@ async fn serve_until(
     #[allow(clippy::disallowed_methods, reason = "it serves during the drain")]
     let server = tokio::spawn(server.into_future());
 
-    // Fails if the server has already ended. Then there is nothing to wait for.
+    // Fails if the server has already ended. If so, there is nothing to wait for.
     started.await.ok();
     info!("shutting down");
     let report = calls.drain(CALLS_TIMEOUT).await;

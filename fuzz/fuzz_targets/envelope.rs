@@ -77,7 +77,7 @@ fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
         body.escape_ascii()
     );
     let Some(json) = Json::parse(body) else {
-        // The crate skips text that it does not need. Then nothing but that text may be invalid.
+        // The crate skips text that it does not need. If it accepts the body, nothing but that text may be invalid.
         let bare = without_text(body);
         assert!(
             read.is_err() || Json::parse(&bare).is_some(),

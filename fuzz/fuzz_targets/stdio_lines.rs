@@ -115,7 +115,7 @@ fn route(calls: &[&str], lines: &[Line]) {
     assert_eq!(left, open, "a call was forgotten");
 }
 
-/// Returns `true` if an answer with this id may belong to the call. A number equals its text if no call has an id of
+/// Returns `true` if an answer with the id `id` may belong to `call`. A number equals its text if no call has an id of
 /// the answer's type.
 fn answers(id: &str, call: &str, calls: &[&str]) -> bool {
     let is_text = |id: &str| id.starts_with('"');

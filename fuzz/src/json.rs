@@ -40,7 +40,7 @@ impl Json {
         matches!(self, Self::Object(_))
     }
 
-    /// Returns the member of this name. Returns `Err` if there are several.
+    /// Returns the member with the name `name`. Returns `Err` if there are several.
     pub fn member(&self, name: &str) -> Result<Option<&Self>, Twice> {
         let Self::Object(members) = self else {
             return Ok(None);

@@ -69,8 +69,8 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// # Clients that are not reading
 ///
 /// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the
-/// kernel resets a client that is alive but has not read for the user timeout, whatever the server allows. If the server has a
-/// timeout of its own for clients that are not reading, keep the user timeout above it. If clients may pause for as long as they
+/// kernel resets a client that is alive but has not read for the user timeout, whatever the server allows. If the server has its
+/// own timeout for clients that are not reading, keep the user timeout above it. If clients may pause for as long as they
 /// like, set the user timeout to zero. The kernel then gives up on unacknowledged data after its own retries, about 15 min.
 ///
 /// # HTTP/2

@@ -24,7 +24,7 @@ use tokio::{
 
 use super::peer::{Peer, SharedStream};
 
-/// `true` if the kernel reports only changes of readiness. Then another transfer after a short one would block.
+/// `true` if the kernel reports only changes of readiness. On such a system, another transfer after a short one would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",

@@ -178,7 +178,7 @@ impl Scope {
 
 /// Returns the path before axum's nests stripped their prefixes.
 ///
-/// With this path, each nest has a scope of its own.
+/// With this path, each nest has its own scope.
 #[cfg(feature = "axum")]
 fn requested_path(extensions: &Extensions) -> Option<&str> {
     let uri = extensions.get::<axum::extract::OriginalUri>()?;

@@ -1,7 +1,7 @@
 //! The attempts of a request.
 //!
 //! A middleware between the layer and the session manager may send a request more than once. Each attempt that the session manager
-//! accepts is a stream of the call, or a call of its own if the first has ended. An attempt affects other calls only once it is
+//! accepts is a stream of the call, or a separate call if the first has ended. An attempt affects other calls only once it is
 //! accepted. Until then, an older call keeps its id, and no call is superseded.
 
 use std::{mem, sync::Arc};
@@ -46,7 +46,7 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns `true` if this session manager has bound its call before.
+    /// Returns `true` if `canceller` has bound the call before.
     ///
     /// If so, a middleware has sent the request again. Scopes are compared, because another manager may wrap this one.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
@@ -59,9 +59,10 @@ impl Exchange {
 
     /// Binds a further attempt of the same request.
     ///
-    /// The attempt is another stream of the call, or a call of its own if the call has ended. Returns `None` if the attempt is not
-    /// tracked, for example because it has another request id or session. Then the request consists of several messages, such as a
-    /// batch that a middleware has split. They share one response, so none of them is cancelled, and the call ends as unknown.
+    /// The attempt is another stream of the call, or a separate call if the first has ended. Returns `None` if the attempt is not
+    /// tracked, for example because it has another request id or session. In that case, the request consists of several
+    /// messages, such as a batch that a middleware has split. They share one response, so none of them is cancelled, and the call ends
+    /// as unknown.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -193,7 +194,7 @@ impl Exchange {
         }
     }
 
-    /// Handles an accepted or abandoned attempt whose request id an older call in flight has.
+    /// Handles an accepted or abandoned attempt with the request id of an older in-flight call.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {

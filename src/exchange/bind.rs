@@ -174,9 +174,9 @@ impl Exchange {
     #[cold]
     fn skip_tracking(&self, call: &CallInfo) {
         let untracked = RequestBody::Known(BodyKind::Untracked(None));
-        let former = mem::replace(&mut self.state().request, untracked);
+        let previous = mem::replace(&mut self.state().request, untracked);
         // The call may have been reported when its body was read.
-        if !former.is_untracked() {
+        if !previous.is_untracked() {
             self.report_untracked(call, Limit::Calls);
         }
     }
@@ -242,19 +242,19 @@ impl Exchange {
 
     /// Records that streams will no longer deliver the answer. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
-        let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
-        match former {
+        let previous = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
+        match previous {
             LateAnswer::Received(answer) => Some(answer),
             LateAnswer::Possible | LateAnswer::Closed => None,
         }
     }
 
-    /// Returns `true` if no stream will deliver the answer. Only the transport observes it then.
+    /// Returns `true` if no stream will deliver the answer. In that case, only the transport observes it.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
 
-    /// Records that its call has an open stream again, which will deliver the answer.
+    /// Records that the call has an open stream again, which will deliver the answer.
     pub(crate) fn reopen_late_answer(&self) {
         let late_answer = &mut self.state().late_answer;
         if matches!(late_answer, LateAnswer::Closed) {
@@ -262,7 +262,7 @@ impl Exchange {
         }
     }
 
-    /// Sets whether its call waits for the pending cancel of an older call with its request id.
+    /// Sets whether the call waits for the pending cancel of an older call with the same id.
     ///
     /// Wakes the cancels that wait for this to be known.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {

@@ -34,7 +34,7 @@ pub(crate) struct Cancel {
     notified: NotifiedSides,
 }
 
-/// The condition under which a cancel ends its call.
+/// The condition under which a cancel ends the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The call is in flight, attached or not.

@@ -1,4 +1,4 @@
-//! Requests that are not tracked, but have the same id as a call in flight.
+//! Requests that are not tracked, but have the same id as an in-flight call.
 //!
 //! A cancel refers to its call by that id. Once the server may have received such a request, a cancel of the call could hit the
 //! request instead. So no cancel is injected while the request is in progress. Once the server has accepted the request, the
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::call::{CallId, Key};
 
-/// A request in progress that is not tracked, and the call in flight with the same id.
+/// A request in progress that is not tracked, and the in-flight call with the same id.
 ///
 /// No cancel of that call is injected while this exists.
 pub(crate) struct Contest {
@@ -23,7 +23,7 @@ pub(crate) struct Contest {
 // === impl Contest ===
 
 impl Contest {
-    /// Starts the contest of a request with this key. Returns `None` if no call in flight has the key.
+    /// Starts the contest of a request with the key `key`. Returns `None` if no in-flight call has this key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let contested = registry.with_session(&key.session.id, |session| {
             session.contest(&key.session.scope, &key.request)

@@ -23,7 +23,7 @@ const MIN_RETENTION: Duration = Duration::from_secs(60);
 impl Exchange {
     /// Ends a call whose answer was observed.
     ///
-    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the layer retains answers of such calls
+    /// `answer` returns the answer to retain, and its size in bytes. It is called only if the layer retains answers to such calls
     /// ([`RetainAnswers`]).
     pub(crate) fn on_answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
@@ -63,7 +63,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a call with this outcome, and retains no answer. Does nothing if the call has ended.
+    /// Ends a call with `outcome`, and retains no answer. Does nothing if the call has ended.
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
         self.end(id, outcome, None);
     }

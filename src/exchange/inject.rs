@@ -43,7 +43,7 @@ impl Exchange {
             id,
             result: Err(CancelError::UNDELIVERED),
         };
-        let delivered = async move {
+        let task = async move {
             let injection = delivery.exchange.run_injection(id, canceller, injection);
             let result = migrating_timeout(INJECTION_TIMEOUT, injection).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
@@ -51,7 +51,7 @@ impl Exchange {
         let registry = &self.shared.registry;
         registry
             .timer()
-            .spawn(Migration::Always, delivered.instrument(span));
+            .spawn(Migration::Always, task.instrument(span));
     }
 
     /// Runs the injection, and repeats it if it fails temporarily.

@@ -155,7 +155,7 @@ impl Exchange {
         canceller.is_some_and(|canceller| canceller.observes_answers(call))
     }
 
-    /// Removes a task that read a stream of its call in the background.
+    /// Removes a task that read a stream of the call in the background.
     ///
     /// The end of the call is no longer observed, unless the session manager observes the answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {

@@ -19,7 +19,7 @@
 //! | `classify` | what a request is, from its head |
 //! | `start` | which call the request carries, from its body |
 //! | `attempts` | what each attempt of a request means, if a middleware sends the request more than once |
-//! | `contest` | what a request over a limit means for the call in flight with the same id |
+//! | `contest` | what a request over a limit means for the in-flight call with the same id |
 //! | `bind` | which call the request carries, and what happens to its streams, from the session manager's reports |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response's head and body mean for the call |

@@ -14,7 +14,7 @@ use crate::{
 // === impl Exchange ===
 
 impl Exchange {
-    /// Stores the current span as the span of its call, unless the call has one.
+    /// Stores the current span as the span of the call, unless the call has one.
     pub(super) fn take_span(&self) {
         if is_subscribed() {
             let current = Span::current();
@@ -30,10 +30,10 @@ impl Exchange {
         self.shared.options.observers.session_ids
     }
 
-    /// Drops the span, because its call has ended.
+    /// Drops the span, because the call has ended.
     pub(super) fn release_span(&self) {
         if is_subscribed() {
-            // A subscriber may do anything when a span closes, so no lock is held then.
+            // A subscriber may do anything when a span closes, so no lock is held while this one is dropped.
             let span = self.state().span.take();
             drop(span);
         }
@@ -44,7 +44,7 @@ impl Exchange {
         span.flatten().unwrap_or_else(Span::none)
     }
 
-    /// Reports an event of its call, in the call's span.
+    /// Reports an event of the call, in the call's span.
     pub(super) fn report(&self, event: &Event<'_>) {
         let report = || self.shared.report(event);
         if is_subscribed() {

@@ -10,9 +10,9 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// It has ended. A body that cannot be parsed remains in this state until session managers can no longer bind its call.
+    /// It has ended. A body that cannot be parsed remains in this state until session managers can no longer bind the call.
     Ended(Result<Frames, UnparsedBody>),
-    /// It was dropped before its end.
+    /// It was dropped before it ended.
     Dropped(UnparsedBody),
     /// It is being parsed. A session manager that binds the call in the meantime has priority.
     Parsing,
@@ -32,7 +32,7 @@ pub(super) enum BodyKind {
     Untracked(Option<Box<dyn Contested>>),
 }
 
-/// A call in flight with the same id as a request that is not tracked.
+/// An in-flight call with the same id as a request that is not tracked.
 pub(super) trait Contested: Send {
     /// Untracks that call, because the server accepted the request.
     fn on_accepted(self: Box<Self>);
@@ -54,7 +54,7 @@ impl BodyKind {
 // === impl RequestBody ===
 
 impl RequestBody {
-    /// Returns the body if it was dropped before its end.
+    /// Returns the body if it was dropped before it ended.
     pub(super) fn as_dropped(&self) -> Option<UnparsedBody> {
         match self {
             Self::Dropped(body) => Some(*body),
@@ -73,7 +73,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is or may be JSON-RPC without a tracked call. A disconnect then has no effect on its request.
+    /// Returns `true` if it is or may be JSON-RPC without a tracked call. In that case, a disconnect has no effect on the request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

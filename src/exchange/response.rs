@@ -44,9 +44,9 @@ pub(crate) enum BodyPlan {
     Pass,
     /// It is passed on and read.
     Tap(Box<Tap>),
-    /// It is passed on. It is the answer to this call, which ends with it.
+    /// It is passed on as the answer to the call, which ends with it.
     Answer(Attachment),
-    /// It is passed on if it has the answer to this request. Otherwise it is replaced with one event, because the call was cancelled.
+    /// It is passed on if it contains the answer to `request`. Otherwise `error` replaces it, because the call was cancelled.
     Late { request: RequestId, error: Bytes },
 }
 
@@ -221,7 +221,7 @@ impl Exchange {
         }
     }
 
-    /// Ends the exchange. Returns its call, unless a session manager tracks the call, and the former phase.
+    /// Ends the exchange. Returns the call, unless a session manager tracks it, and the previous phase.
     ///
     /// Returns `None` if the exchange had already ended.
     fn mark_ended(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
@@ -258,7 +258,7 @@ impl Exchange {
         }
     }
 
-    /// Called when the response was dropped before its end. `tap` has read the part that was sent.
+    /// Called when the response was dropped before it ended. `tap` has read the part that was sent.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -330,7 +330,7 @@ impl Exchange {
         self.maybe_answered.store(maybe_answered, Ordering::Relaxed);
     }
 
-    /// Removes a stream that may have carried its call's answer.
+    /// Removes a stream that may have carried the answer to the call.
     ///
     /// The call is not cancelled. With its last stream, it ends as [`Outcome::Unknown`].
     #[cold]
@@ -347,7 +347,7 @@ impl Exchange {
         }
     }
 
-    /// Records whether a stream of its call has event ids, and its `retry`.
+    /// Records whether a stream of the call has event ids, and its `retry`.
     pub(crate) fn record_stream_meta(&self, replayable: bool, retry: Option<Duration>) {
         if replayable && self.stream_meta.load(Ordering::Relaxed) & REPLAYABLE == 0 {
             self.stream_meta.fetch_or(REPLAYABLE, Ordering::Relaxed);
@@ -357,7 +357,7 @@ impl Exchange {
                 u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms.min(!REPLAYABLE));
             let with_retry = |meta| Some((meta & REPLAYABLE) | retry);
             // Never fails, because the closure returns a value each time.
-            let _former =
+            let _previous =
                 self.stream_meta
                     .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_retry);
         }

@@ -37,7 +37,7 @@ pub(super) enum Accepted {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Attaches the stream of an accepted resume to its call, as the next generation. Returns `None` if the call has ended.
+    /// Attaches the stream of an accepted resume to the call, as the next generation. Returns `None` if the call has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
         let attached =
             self.with_session(|session| Some((session.detachment(id), session.attach(id)?)));
@@ -156,7 +156,7 @@ impl Resume {
         accepted
     }
 
-    /// Returns the exchange of the call in flight that this resume refers to.
+    /// Returns the exchange of the in-flight call that this resume refers to.
     ///
     /// Returns `None` unless exactly one call matches.
     pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {

@@ -1,7 +1,7 @@
 //! The token of an exchange, and the hooks that fire with it: linked tokens, and clean-ups.
 //!
 //! 1. The token fires once, for a reason. The reason is set first. Then the token fires, then the hooks.
-//! 2. A clean-up runs once, only after a cancel, on a task of its own and never inside `Drop`. A panic in one does not affect the
+//! 2. A clean-up runs once, only after a cancel, on its own task and never inside `Drop`. A panic in one does not affect the
 //!    others. Until it starts, another runtime may take it over.
 //! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
 //! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped, so that what they own is

@@ -26,7 +26,7 @@ pub(super) struct Registered {
     deferred: DeferredEffects<Exchange>,
     /// The server has been drained, so the call must end at once.
     is_drained: bool,
-    /// Another call in flight owns its id.
+    /// Another in-flight call owns the id.
     pub(super) is_contested: bool,
 }
 
@@ -38,7 +38,7 @@ impl Exchange {
         self.set_passed_body(RequestBody::Ended(frames));
     }
 
-    /// Records that the request body was dropped before its end.
+    /// Records that the request body was dropped before it ended.
     #[cold]
     pub(crate) fn on_body_dropped(&self, body: UnparsedBody) {
         self.set_passed_body(RequestBody::Dropped(body));
@@ -52,7 +52,7 @@ impl Exchange {
         }
     }
 
-    /// Parses a request body that has ended, unless a session manager bound its call.
+    /// Parses a request body that has ended, unless a session manager has bound the call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.must_parse_body.load(Ordering::Relaxed)
             || !self.must_parse_body.swap(false, Ordering::AcqRel)
@@ -109,12 +109,12 @@ impl Exchange {
             .report(&Event::UnparsedBody { why: body.reason });
     }
 
-    /// Reports a body that the layer cannot read, because no session manager will bind its call.
+    /// Reports a body that the layer cannot read, because no session manager will bind the call.
     ///
     /// If the inner service `accepted` the request, an open exchange becomes [`Phase::Streaming`].
     ///
-    /// A body that was dropped before its end is reported only if the inner service `accepted` the request. A service may refuse a request
-    /// without reading its body.
+    /// A body that was dropped before it ended is reported only if the inner service `accepted` the request. A service may refuse a
+    /// request without reading its body.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
         let unparsed = {
             let mut state = self.state();
@@ -229,7 +229,7 @@ impl Exchange {
         }
     }
 
-    /// Reports that its call has started, and cancels it if the server has been drained.
+    /// Reports that the call has started, and cancels it if the server has been drained.
     ///
     /// Must be called without locks.
     pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {
@@ -248,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the call in flight that a client's cancel refers to, accepted or not.
+    /// Returns the in-flight call that a client's cancel refers to, accepted or not.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;

@@ -52,19 +52,19 @@ pub(crate) struct Exchange {
     pub(crate) signal: Signal,
     /// The request body has ended or was dropped and may have to be parsed. Checked first, so that most polls need not lock.
     pub(super) must_parse_body: AtomicBool,
-    /// Whether its call's streams had event ids, and the last `retry`. `response` packs both.
+    /// Whether the call's streams had event ids, and the last `retry`. `response` packs both.
     pub(super) stream_meta: AtomicU32,
-    /// Its call was cancelled here, so the error becomes its response.
+    /// The call was cancelled here, so the error becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
-    /// Its call has ended, see `streams`.
+    /// The call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
-    /// The bytes that its streams have sent may have been the answer to its call, see `tap`.
+    /// The bytes that were sent on the streams may have been the answer to the call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
-    /// The [`PendingCancel`] of its call, as a number.
+    /// The [`PendingCancel`] of the call, as a number.
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
-    /// Notified when its call is accepted or ends, or its [`PendingCancel`] becomes known. Set by the first task that waits.
+    /// Notified when the call is accepted or ends, or its [`PendingCancel`] becomes known. Set by the first task that waits.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }
@@ -116,12 +116,12 @@ pub(super) struct ExchangeState {
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
     pub(super) late_answer: LateAnswer,
-    /// Its call was answered while its client was connected, as a session manager observed.
+    /// The call was answered while its client was connected, as a session manager observed.
     pub(super) is_delivering: bool,
-    /// Why a resumed stream of its call is ending. Set where the stream itself observes only that it is dropped.
+    /// Why a resumed stream of the call is ending. Set where the stream itself observes only that it is dropped.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a call of its own. The first call has ended.
+    /// The exchange of a further attempt that is a separate call. The first call has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because it is usually absent: there is a span only if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
@@ -130,7 +130,7 @@ pub(super) struct ExchangeState {
 /// A message that only its session manager can read.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// Whether a stream can still deliver the answer of a call.
+/// Whether a stream can still deliver the answer to a call.
 ///
 /// If the call's streams end early, only the transport of the session observes the answer.
 #[derive(Default)]
@@ -160,7 +160,7 @@ pub(super) enum Dispatch {
     NotBound,
     /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
     InProgress(Attempts),
-    /// Every attempt of the request was accepted, refused or abandoned. `is_cancelled` if a deferred cancel was then sent.
+    /// Every attempt of the request was accepted, refused or abandoned. `is_cancelled` if a deferred cancel was sent after that.
     Done { is_cancelled: bool },
 }
 
@@ -171,7 +171,7 @@ pub(super) struct Attempts {
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted an attempt or may have accepted one.
     pub(super) was_accepted: bool,
-    /// The call's key while an older call in flight has the same key. The older call keeps the key if the request is refused.
+    /// The call's key while an older in-flight call has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
@@ -193,11 +193,11 @@ pub(super) enum Phase {
     Open,
     /// The response is an event stream, or the accepted request is not known to carry a call.
     Streaming,
-    /// The response body is the answer to its call, which no session manager tracks.
+    /// The response body is the answer to the call, which no session manager tracks.
     Answering,
     /// The whole response was sent, or the inner service returned an error.
     Ended,
-    /// The response was dropped before its end.
+    /// The response was dropped before it ended.
     Dropped,
 }
 
@@ -261,7 +261,7 @@ impl Exchange {
         matches!(self.kind, RequestKind::Post(_))
     }
 
-    /// Returns `true` if a cancel of its call may have to be replayed into the inner service.
+    /// Returns `true` if a cancel of the call may have to be replayed into the inner service.
     ///
     /// That is so if it may carry a session call, and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {
@@ -293,7 +293,7 @@ impl Exchange {
         &self.shared.registry
     }
 
-    /// Returns its call, or `None` if it is not known to carry one.
+    /// Returns the call, or `None` if the request is not known to carry one.
     pub(super) fn info(&self) -> Option<&CallInfo> {
         Some(&self.call.get()?.info)
     }
@@ -303,7 +303,7 @@ impl Exchange {
         self.call.get().is_some()
     }
 
-    /// Runs one operation on the state of its call's session. Returns `None` if it carries no call.
+    /// Runs one operation on the state of the call's session. Returns `None` if there is no call.
     pub(crate) fn with_session<R>(
         &self,
         operation: impl FnOnce(&mut SessionState) -> R,
@@ -328,12 +328,12 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Records that a task reads a stream of its call in the background, to observe the call's end.
+    /// Records that a task reads a stream of the call to observe the end of the call.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|session| session.add_background_reader(id));
     }
 
-    /// Returns its call if the call has this id, and `None` otherwise.
+    /// Returns the call if its id is `id`, and `None` otherwise.
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
         self.info().filter(|call| call.id() == id)
     }
@@ -354,7 +354,7 @@ impl Exchange {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Returns `true` if a session manager tracks its call.
+    /// Returns `true` if a session manager tracks the call.
     pub(super) fn is_bound(&self) -> bool {
         !matches!(self.dispatch, Dispatch::NotBound)
     }

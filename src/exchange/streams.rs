@@ -1,10 +1,10 @@
-//! The message for clients that are still connected when their call is cancelled here.
+//! The open streams of an exchange, and the error that is sent on them.
 //!
-//! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
-//! of the call: those of the POST and of resumes. The inner service's body is dropped before the client reads the message. So a
-//! client that is not reading delays nothing.
+//! Clients receive this error when the call is cancelled here. Before the response head, the response future answers with this
+//! error. After the head, the error is sent on every open stream of the call: those of the POST and of resumes. The inner service's
+//! body is dropped before the client reads the error. So a client that is not reading delays nothing.
 //!
-//! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
+//! A session manager observes the answer before the layer does. A drain waits until the stream that carries the answer has ended
 //! ([`Delivering`]).
 
 use std::{
@@ -24,7 +24,9 @@ use crate::{
     timer::{OnDeadline, TimerHandle},
 };
 
-/// The answer of a call on its way from its session manager to its client. A drain waits until all are dropped.
+/// The answer to a call, on its way from the session manager to the client.
+///
+/// A drain waits until all of these guards are dropped.
 pub(crate) struct Delivering(Arc<Exchange>);
 
 // === impl Delivering ===
@@ -38,10 +40,10 @@ impl Drop for Delivering {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Adds an open stream of its call, or of the call that it resumes.
+    /// Adds an open stream to this exchange, or to the exchange whose call this one resumes.
     ///
-    /// A stream that a drain would not find through a call in flight is also registered. Returns the exchange of the resumed call, or
-    /// `None` if the stream does not resume a call in flight.
+    /// A stream that a drain would not find through an in-flight call is also registered. Returns the exchange of the resumed call, or
+    /// `None` if the stream does not resume an in-flight call.
     pub(crate) fn on_stream_opened(&self, stream: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
         match &self.kind {
@@ -71,24 +73,26 @@ impl Exchange {
         resumed
     }
 
-    /// Returns `true` if its call has ended. A stream of the call that is then still open must be registered, so that a drain
-    /// finds it.
+    /// Returns `true` if the call has ended.
+    ///
+    /// Streams that are still open by then must be registered, so that a drain finds them.
     pub(crate) fn has_call_ended(&self) -> bool {
         self.has_call_ended.load(Ordering::Acquire)
     }
 
-    /// Marks its call as ended. Returns `true` if older streams of the call are open.
+    /// Marks the call as ended. Returns `true` if older streams of the call are open.
     ///
-    /// These may receive nothing more, because the newest stream has the answer or has lost its client.
+    /// The older streams may stay open without receiving anything more, because the newest stream has the answer or has lost its
+    /// client.
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
-        // Stored after `is_delivering`, so that a thread that finds the call ended finds that flag as well.
+        // Stored after `is_delivering`, so that a thread that observes the end also observes the flag.
         self.has_call_ended.store(true, Ordering::Release);
         state.streams.has_older()
     }
 
-    /// Returns a guard if its call's answer is on its way to a connected client.
+    /// Returns a guard if the answer to the call is on its way to a connected client.
     pub(crate) fn delivering(self: &Arc<Self>) -> Option<Delivering> {
         if !self.has_call_ended() || !self.state().is_delivering {
             return None;
@@ -97,7 +101,7 @@ impl Exchange {
         Some(Delivering(self.clone()))
     }
 
-    /// Registers its open streams, because a drain would not find them through a call.
+    /// Registers the open streams, because a drain would not find them through a call.
     #[cold]
     pub(crate) fn register_orphaned_streams(&self) {
         let (mut streams, is_delivering) = {
@@ -114,7 +118,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if its call, as a task, may still run after the server has been drained.
+    /// Returns `true` if the server has been drained and the call runs as a task. The drain does not end such a call.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
@@ -129,7 +133,7 @@ impl Exchange {
         }
     }
 
-    /// Sends the error of a cancelled call on its open streams.
+    /// Sends the error for a cancelled call on the open streams.
     #[cold]
     pub(super) fn send_cancel_error(&self, id: CallId, reason: CancelReason) {
         let Some(call) = self.call(id) else {
@@ -150,7 +154,7 @@ impl Exchange {
         self.response_waker.register(waker);
     }
 
-    /// Returns the JSON-RPC error of its call, once the call was cancelled here.
+    /// Returns the JSON-RPC error for the call once the call has been cancelled here.
     pub(crate) fn cancel_response(&self) -> Option<Bytes> {
         if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;
@@ -158,25 +162,25 @@ impl Exchange {
         self.state().streams.error()
     }
 
-    /// Returns its call if the call is in flight, and `None` otherwise.
+    /// Returns the call of this exchange. Returns `None` if there is no call, or if it is no longer in flight.
     pub(crate) fn call_in_flight(&self) -> Option<&CallInfo> {
         let call = self.info()?;
         self.is_in_flight(call.id()).then_some(call)
     }
 
-    /// Returns the interval at which its streams are probed.
+    /// Returns the interval at which streams are probed.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
         self.shared.options.keep_alive
     }
 
-    /// Returns how long its client may leave a stream unread.
+    /// Returns how long a client may leave a stream unread.
     pub(crate) fn stall_timeout(&self) -> Option<Duration> {
         self.shared.options.stall_timeout
     }
 
     /// Sets the timer of a stream. Its first deadline is `timeout` from now.
     ///
-    /// Returns `None` if the deadline is too far in the future for the clock.
+    /// Returns `None` if the deadline overflows [`Instant`].
     pub(crate) fn set_stream_timer(
         &self,
         stream: Weak<dyn OnDeadline>,

@@ -41,8 +41,8 @@ impl Exchange {
 
     /// Waits until a call has ended, for at most [`RACED_ANSWER_TIMEOUT`].
     ///
-    /// Called after a session manager has refused a resume of the call. rmcp's own manager refuses once it has sent the answer, which
-    /// is then on its way through the layer.
+    /// Called after a session manager has refused a resume of the call. rmcp's own manager refuses once it has sent the answer, so
+    /// the answer is on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
         // The caller checks again in either case.
         let _in_time = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;

@@ -71,7 +71,7 @@ impl<M: SessionManager> ManagerInner<M> {
     /// Creates the [`Untracked`] request of a message that is not bound and starts its contest.
     ///
     /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until then nothing is suppressed, and
-    /// no call in flight can have the request's id.
+    /// no in-flight call can have the request's id.
     #[cold]
     pub(super) fn untracked(
         &self,

@@ -1,7 +1,7 @@
-//! Retains the answers of calls whose streams ended early.
+//! Retains the answers to calls whose streams ended early.
 //!
 //! A server may end a stream whose call keeps running (SEP-1699). rmcp also ends a stream if it refuses a resume, or if its
-//! event store refuses the answer. Then rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
+//! event store refuses the answer. In these cases, rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
 //!
 //! The end of a stream is observed when the stream is polled, before or after the answer passes the transport. So where
 //! streams can end early, the transport offers each answer to its exchange. If the last stream has ended, the answer is

@@ -72,7 +72,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIdKey ===
 
 impl EventIdKey {
-    /// Returns the key of all managers without a key of their own, which may share a store.
+    /// Returns the key of all managers that have no separate key. They may share a store.
     pub(super) fn of_process() -> Self {
         static OF_PROCESS: OnceLock<EventIdKey> = OnceLock::new();
         let random = || {
@@ -221,8 +221,8 @@ impl EventStore for Sessionless {
         'e: 'a,
         Self: 'a,
     {
-        let stored = self.store.store_event(stream_id, event);
-        Box::pin(async { stored.await.map(|id| self.seal.seal(&id)) })
+        let write = self.store.store_event(stream_id, event);
+        Box::pin(async { write.await.map(|id| self.seal.seal(&id)) })
     }
 
     fn replay_events_after<'s, 'i, 'a>(&'s self, last_event_id: &'i str) -> Boxed<'a, EventStream>

@@ -102,7 +102,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the retained outcome for a client whose last event is this one.
+    /// Returns the retained outcome for a client whose last event is `last_event_id`.
     pub(super) fn retained_for(
         &self,
         session: &SessionId,
@@ -114,7 +114,7 @@ impl<M> ManagerInner<M> {
         }
     }
 
-    /// Returns the call in flight of a session whose accepted request has this JSON-RPC id.
+    /// Returns the in-flight call of a session whose accepted request has the id `request`.
     pub(super) fn find(
         &self,
         session: &SessionId,
@@ -131,7 +131,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Cancels the calls in flight, removes the retained calls, and waits for pending cancels.
+    /// Cancels the in-flight calls, removes the retained calls, and waits for pending cancels.
     ///
     /// Needed because a closed session does not accept cancels, and rmcp lets its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
@@ -247,7 +247,7 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns `true` for rmcp's own manager without an event store.
     ///
-    /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses the resume of a call in flight only
+    /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses the resume of an in-flight call only
     /// if it has sent the answer, or if the client invented the event id. With an event store neither is certain, because the store may
     /// fail.
     pub(super) fn is_local_manager(&self) -> bool {
@@ -298,11 +298,11 @@ impl<M: SessionManager> ManagerInner<M> {
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This may be the first request on this runtime.
         self.timer.ensure_on_current_runtime();
-        let spawn = |ended: Pin<Box<_>>| {
+        let spawn = |end: Pin<Box<_>>| {
             let id = id.clone();
             self.timer.spawn(Migration::Always, async move {
-                let ended: Result<(), M::Error> = ended.await;
-                if let Err(error) = ended {
+                let result: Result<(), M::Error> = end.await;
+                if let Err(error) = result {
                     let error = redact_session(&error, &id);
                     warn!(target: "mcp_cancel_on_disconnect", error, "session not closed");
                 }

@@ -2,8 +2,8 @@
 //!
 //! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer or resumes forever. For a completed
 //! call the client receives an event that repeats its last event id, then the answer without an id. So after another disconnect it
-//! can resume in the same way again. An error, of a completed or a cancelled call, it receives alone: to the SDK an error after an event id
-//! is not the end of the call.
+//! can resume in the same way again. An error is sent alone, whether the call completed or was cancelled. To the SDK, an error after an
+//! event id does not end the call.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ const MAX_ARENA_TEXT: usize = 1024;
 
 /// The replay of an answered call by an event store, up to the answer.
 ///
-/// If the store does not have the answer, the retained answer follows. It follows at the end of the replay, or once the
+/// If the store does not contain the answer, the retained answer follows. It follows at the end of the replay, or once the
 /// replay has yielded no event for [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
     replay: Option<S>,
@@ -160,16 +160,16 @@ fn answer_events(
     answer: Answer,
 ) -> (Option<ServerSseMessage>, ServerSseMessage) {
     let priming_event = priming_event(last_event_id, answer.retry);
-    let mut answered = ServerSseMessage::default();
-    answered.message = message_of(answer.content);
+    let mut answer_event = ServerSseMessage::default();
+    answer_event.message = message_of(answer.content);
     let is_error = matches!(
-        answered.message.as_deref(),
+        answer_event.message.as_deref(),
         Some(ServerJsonRpcMessage::Error(_))
     );
-    ((!is_error).then_some(priming_event), answered)
+    ((!is_error).then_some(priming_event), answer_event)
 }
 
-/// Returns the answer of an ended call, or its error if it was cancelled.
+/// Returns the answer to an ended call, or its error if it was cancelled.
 pub(super) fn message(end: RetainedOutcome<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
     match end {
         RetainedOutcome::Answered(answer) => message_of(answer.content),
@@ -190,7 +190,7 @@ fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
     }
 }
 
-/// Returns the error of a cancelled call.
+/// Returns the error for a cancelled call.
 fn error_of(request: &RequestId, reason: CancelReason) -> ServerJsonRpcMessage {
     let id = NumberOrString::from(request);
     ServerJsonRpcMessage::error(error_for(Some(reason)), Some(id))
@@ -283,7 +283,7 @@ impl<S> ReplayedAnswer<S> {
         }
     }
 
-    /// Drops what need not follow after this event of the replay.
+    /// Drops what need not follow after `event` of the replay.
     fn record(&mut self, event: &ServerSseMessage) {
         let request = event.message.as_deref().and_then(answered_id);
         let is_answer = request.is_some() && request == self.request.as_ref();

@@ -65,7 +65,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             // The event id of another session is not passed on. The retained outcome belongs to this session.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
-        // An event store may also have the other events that the client missed.
+        // An event store may also contain the other events that the client missed.
         let may_be_stored = is_stored && matches!(retained, Some(RetainedOutcome::Answered(_)));
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
@@ -141,7 +141,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             .is_some_and(|session_use| session_use.standalone_ids.contains(&self.last_event_id))
     }
 
-    /// Returns the priming event of the resumed stream of a stored call. `None` if the event matches no call in flight.
+    /// Returns the priming event of the resumed stream of a stored call. `None` if the event matches no in-flight call.
     ///
     /// rmcp's stream ends after the stored events. If there are none, a client of the TypeScript SDK would have no event id for its
     /// next resume, and would not resume the call again.
@@ -155,7 +155,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         self.shared.match_event(self.session, &self.last_event_id)
     }
 
-    /// Returns the call in flight that the event belongs to.
+    /// Returns the in-flight call that the event belongs to.
     fn call(&self) -> Option<(CallId, Arc<Exchange>)> {
         match self.match_event() {
             EventMatch::Call(id, exchange) => Some((id, exchange)),
@@ -163,23 +163,23 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    /// Returns the retained outcome for a client whose last event is this one.
+    /// Returns the retained outcome for the client, whose last event is `last_event_id`.
     fn retained(&self) -> Option<RetainedOutcome<Answer>> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
     /// Waits for the call's permit, which earlier resumes may hold.
     ///
-    /// After a timeout, continues without the permit. Returns `None` if the event does not belong to a call in flight.
+    /// After a timeout, continues without the permit. Returns `None` if the event does not belong to an in-flight call.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reader = BackgroundReader::new(exchange, id);
         Some((self.shared.resume_queue.enqueue(id).acquire().await, reader))
     }
 
-    /// Waits for the answer after the manager refused the resume of a call in flight.
+    /// Waits for the answer after the manager refused the resume of an in-flight call.
     ///
-    /// rmcp's own manager refuses once it has sent the answer to the former stream, where it may still be unread.
+    /// rmcp's own manager refuses once it has sent the answer to the previous stream, where it may still be unread.
     async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
@@ -231,10 +231,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Reads this resume's stream in the background, because its client has disconnected.
     ///
-    /// Drops the resume if its event does not belong to a call in flight, or if the manager does not reply within [`DRAIN_TIMEOUT`].
+    /// Drops the resume if its event does not belong to an in-flight call, or if the manager does not reply within [`DRAIN_TIMEOUT`].
     ///
-    /// The manager may already have moved the call's stream to this resume. Then only this stream yields further messages, including
-    /// the answer. The call stays detached, because its client did not complete the resume.
+    /// The manager may already have moved the call's stream to this resume. In that case, only this stream yields further
+    /// messages, including the answer. The call stays detached, because its client did not complete the resume.
     fn drain_after_disconnect(
         &self,
         request: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>,

@@ -45,7 +45,7 @@ impl ServeTasks {
         }
     }
 
-    /// Removes and returns the session with this id that the current task served.
+    /// Removes and returns the session with the id `id` that the current task served.
     ///
     /// The session may have been closed since, even if the `Weak` can still be upgraded.
     pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {

@@ -101,7 +101,7 @@ pub(super) trait Owner: Send + Sync {
     /// That is so if a call of the session is detached, or an undelivered answer is retained.
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
-    /// Returns the call in flight with this JSON-RPC id.
+    /// Returns the in-flight call with the JSON-RPC id `request`.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
     /// Closes a session that was marked as closed for being idle.
@@ -114,12 +114,12 @@ impl Sessions {
     /// Adds a session, in place of an older one with the same id.
     pub(super) fn add(&self, session: Arc<Session>) {
         let id = session.id.clone();
-        let former = self.write(&id).insert(id.clone(), session);
+        let previous = self.write(&id).insert(id.clone(), session);
         // Reported without the lock.
-        if let Some(former) = former {
-            let is_ending = former.is_ending();
-            former.notify_closed(if is_ending {
-                former.end_reason()
+        if let Some(previous) = previous {
+            let is_ending = previous.is_ending();
+            previous.notify_closed(if is_ending {
+                previous.end_reason()
             } else {
                 SessionEnd::Replaced
             });
@@ -132,7 +132,7 @@ impl Sessions {
             .is_some_and(|session| !session.is_ending())
     }
 
-    /// Returns the session with this id, unless it is [ending](Self::begin_end).
+    /// Returns the session with the id `id`, unless it is [ending](Self::begin_end).
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
         let sessions = self.read(id);
         let session = sessions.get(id).filter(|session| !session.is_ending());
@@ -153,7 +153,7 @@ impl Sessions {
     /// Marks a session as ending while the inner manager is closing it. Requests no longer find it.
     ///
     /// It stays in the map, so that its close is reported before the opening of a session that replaces it. Returns `None` if there is
-    /// no session with this id, or if it is ending already.
+    /// no session with the id `id`, or if it is ending already.
     pub(super) fn begin_end(self: &Arc<Self>, id: &str) -> Option<EndingSession> {
         let session = self.find(id)?;
         let is_first = !session.is_ending.swap(true, Ordering::Relaxed);
@@ -267,7 +267,7 @@ impl Session {
         }
     }
 
-    /// Replaces the last reported event and returns the former one.
+    /// Replaces the last reported event and returns the previous one.
     fn replace_notified(&self, now: Notified) -> Notified {
         let mut notified = lock(&self.notified);
         mem::replace(&mut *notified, now)
@@ -374,7 +374,7 @@ impl Session {
         }
     }
 
-    /// Returns `true` if a cancel of a request with this id is pending.
+    /// Returns `true` if a cancel of the request with the id `request` is pending.
     pub(super) fn has_pending_cancel(&self, request: &RequestId) -> bool {
         self.pending_cancels.borrow().contains(request)
     }

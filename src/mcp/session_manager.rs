@@ -194,7 +194,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns what a client with this `Last-Event-ID` still lacks.
+    /// Returns what a client that resumes after `last_event_id` still lacks.
     ///
     /// That is the retained answer, or the error of a cancelled call.
     ///
@@ -218,7 +218,7 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the inner manager.
     ///
-    /// Other code can use the inner manager to end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call.
+    /// Other code can use the inner manager to end the stream of a running call (SEP-1699), and rmcp drops the answer to such a call.
     /// So after the first use of this method, answers are copied as they pass, and retained if their stream has ended.
     ///
     /// ```

@@ -40,7 +40,7 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 }
 
 pin_project! {
-    /// A stream without the messages of cancelled calls. If it is dropped before its end, its client has disconnected.
+    /// A stream without the messages of cancelled calls. If it is dropped before it ends, its client has disconnected.
     struct Unsuppressed<S> {
         #[pin]
         stream: S,

@@ -56,7 +56,7 @@ pub(super) struct Suppressed {
 struct SuppressionState {
     hasher: RandomState,
     cancelled: VecDeque<HashedIds>,
-    /// Untracked calls in flight. Messages with their ids are delivered.
+    /// Untracked in-flight calls. Messages with their ids are delivered.
     untracked: VecDeque<HashedIds>,
     /// `true` once more than [`MAX_SUPPRESSED`] untracked calls ran at once. From then on, messages cannot be attributed.
     has_overflowed: bool,
@@ -294,7 +294,7 @@ impl HashedIds {
         }
     }
 
-    /// Removes the ids of this call from older calls that have them.
+    /// Removes the ids of `self` from older calls that have them.
     fn claim_ids_from(&self, calls: &mut VecDeque<Self>) {
         for call in calls.iter_mut() {
             call.request_id = call

@@ -55,7 +55,7 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// Why its stream ended.
         cause: DetachCause,
-        /// How long the call waits for a resume. `None` if the call may run to its end.
+        /// How long the call waits for a resume. `None` if the call may run to completion.
         ///
         /// Zero if the call is cancelled now, or as soon as a pending resume is refused.
         grace: Option<Duration>,
@@ -75,7 +75,7 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// How it ended.
         outcome: Outcome,
-        /// The detachment. `None` if the call was attached at its end.
+        /// The detachment. `None` if the call was attached when it ended.
         detachment: Option<Detachment>,
     },
     /// A call was cancelled, but the cancel was not delivered to the server. There is no further attempt.
@@ -98,7 +98,7 @@ pub enum Event<'a> {
     },
     /// The outcome of an ended call was evicted or could not be retained, because of a limit.
     ///
-    /// The call was detached at its end or was cancelled. A client that resumes it finds no outcome.
+    /// The call was detached when it ended, or was cancelled. A client that resumes it finds no outcome.
     ///
     /// It is reported to the observers of the call that needed the space, which is usually a different call.
     #[non_exhaustive]

@@ -1,7 +1,7 @@
 //! The types of events and snapshots, metrics, and the log.
 //!
-//! An [`Observer`] receives every [`Event`] of a layer. This module has the types with which an event describes a call that was
-//! detached, exceeded a limit, or could not be cancelled. It also has the snapshots of calls in flight that
+//! An [`Observer`] receives every [`Event`] of a layer. This module contains the types with which an event describes a call that was
+//! detached, exceeded a limit, or could not be cancelled. It also contains the snapshots of in-flight calls that
 //! [`Calls::snapshot`](crate::Calls::snapshot) returns.
 
 use std::{fmt, sync::Arc};

@@ -57,7 +57,7 @@ pub enum CallState {
     Detached {
         /// How long the call has been detached.
         since: Duration,
-        /// How long the call still waits for a resume. `None` if it keeps running to its end.
+        /// How long the call still waits for a resume. `None` if it runs to completion.
         grace_left: Option<Duration>,
     },
 }

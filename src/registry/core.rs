@@ -179,7 +179,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.iter()
     }
 
-    /// Returns the calls in flight that started after `after` and before `before`, oldest first.
+    /// Returns the in-flight calls that started after `after` and before `before`, oldest first.
     pub(crate) fn calls_between(
         &self,
         after: Option<CallId>,
@@ -230,7 +230,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some((older, call, self.finish(older, None)?))
     }
 
-    /// Makes an accepted call the owner of its id, unless another call in flight owns it.
+    /// Makes an accepted call the owner of its id, unless another in-flight call owns it.
     ///
     /// Returns `true` if the call owns the id now, has no key, or has ended. Must be called once for each call.
     pub(crate) fn try_accept(&mut self, id: CallId) -> bool {
@@ -339,8 +339,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .count()
     }
 
-    /// Removes a stream, as [`detach`](Self::detach) does. If that was the last stream, the end of the call can no longer be observed.
-    /// The call is then untracked.
+    /// Removes a stream, as [`detach`](Self::detach) does. If that was the last stream, the end of the call can no longer be observed,
+    /// and the call is untracked.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
             return DetachOutcome::Ignored;
@@ -375,7 +375,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Removes a background reader that has ended.
     ///
-    /// Once none is left, the end of a detached call is not observed. The call is then removed at `unobserved_until`, which is `None` if
+    /// Once none is left, the end of a detached call is not observed. Such a call is removed at `unobserved_until`, which is `None` if
     /// the end is observed elsewhere.
     pub(crate) fn remove_background_reader(
         &mut self,

@@ -31,12 +31,12 @@ impl<T: Tracked> Registry<T> {
         }
     }
 
-    /// Returns `true` if answers of calls that have ended are on their way to their clients.
+    /// Returns `true` if answers to calls that have ended are on their way to the clients.
     pub(crate) fn is_delivering(&self) -> bool {
         self.deliveries.load(Ordering::Acquire) > 0
     }
 
-    /// Closes the registry. Returns the calls in flight and the registered streams.
+    /// Closes the registry. Returns the in-flight calls and the registered streams.
     ///
     /// A call or stream that starts later is ended at once.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {

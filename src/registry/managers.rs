@@ -17,10 +17,11 @@ pub(crate) trait Manager: Send + Sync {
     /// Returns the scope within which its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager has no session with this id.
+    /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager has no session with
+    /// the id `session`.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if the manager has a session with this id, or calls of one.
+    /// Returns `true` if the manager has a session with the id `session`, or calls of one.
     fn has(&self, session: &str) -> bool;
 }
 

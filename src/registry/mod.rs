@@ -56,7 +56,7 @@ type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
-    /// The open streams that a drain may not find through a call in flight.
+    /// The open streams that a drain may not find through an in-flight call.
     streams: Mutex<OpenStreams>,
     /// Set once the server has been drained. A call or stream that starts later is ended at once.
     closed: AtomicBool,
@@ -139,14 +139,14 @@ impl<T: Tracked> Registry<T> {
         event_match.unwrap_or(EventMatch::Nothing)
     }
 
-    /// Returns the call with this key, or `None` if no accepted request has it.
+    /// Returns the call with the key `key`, or `None` if no accepted request has this key.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
         self.with_session(&key.session.id, |session| {
             session.find(&key.session.scope, &key.request)
         })?
     }
 
-    /// Returns the call with this key, even if its request is not accepted yet.
+    /// Returns the call with the key `key`, even if its request is not accepted yet.
     pub(crate) fn find_unaccepted_too(&self, key: &Key) -> Option<Call<T>> {
         self.with_session(&key.session.id, |session| {
             session.find_unaccepted_too(&key.session.scope, &key.request)
@@ -184,7 +184,7 @@ impl<T: Tracked> Registry<T> {
         has_session.unwrap_or(false)
     }
 
-    /// Returns a call in flight of any session.
+    /// Returns an in-flight call of any session.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
         let mut entries = self.sessions.entries();
         entries.find_map(|entry| entry.read(|session| session.call(id).cloned()))
@@ -202,13 +202,13 @@ impl<T: Tracked> Registry<T> {
         entries.flat_map(move |entry| entry.scan_calls(before, select.clone()))
     }
 
-    /// Returns `true` if calls in flight of more than one scope have this session id.
+    /// Returns `true` if in-flight calls of more than one scope have this session id.
     pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
         self.with_session(session_id, |session| session.has_several_sessions())
             .unwrap_or(false)
     }
 
-    /// Scans the calls in flight of a session id.
+    /// Scans the in-flight calls of a session id.
     pub(crate) fn calls_of(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
         let entry = self.sessions.find(session_id).into_iter();
         let before = CallId::next();
@@ -241,7 +241,7 @@ impl<T: Tracked> Registry<T> {
         self.streams().add(stream);
     }
 
-    /// Registers a stream that may belong to no call in flight. A drain closes it. After a drain, it is closed at once.
+    /// Registers a stream that may belong to no in-flight call. A drain closes it. After a drain, it is closed at once.
     pub(crate) fn register_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.register_ending_stream(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {

@@ -256,7 +256,7 @@ impl<T: Tracked> SessionEntry<T> {
         (result, DeferredEffects { entry, effects })
     }
 
-    /// Scans the calls in flight that started before `before`, oldest first. The lock is free between two batches.
+    /// Scans the in-flight calls that started before `before`, oldest first. The lock is free between two batches.
     pub(super) fn scan_calls<R>(
         self: Arc<Self>,
         before: CallId,

@@ -1,4 +1,4 @@
-//! Open streams that a drain may not find through a call in flight.
+//! Open streams that a drain may not find through an in-flight call.
 //!
 //! For example, standalone and resumed streams, streams of ended calls, and streams of requests without a call.
 

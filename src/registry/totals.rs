@@ -134,8 +134,8 @@ impl Totals {
             .sum()
     }
 
-    /// Counts a retained call of a session whose retained calls have `session_bytes` bytes. Returns `false` if the session would then have
-    /// more bytes than are left for all others.
+    /// Counts a retained call of a session whose retained calls have `session_bytes` bytes. Returns `false` if that would give the
+    /// session more bytes than are left for all others.
     pub(super) fn try_add_bytes(
         &self,
         delivery: DeliveryState,

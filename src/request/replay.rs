@@ -1,6 +1,6 @@
 //! Cancels that are replayed as HTTP POSTs into the inner service, without the session manager.
 //!
-//! The POST has the URI, the extensions and most headers of the original request. So everything inside the layer (routing, auth,
+//! The POST carries the URI, the extensions and most headers of the original request. So everything inside the layer (routing, auth,
 //! limits) treats it as it treated the call. Headers that belong to the original body, or would change what the POST does, are
 //! left out.
 
@@ -83,7 +83,7 @@ pub(crate) struct Replay<S, B> {
 impl<S, B> Replay<S, B> {
     /// Copies the head of a request.
     ///
-    /// Its extensions must not have the link to the exchange yet. Otherwise exchange and replay would form a reference cycle.
+    /// Its extensions must not contain the link to the exchange yet. Otherwise exchange and replay would form a reference cycle.
     pub(crate) fn new(
         service: Arc<ServicePrototype<S>>,
         shared: Arc<LayerShared>,

@@ -23,8 +23,8 @@ use super::{PeerClosed, is_ready, stream::EventStream};
 use crate::{call::DetachCause, either_body::EitherBody, exchange::Guard};
 
 pin_project! {
-    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). A drop before its
-    /// end counts as a disconnect.
+    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropping it
+    /// before it has ended counts as a disconnect.
     ///
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
     /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here. With a
@@ -94,7 +94,7 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
-    /// Returns a body of these bytes, in place of the inner one.
+    /// Returns a body of `bytes`, in place of the inner one.
     pub(super) fn bytes(bytes: Bytes) -> Self {
         Self::inert(EitherBody::bytes(bytes))
     }

@@ -80,12 +80,12 @@ where
             let polling = guard.polling();
             match &mut self.stage {
                 CommitStage::Pending(pending) => {
-                    let answered = pending.as_mut().poll(cx);
+                    let response = pending.as_mut().poll(cx);
                     drop(polling);
                     if let Some(exchange) = guard.exchange() {
                         exchange.parse_body();
                     }
-                    if let Some(first) = self.on_answer(guard, ready!(answered)) {
+                    if let Some(first) = self.on_answer(guard, ready!(response)) {
                         return Poll::Ready(Some(Ok(Frame::data(first.into()))));
                     }
                 }
@@ -192,7 +192,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// Returns the bytes to send for the next frame, or `None` while the body has only white space.
+    /// Returns the bytes to send for the next frame, or `None` while the body contains only white space.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = on_one_line(self.bom_filter.filter(frame));
         if self.has_data {
@@ -225,7 +225,7 @@ fn on_one_line(json: Bytes) -> Bytes {
 
 /// Returns the error event for a refusal, or for an answer that cannot be sent as an event.
 ///
-/// The event has the body's JSON-RPC error if there is one, and otherwise an error with the status.
+/// The event contains the body's JSON-RPC error if there is one, and otherwise an error with the status.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let error_in_body = serde_json::from_slice(body)

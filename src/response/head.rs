@@ -40,13 +40,13 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// Returns `true` if the content has this media type.
+/// Returns `true` if the content has the media type `media_type`.
 pub(super) fn has_type(headers: &McpHeaders<'_>, media_type: &str) -> bool {
     let value = headers.content_type.first();
     value.is_some_and(|value| headers::names_media_type(value, media_type))
 }
 
-/// Returns `true` if responses with this status have no content (RFC 9110, section 6.4.1).
+/// Returns `true` if responses with `status` have no content (RFC 9110, section 6.4.1).
 pub(super) fn has_no_content(status: StatusCode) -> bool {
     status.is_informational()
         || status == StatusCode::NO_CONTENT

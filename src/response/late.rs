@@ -2,7 +2,7 @@
 //!
 //! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
 //! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer or has no event
-//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error. The buffered events are then dropped, because some clients would
+//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error. The buffered events are dropped, because some clients would
 //! resume again after an event with an id.
 
 use std::{
@@ -35,7 +35,7 @@ pub(super) struct Late<B> {
 
 enum LateStage {
     Reading(Box<HeldBack>),
-    /// The inner body has the answer or is longer than [`MAX_HELD`].
+    /// The inner body contains the answer or is longer than [`MAX_HELD`].
     Passing,
     Ended,
 }
@@ -52,7 +52,7 @@ struct HeldBack {
 // === impl Late ===
 
 impl<B> Late<B> {
-    /// `error` is the event for the client if the stream does not have the answer to `request`.
+    /// `error` is the event for the client if the stream does not contain the answer to `request`.
     pub(super) fn new(body: B, request: RequestId, error: Bytes) -> Self {
         Self {
             body: Box::pin(body),
@@ -121,7 +121,7 @@ impl HeldBack {
             is_event = true;
             is_answer |= match event.answers {
                 Answers::One(request) => request == self.request,
-                // A batch may have the answer.
+                // A batch may contain the answer.
                 Answers::Nothing | Answers::Ambiguous(_) => event.is_ambiguous,
             };
         });

@@ -166,13 +166,13 @@ impl<B> BodySlot<B> {
 
     /// Returns the next step of the reader, which is a message only at a boundary. From now on, `waker` wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
-        let (next, former) = {
+        let (next, previous) = {
             let mut state = self.state();
-            let former = state.replace_waker(waker);
-            (state.next(at_boundary), former)
+            let previous = state.replace_waker(waker);
+            (state.next(at_boundary), previous)
         };
-        // The former waker may own its task, so it is dropped without the lock.
-        drop(former);
+        // The previous waker may own its task, so it is dropped without the lock.
+        drop(previous);
         next
     }
 
@@ -231,7 +231,7 @@ impl<B> State<B> {
         self.inner.take().map_or(Next::Closed, Next::Inner)
     }
 
-    /// Returns the former waker.
+    /// Returns the previous waker.
     fn replace_waker(&mut self, waker: &Waker) -> Option<Waker> {
         match &self.reader {
             Some(reader) if reader.will_wake(waker) => None,

@@ -51,7 +51,7 @@ pub(super) struct EventStream<B> {
     resumed: Option<Arc<Exchange>>,
     /// `true` once the stream is registered because it stays open after its call has ended.
     is_registered: bool,
-    /// Set while the stream must still deliver the answer of an ended call.
+    /// Set while the stream must still deliver the answer to an ended call.
     delivering: Option<Delivering>,
     ended: bool,
 }

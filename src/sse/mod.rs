@@ -9,7 +9,7 @@
 //!    its id becomes the last event id. MCP primes a stream that way.
 //! 3. **Where the body is split into frames changes nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside one frame is
-//!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
+//!    read in place. An event that is split, or has several data lines, is copied to its own buffer.
 //! 5. **Limits.** A buffer holds at most 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
 //!    512 KiB is ignored. The ends of events are always found.
 //!
@@ -64,7 +64,7 @@ enum Line {
     Other,
 }
 
-/// Returns an event with this data, which must have no line breaks.
+/// Returns an event with `data`, which must have no line breaks.
 pub(crate) fn event(data: &[u8]) -> Bytes {
     let mut event = BytesMut::with_capacity(data.len() + 8);
     event.put_slice(b"data: ");

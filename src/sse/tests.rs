@@ -442,7 +442,7 @@ fn allocated(reader: &Reader) -> usize {
     reader.cut.as_ref().map_or(0, EventBlock::allocated)
 }
 
-/// Reads frames of this size. Asserts that buffers stay within their limits in the meantime, and that none is left in the end.
+/// Reads `text` in frames of `size` bytes. Asserts that buffers stay within their limits in the meantime, and that none is left in the end.
 fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
@@ -454,7 +454,7 @@ fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
     events
 }
 
-/// An event that answers request 7, with data of this size.
+/// An event that answers request 7, with `length` bytes of data.
 fn long_answer(length: usize) -> Vec<u8> {
     let [before, after] = [r#"{"jsonrpc":"2.0","id":7,"result":""#, r#""}"#];
     let text = "x".repeat(length - before.len() - after.len());

@@ -11,7 +11,7 @@
 //!    [`FAILOVER_DELAY`], another runtime takes the task (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it awaits, and once when an earlier deadline is set.
 //! 4. Expired entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
-//!    what counts as late then.
+//!    what counts as late in that case.
 //! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called.
 //!    If a target panics, the turn continues with the next entry. If one blocks, another timer task handles the other entries.
 

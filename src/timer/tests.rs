@@ -318,7 +318,7 @@ fn a_task_without_a_runtime_is_dropped() {
     assert_eq!(waiting(&timer), 0);
 }
 
-/// A task starts at most once and is run to its end or dropped, whatever happens in between.
+/// A task starts at most once and is run to completion or dropped, whatever happens in between.
 #[test]
 fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     const THREADS: usize = 3;

@@ -65,7 +65,7 @@ fn sizes() -> (usize, usize) {
     }
 }
 
-/// Measures every set-up in a process of its own.
+/// Measures every set-up in its own process.
 async fn compare() -> Result<()> {
     let (load, (in_flight, of_a_storm)) = (machine::load(), sizes());
     let mut heaps = Heaps::new();

@@ -116,7 +116,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Measures every set-up in a process of its own.
+/// Measures every set-up in its own process.
 async fn compare(size: Size) -> Result<()> {
     let load = machine::load();
     let mut results: Vec<(Setup, Vec<Outcome>)> = Vec::new();

@@ -1,6 +1,6 @@
 //! The processor time of one tool call, as a ratio to bare rmcp.
 //!
-//! `time [--quick]`. Each set-up has a process of its own. One process runs at a time, all on the same processor.
+//! `time [--quick]`. Each set-up has its own process. One process runs at a time, all on the same processor.
 
 use benches::{
     child::{Child, obey},

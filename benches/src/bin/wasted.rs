@@ -187,8 +187,8 @@ impl Run {
         }
         // Includes the calls whose clients disconnected long ago.
         sleep(self.duration).await;
-        let ended = ledger.expect_all(0..self.calls, |times_of| &times_of.ended, self.duration);
-        ended.await?;
+        let all_ended = ledger.expect_all(0..self.calls, |times_of| &times_of.ended, self.duration);
+        all_ended.await?;
         Ok(RunResult::new(self, &ends, &ledger))
     }
 

@@ -127,7 +127,7 @@ impl Call {
         Ok(self)
     }
 
-    /// Returns `true` if the stream delivers the answer of completed work within `limit`.
+    /// Returns `true` if the stream delivers the answer for completed work within `limit`.
     async fn check(self, limit: Duration) -> Result<bool> {
         let Some(mut stream) = self.stream else {
             return Ok(false);

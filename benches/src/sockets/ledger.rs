@@ -97,7 +97,7 @@ impl Ledger {
         let _ = stamp.set(self.now());
     }
 
-    /// Returns the times of this event for those of the calls that have reached it.
+    /// Returns the times of the event `which` for those of the calls that have reached it.
     pub fn times(&self, calls: Range<usize>, which: SelectStamp) -> Vec<Duration> {
         let call_times = self.0.call_times[calls].iter();
         call_times
@@ -106,7 +106,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Waits at most `limit` until all calls have reached this event. Returns how many have.
+    /// Waits at most `limit` until all calls have reached the event `which`. Returns how many have.
     pub async fn reaches(&self, calls: Range<usize>, which: SelectStamp, limit: Duration) -> usize {
         let end = Instant::now() + limit;
         loop {

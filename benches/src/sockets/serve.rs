@@ -33,8 +33,8 @@ pub fn serve(
         let address = listener.local_addr()?;
         // Otherwise the last chunk of an answer waits for an acknowledgement, which the kernel delays by 40 ms.
         let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
-        let serving = axum::serve(listener, app.clone());
-        runtime.spawn(async move { serving.await });
+        let server = axum::serve(listener, app.clone());
+        runtime.spawn(async move { server.await });
         Ok(address)
     };
     (1..=addresses).map(listen).collect()

@@ -59,7 +59,7 @@ impl Tools {
         let (ledger, times_of) = (&self.0, self.0.times_of(work.call));
         ledger.stamp(&times_of.started);
         let _ending = Ending(ledger, times_of);
-        let finished = async {
+        let work_time = async {
             match work.lasts {
                 Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
                 None => std::future::pending().await,
@@ -72,7 +72,7 @@ impl Tools {
                 format!("cancelled {}", work.call)
             }
             () = ledger.release(work.group).cancelled() => done(work.call),
-            () = finished => done(work.call),
+            () = work_time => done(work.call),
         }
     }
 }

@@ -70,7 +70,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
     }
 }
 
-/// Returns the host of a request. HTTP/2 has it in the URI.
+/// Returns the host of a request. With HTTP/2 it is in the URI.
 fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
     match authority {
         Some(authority) => Some(authority.clone()),

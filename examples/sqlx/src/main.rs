@@ -106,8 +106,8 @@ impl Databases {
         Parameters(Count { up_to }): Parameters<Count>,
         context: RequestContext<RoleServer>,
     ) -> Result<String, ErrorData> {
-        let counted = async { sqlite::count(&self.sqlite, up_to, &token(&context)?).await };
-        answer(counted.await)
+        let count = async { sqlite::count(&self.sqlite, up_to, &token(&context)?).await };
+        answer(count.await)
     }
 
     #[tool(description = "Sleeps in PostgreSQL")]
@@ -116,14 +116,14 @@ impl Databases {
         Parameters(Sleep { seconds }): Parameters<Sleep>,
         context: RequestContext<RoleServer>,
     ) -> Result<String, ErrorData> {
-        let slept = async {
+        let sleep = async {
             let pool = self
                 .postgres
                 .as_ref()
                 .ok_or("the server has no PostgreSQL database")?;
             postgres::sleep(pool, seconds, &token(&context)?).await
         };
-        answer(slept.await)
+        answer(sleep.await)
     }
 }
 

@@ -336,7 +336,7 @@ impl Records {
 
     fn in_flight(&mut self, call: &CallInfo, what: &str) -> &mut Call {
         let record = self.calls.get_mut(&call.id()).expect("it has started");
-        assert!(record.ended.is_none(), "{what} after its end");
+        assert!(record.ended.is_none(), "{what} after it ended");
         record
     }
 

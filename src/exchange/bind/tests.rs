@@ -358,7 +358,7 @@ fn a_delete_ends_the_calls_of_its_session_on_its_path() {
     assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
-/// Returns a call that a session manager of this scope has bound, with an event of rmcp.
+/// Returns a call that a session manager with scope `scope` has bound, with an event of rmcp.
 fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     let exchange = unparsed(registry);
     let id = exchange.bind(typed(), Arc::new(CountingManager::of(scope)), || 0);

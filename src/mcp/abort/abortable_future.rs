@@ -19,7 +19,7 @@ use crate::{
 };
 
 pin_project! {
-    /// Polls a handler, and drops it when its [`AbortTimer`] completes. Without a timer, the handler runs to its end.
+    /// Polls a handler, and drops it when its [`AbortTimer`] completes. Without a timer, the handler runs to completion.
     pub(super) struct AbortableFuture<F> {
         #[pin]
         handler: Option<F>,
@@ -107,7 +107,7 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 // === impl RequestInfo ===
 
 impl RequestInfo {
-    /// Describes the request, and links the token of its context to the call. A cancel of the call then fires that token.
+    /// Describes the request, and links the token of its context to the call. From then on, a cancel of the call fires that token.
     ///
     /// Only the context has this token: rmcp creates it as a child of the token that it keeps for the request.
     pub(super) fn new(

@@ -30,7 +30,7 @@ use super::{AbortOnCancel, abortable_future::RequestInfo};
 
 /// Requests, one per entry.
 ///
-/// Each entry has the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
+/// Each entry specifies the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
         $(requests!(@ $mode $method($($params)?) -> $result = $name);)+

@@ -1,6 +1,6 @@
 //! A handler whose work is stopped when its call is cancelled.
 //!
-//! `forward` has the methods, and defines which of them may be stopped. `abortable_future` stops them.
+//! `forward` contains the methods, and defines which of them may be stopped. `abortable_future` stops them.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, two kinds of
 /// cancel do not fire `ct`: those of calls of 2026-07-28 whose events are stored, and those that could not be injected.
 ///
-/// | stopped | runs to its end |
+/// | stopped | runs to completion |
 /// |---|---|
 /// | `tools/call`, `prompts/get`, `resources/read`, `completion/complete` | `initialize`, `ping`, `logging/setLevel` |
 /// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An answer of a call in a session: a result as it is on the wire.
+/// An answer to a call in a session: a result as it is on the wire.
 fn answer(result: Value) -> ServerJsonRpcMessage {
     let message = json!({ "jsonrpc": "2.0", "id": 7, "result": result });
     serde_json::from_value(message).unwrap()

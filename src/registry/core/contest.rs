@@ -1,4 +1,4 @@
-//! Requests that are not tracked, but have the same id as a call in flight.
+//! Requests that are not tracked, but have the same id as an in-flight call.
 
 use super::{SessionState, entry::CallKey};
 use crate::call::{CallId, RequestId, Scope};
@@ -6,9 +6,9 @@ use crate::call::{CallId, RequestId, Scope};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Counts an untracked request with the same id as a call in flight, and returns that call.
+    /// Counts an untracked request with the same id as an in-flight call, and returns that call.
     ///
-    /// Returns `None` if no accepted call in flight has the id.
+    /// Returns `None` if no accepted in-flight call has the id.
     ///
     /// Until [`end_contest`](Self::end_contest), no cancel of the call may be injected, because the server could apply it to that
     /// request (invariant 2).

@@ -125,12 +125,12 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             return;
         };
         let at = timers.next_deadline();
-        let former = mem::replace(&mut timers.due, at);
-        if former == at {
+        let previous = mem::replace(&mut timers.due, at);
+        if previous == at {
             return;
         }
-        if let Some(former) = former {
-            self.due.remove(&(former, id));
+        if let Some(previous) = previous {
+            self.due.remove(&(previous, id));
         }
         if let Some(at) = at {
             self.due.insert((at, id));

@@ -114,7 +114,7 @@ impl<T> Entry<T> {
         self.has_post_stream || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
-    /// Returns `true` if it is the call of this session with this JSON-RPC id.
+    /// Returns `true` if it is the call of `session` with the JSON-RPC id `request`.
     pub(super) fn has_key(&self, session: KeyHash, request: &RequestId) -> bool {
         let key = self.key.as_ref();
         key.is_some_and(|key| key.session == session && key.request == *request)

@@ -1,8 +1,8 @@
 //! The hashes by which sessions, requests and event ids are looked up.
 //!
-//! A map from keyed 64-bit hashes to `CallId`s has the accepted requests of a session id. Session ids are in another map. A session
+//! A map from keyed 64-bit hashes to `CallId`s contains the accepted requests of a session id. Session ids are in another map. A session
 //! state stores the hash of its id, which is mixed into the hashes of its requests. No client can choose keys that collide. A
-//! hit is only a hint, because session ids and request ids are then compared. So a collision finds nothing, and never the wrong call.
+//! hit is only a hint, because session ids and request ids are compared after it. So a collision finds nothing, and never the wrong call.
 //!
 //! Event ids are in no map, because resumes are rare: a resume compares its event id with those of its session's calls.
 
@@ -119,7 +119,7 @@ impl KeyHasher {
         KeyHash(self.keyed.hash_one(id))
     }
 
-    /// Returns the hash of the session with this id in a scope.
+    /// Returns the hash of the session with the id `id` in a scope.
     pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),

@@ -30,7 +30,7 @@ pub(crate) enum EventMatch<T, A> {
 // === impl EventMatch ===
 
 impl<T, A> EventMatch<T, A> {
-    /// Returns the calls in flight that may match.
+    /// Returns the in-flight calls that may match.
     pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
         match self {
             Self::Call(id, call) => vec![(id, call)],
@@ -113,13 +113,15 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the hash of this id's session in a scope, or `None` for calls without a session.
+    /// Returns the hash of the session that this id has in a scope.
+    ///
+    /// Returns `None` for calls without a session.
     pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
         let (_, id) = self.session_id.as_ref()?;
         Some(self.shared.hasher.session(*id, scope))
     }
 
-    /// Returns the call of a session whose accepted request has this JSON-RPC id.
+    /// Returns the call of a session whose accepted request has the JSON-RPC id `request`.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.accepted(self.session(scope)?, request)
     }
@@ -171,7 +173,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the calls in flight that an event id may match, in any scope.
+    /// Returns the in-flight calls that an event id may match, in any scope.
     pub(crate) fn candidates_for_event(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
         match self.scopes {
             ScopeSet::None => return Vec::new(),
@@ -189,7 +191,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls_where(|entry| has_event(entry) || may_have(entry))
     }
 
-    /// Returns the call in flight that has an event id, in any scope. Returns `None` if none or several have it.
+    /// Returns the in-flight call that has an event id, in any scope. Returns `None` if none or several have it.
     pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
         let event_match = match self.scopes {
             ScopeSet::None => return None,
@@ -206,7 +208,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns `true` if the calls in flight belong to sessions in more than one scope.
+    /// Returns `true` if the in-flight calls belong to sessions in more than one scope.
     pub(crate) fn has_several_sessions(&self) -> bool {
         let mut sessions = self.calls().filter_map(|(_, entry)| entry.session());
         let first = sessions.next();

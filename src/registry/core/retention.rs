@@ -1,7 +1,7 @@
 //! Retention of ended calls, for clients that resume them.
 //!
-//! A client that was disconnected may resume a stream whose call has ended in the meantime. The retained call has what the client
-//! then gets: the answer, or the error of a cancelled call. The client may resume any number of times.
+//! A client that was disconnected may resume a stream whose call has ended in the meantime. The retained call contains what the client
+//! receives: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
 //! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
 //! call may therefore outlive its own deadline, because an older one may have a later deadline. Retained calls are in no map, because a late

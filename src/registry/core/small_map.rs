@@ -59,8 +59,8 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             Self::List(list) => list,
         };
         let at = list.iter().take_while(|(k, _)| *k < key).count();
-        if let Some((_, former)) = list.get_mut(at).filter(|(k, _)| *k == key) {
-            return Some(mem::replace(former, value));
+        if let Some((_, previous)) = list.get_mut(at).filter(|(k, _)| *k == key) {
+            return Some(mem::replace(previous, value));
         }
         if list.len() == MAX_LIST_LEN {
             let entries = list.drain(..).chain([(key, value)]);

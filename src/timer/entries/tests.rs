@@ -208,7 +208,7 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     assert_eq!(callbacks.last(), Some(&Timeliness::OnTime));
 }
 
-/// Has several deadlines of its own, as a registry has.
+/// Has several deadlines, as a registry does.
 struct SeveralDeadlines {
     handle: OnceLock<TimerHandle>,
     observed: Mutex<Vec<(Instant, Timeliness)>>,

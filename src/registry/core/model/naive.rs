@@ -33,7 +33,7 @@ pub(super) enum Stream {
     /// rmcp's `<n>/<m>`, by `m`.
     Numbered(u64),
     Opaque(u32),
-    /// `<index>/<stream>` of a server whose ids have a meaning of their own: stream and index.
+    /// `<index>/<stream>` of a server that gives its ids their own meaning: stream and index.
     Event(u64, u32),
 }
 
