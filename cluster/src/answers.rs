@@ -1,16 +1,16 @@
-//! Keeps the answers of calls that ended without their client in the directory. There, the answers outlive this instance.
+//! Keeps in the directory the answers to calls that ended without their client. There, the answers outlive this instance.
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.
 //! 2. A call is marked pending first, and then looked up again, because it may have ended in the meantime. Only one thread can take an
 //!    ended call, and that thread keeps its answer.
-//! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
+//! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. An answer is then kept that no
 //!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is also
 //!    kept. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
-//! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
+//! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers to further calls are only
 //!    in the memory of this instance.
-//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it and writes it again
+//! 6. The answer to an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it and writes it again
 //!    after the directory has lost data.
 
 use std::{
@@ -64,9 +64,9 @@ pub(crate) struct DetachedCall {
     pub(crate) source: Weak<dyn AnswerSource>,
 }
 
-/// The source of answers of ended calls: the session manager.
+/// The source of answers to ended calls: the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
-    /// Returns the answer for a client that resumes with this event, or `None` if the manager does not have it.
+    /// Returns the answer for a client that resumes with `event`. Returns `None` if the manager does not have it.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
@@ -123,12 +123,12 @@ impl Call {
 
     /// Returns `true` if a message is the call's answer.
     pub(crate) fn is_answered_by(&self, message: &ServerJsonRpcMessage) -> bool {
-        let answered = match message {
+        let answered_id = match message {
             ServerJsonRpcMessage::Response(response) => Some(&response.id),
             ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
             ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
         };
-        match (&self.request, answered) {
+        match (&self.request, answered_id) {
             (RequestId::Number(request), Some(NumberOrString::Number(number))) => request == number,
             (RequestId::String(request), Some(NumberOrString::String(string))) => request == string,
             _ => false,
@@ -162,7 +162,7 @@ impl Answers {
 
     /// Returns `true` if an answer is late.
     ///
-    /// An answer is late if it is not known to be in the directory 1 s after the end of its call.
+    /// An answer is late if it is not known to be in the directory 1 s after its call ended.
     pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }
@@ -190,7 +190,7 @@ impl Answers {
 
     /// Called when a stream of a call has ended, and its client may not have read the answer.
     ///
-    /// Marks a call in flight pending. Queues the answer of a call that has ended, or that cannot be marked pending.
+    /// Marks a call in flight pending. Queues the answer to a call that has ended, or that cannot be marked pending.
     pub(crate) fn on_detached(&self, detached: DetachedCall) {
         let Some(id) = self.in_flight(&detached.call) else {
             return enqueue(detached, self.writer.reserve());
@@ -203,7 +203,7 @@ impl Answers {
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Queues the answers of pending calls whose end was not reported yet. Calls in flight stay pending.
+    /// Queues the answers to pending calls whose end was not reported yet. Calls in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -225,7 +225,7 @@ impl Answers {
         }
     }
 
-    /// Called when a call's client has resumed. A call in flight is then no longer pending.
+    /// Called when a call's client has resumed. A call in flight is no longer pending after that.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)
@@ -243,7 +243,7 @@ impl Answers {
         }
     }
 
-    /// Returns the id of the call in flight with the session and request id of this one, or `None` if there is none.
+    /// Returns the id of the in-flight call with the session and request id of `call`. Returns `None` if there is none.
     fn in_flight(&self, call: &Call) -> Option<CallId> {
         let layers = lock(&self.calls).clone();
         let mut ids = layers
@@ -271,7 +271,7 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until each answer of an ended call has been written or evicted or has expired, at most until `until`.
+    /// Waits until each answer to an ended call has been written or evicted or has expired, at most until `until`.
     ///
     /// Returns `true` unless `until` passed first.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
@@ -300,7 +300,7 @@ impl Answers {
         rejected
     }
 
-    /// Takes a pending call if it has this number, and reserves a place for its answer. A `number` of `None` matches any.
+    /// Takes a pending call if `number` is its number or `None`. Reserves a place for its answer.
     fn take_pending(
         &self,
         id: CallId,
@@ -337,7 +337,7 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// Queues the answer of a call that has ended. Frees the place if the session manager does not have the answer.
+/// Queues the answer to a call that has ended. Frees the place if the session manager does not have the answer.
 fn enqueue(detached: DetachedCall, place: ReservedPlace) {
     let DetachedCall {
         call,

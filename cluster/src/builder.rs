@@ -94,7 +94,7 @@ impl ClusterBuilder {
 
     /// Sets the Sentinels that monitor the primary of the directory.
     ///
-    /// Each URL is for example `redis://sentinel-1:26379`. The host of the directory's own URL is then the name of the primary, and the
+    /// Each URL is for example `redis://sentinel-1:26379`. The host in the directory's own URL becomes the name of the primary, and the
     /// port is ignored. The directory's URL contains the primary's user and password. The credentials in the first Sentinel's URL are
     /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or not answered. Every second it
     /// asks one of them whether the primary is still the same.
@@ -148,7 +148,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the IP address and port at which other instances reach the listener for peers.
+    /// Sets the IP address and port at which other instances reach the peer listener.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertised = Some(address.into());
         self

@@ -188,7 +188,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes all connections of peers at once.
+    /// Dropping the future closes all peer connections at once.
     pub async fn serve_peers<S>(&self, listener: TcpListener, app: S)
     where
         S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>
@@ -207,14 +207,14 @@ impl Cluster {
     /// Remove the instance from the load balancer first. Call this when the public listener closes.
     ///
     /// Calls in flight continue, with their resumes, cancels and answers, including calls that this instance relays. A new call that
-    /// another instance relays waits until no call of its session is in flight. Then that instance claims the session. After `limit`, calls
-    /// of the [protected](Self::protect) layers are cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain), which also closes
-    /// all event streams. At the end the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
+    /// another instance relays waits until no call of its session is in flight. The other instance then claims the session. After `limit`,
+    /// calls of the [protected](Self::protect) layers are cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain), which also
+    /// closes all event streams. Finally the peer listener closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
     /// # Timing
     ///
     /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. Waits until `limit` for a directory that
-    /// does not accept the answers of ended calls. The answers of cancelled calls get 2 s more.
+    /// does not accept the answers to ended calls. The answers to cancelled calls get 2 s more.
     ///
     /// # Cancel safety
     ///

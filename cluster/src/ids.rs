@@ -1,8 +1,8 @@
 //! Identifiers of instances, sessions, calls, owners and events.
 //!
 //! 1. A session id is a secret, because its holder has access to the session. Only its hash is sent outside the process.
-//! 2. Every identifier is written in exactly one text form, which is stored in the directory or sent to clients. That form is read back
-//!    as the same identifier.
+//! 2. Every identifier has exactly one text form, which is stored in the directory or sent to clients. Parsing that form yields the same
+//!    identifier.
 
 use std::{
     array,
@@ -218,8 +218,8 @@ impl<'a> ClusterEventId<'a> {
 
     /// Returns the suffix of the plain event ids of one stream.
     ///
-    /// The request id of its call must be a number, or the stream belongs to no call. The text equals that of [`Display`] at a tenth of the
-    /// cost, which every call pays.
+    /// The request id of the call must be a number. `call` is `None` if the stream belongs to no call. The text equals that of [`Display`]
+    /// at a tenth of the cost, which every call pays.
     pub(crate) fn suffix(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
         let mut text = Vec::with_capacity(MAX_SUFFIX);
         text.push(SEPARATOR as u8);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_an_incarnation_is_not_parsed() {
+    fn malformed_incarnations_are_rejected() {
         for text in [
             "",
             "1",
@@ -407,7 +407,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn event_ids_read_back_as_they_were_written(
+        fn event_ids_round_trip(
             plain: String, incarnation: u64, number: u64, request in "(?s).{1,60}", is_of_a_call: bool,
         ) {
             let call = call(number, &request).filter(|_| is_of_a_call);

@@ -6,7 +6,7 @@
 //! Each session is open on one instance, its owner. Other instances relay its requests to the owner by plain HTTP. A resume, a cancel or an
 //! answer to the server's own request therefore reaches the instance on which the call runs. There
 //! [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) tracks the client. Redis or Valkey is only the directory. It
-//! stores the owners of sessions, the data to restore the sessions, and the answers of calls that ended without their clients.
+//! stores the owners of sessions, the data to restore the sessions, and the answers to calls that ended without their clients.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -212,9 +212,9 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
         let replay = self.sessions.begin_replay(id);
-        let initialized = self.inner.initialize_session(id, message);
+        let initialize = self.inner.initialize_session(id, message);
         // Not an async block, which would store this future twice.
-        initialized.inspect(move |initialized| {
+        initialize.inspect(move |initialized| {
             if let Some(replay) = replay {
                 replay.complete();
             }
@@ -261,13 +261,13 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let guard = enter();
         // Since the request was routed, this process may have stalled. Or the session was relinquished and is about to be closed.
         let is_here = guard.is_some() || !is_call;
-        let created = if is_here && self.heartbeat.may_serve(id) {
-            let created = self.inner.create_stream(id, message);
-            Either::Left(created.map_ok(|events| (Either::Left(events), guard)))
+        let create = if is_here && self.heartbeat.may_serve(id) {
+            let create = self.inner.create_stream(id, message);
+            Either::Left(create.map_ok(|events| (Either::Left(events), guard)))
         } else {
             Either::Right(Box::pin(async move {
-                let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
-                if decided.await.is_err() {
+                let decision = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
+                if decision.await.is_err() {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));
                 }
@@ -278,7 +278,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                 Ok((Either::Left(created), guard))
             }))
         };
-        created.map_ok(|(events, guard)| self.tag(events, id, call, guard, String::new()))
+        create.map_ok(|(events, guard)| self.tag(events, id, call, guard, String::new()))
     }
 
     fn accept_message(
@@ -302,8 +302,8 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.tag(events, id, None, None, String::new()))
+        let open = self.inner.create_standalone_stream(id);
+        open.map_ok(|events| self.tag(events, id, None, None, String::new()))
     }
 
     fn resume(
@@ -324,8 +324,8 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                 NO_EVENT.clone_into(&mut last_event_id);
             }
         }
-        let resumed = self.inner.resume(id, last_event_id.clone());
-        resumed.map_ok(move |events| {
+        let resume = self.inner.resume(id, last_event_id.clone());
+        resume.map_ok(move |events| {
             if let Some(call) = &call {
                 self.recorder.answers.on_resumed(call);
             }
@@ -448,7 +448,7 @@ mod tests {
     /// Maximum size of a future beyond that of the inner manager's: 128 bytes.
     const OVERHEAD: usize = 128;
 
-    /// rmcp moves these futures as parts of its own, for every request. An `async` block that awaits one stores it twice.
+    /// rmcp embeds these futures in its own, and moves them for every request. An `async` block that awaits one stores it twice.
     #[tokio::test]
     async fn no_future_is_much_larger_than_that_of_the_inner_manager() {
         let cluster = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9");

@@ -8,7 +8,7 @@
 //! | `mcp_calls_postponed_total` | counter | | number of times the cancel of an orphaned call was postponed, because its client might have resumed elsewhere |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions that were requested here, and whose owner relinquished them or has no lease |
 
-/// Describes the metrics to the recorder that is installed at this time.
+/// Describes the metrics to the currently installed recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {

@@ -7,7 +7,7 @@
 //! | lacks this instance's lease, and may have lost the leases and reports of others | waits for another grace |
 //! | is in a different run from the one that answered the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer, or is not asked within 5 s because of other orphans | waits for a second |
-//! | has, for another live instance, a heartbeat composed less than 2.15 s after the grace ended | waits for a later one from it |
+//! | has, for another live instance, a heartbeat created less than 2.15 s after the grace ended | waits for a later one from it |
 //! | is read less than 1.15 s after the grace ended | waits until then, because an instance without a lease yet may have turned a client away |
 //! | has a report that an instance turned a client away recently | waits until that client's backoff is over |
 //! | records this instance as the owner of the session | is cancelled |

@@ -24,11 +24,11 @@ pub(crate) enum Refusal {
     SessionMoved,
     /// The connection to the owner ended before the response. The request may have started, so this instance must not send it again.
     ConnectionLost,
-    /// The request's head has more fields than a peer accepts.
+    /// The request's head contains more fields than a peer accepts.
     TooManyFields,
     /// The client disconnected in the middle of its request.
     Incomplete,
-    /// The client sent a part of its request, and then stalled.
+    /// The client sent part of its request, and then stalled.
     Stalled,
 }
 

@@ -93,8 +93,8 @@ fn log_reason(relinquished: &Relinquished) {
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let session = relinquished.session;
     // The timeout is inside `catch_unwind`, because dropping the future runs destructors, which may panic as well.
-    let closed = async { timeout(CLOSE_TIMEOUT, closer.close(&relinquished.id)).await };
-    match AssertUnwindSafe(closed).catch_unwind().await {
+    let closing = async { timeout(CLOSE_TIMEOUT, closer.close(&relinquished.id)).await };
+    match AssertUnwindSafe(closing).catch_unwind().await {
         Ok(Ok(())) => {}
         Ok(Err(_elapsed)) => log(
             || warn!(target: "mcp_cancel_cluster", %session, "a session is not closed here: its manager takes too long"),

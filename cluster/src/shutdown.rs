@@ -5,7 +5,7 @@
 //! | running | is served | is served |
 //! | transferring | waits until no call of its session is in flight; then the session is relinquished, and the peer claims it | is served until the session is relinquished |
 //! | stopped | the peer is asked to claim the session | a peer is asked to claim the session, and a client gets 503 |
-//! | closed | the listener for peers is closed | the same, except that the listener for peers is closed |
+//! | closed | the peer listener is closed | the same, except that the peer listener is closed |
 //!
 //! 1. The stage only advances, in this order.
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
@@ -50,15 +50,15 @@ use crate::{
 /// for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
-/// Maximum time a peer waits for the answers of ended calls before it claims: 2 s.
+/// Maximum time a peer waits for the answers to ended calls before it claims: 2 s.
 ///
-/// It also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
+/// It also applies at the end of a shutdown, to the answers to cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Maximum time for open connections of peers to complete at the end: 5 s.
+/// Maximum time for open peer connections to complete at the end: 5 s.
 pub(crate) const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum time until the listener for peers is closed: 10 s.
+/// Maximum time until the peer listener is closed: 10 s.
 const CLOSE_TIMEOUT: Duration = CONNECTION_END_TIMEOUT.saturating_mul(2);
 
 /// Delay between checks whether sessions are still being restored: 50 ms.
@@ -89,7 +89,7 @@ pub(crate) struct Shutdown {
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// A shutdown that has started. When dropped, the instance has stopped, and its listener for peers closes.
+/// A shutdown that has started. When dropped, the instance has stopped, and its peer listener closes.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -177,7 +177,7 @@ impl Shutdown {
         }
     }
 
-    /// Waits until answers of ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
+    /// Waits until answers to ended calls are in the directory, for at most [`FLUSH_TIMEOUT`].
     ///
     /// The next owner of a session may read them there. Returns `true` if they have been written, the shutdown has not started, or the
     /// instance has stopped.
@@ -308,7 +308,7 @@ impl ShutdownGuard<'_> {
             let remaining = until.map_or(Duration::MAX, |until| until - Instant::now());
             cancelled += calls.drain(remaining).await.cancelled;
         }
-        // Flushes the answers of calls that have ended since. Those of calls cancelled at the limit are written after the limit.
+        // Flushes the answers to calls that have ended since. Those of calls cancelled at the limit are written after the limit.
         let min_until = Instant::now() + FLUSH_TIMEOUT;
         let until = until.map(|until| until.max(min_until));
         self.0.answers.flush(until).await;
@@ -320,7 +320,7 @@ impl ShutdownGuard<'_> {
         cancelled
     }
 
-    /// Closes the listener for peers. Returns when it is closed, or after [`CLOSE_TIMEOUT`].
+    /// Closes the peer listener. Returns when it is closed, or after [`CLOSE_TIMEOUT`].
     pub(crate) async fn close(self) {
         let shutdown = self.0;
         drop(self);
@@ -329,7 +329,7 @@ impl ShutdownGuard<'_> {
             .is_err()
         {
             log(
-                || warn!(target: "mcp_cancel_cluster", "the listener for peers is still open: is `serve_peers` no longer polled?"),
+                || warn!(target: "mcp_cancel_cluster", "the peer listener is still open: is `serve_peers` no longer polled?"),
             );
         }
         log(|| info!(target: "mcp_cancel_cluster", "this instance has left the cluster"));

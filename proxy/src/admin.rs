@@ -1,4 +1,4 @@
-//! The pages for operators, on an address of their own: health, metrics, calls in flight.
+//! The pages for operators, on a separate address: health, metrics, calls in flight.
 //!
 //! | path | |
 //! |---|---|

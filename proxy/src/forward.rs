@@ -8,7 +8,7 @@
 //! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
 //! 4. A redirect of the endpoint is rewritten to point back at the proxy or is answered with 502. So no client bypasses the
 //!    proxy.
-//! 5. If a response is dropped before its end, its connection to the server is closed.
+//! 5. If a response is dropped before it completes, its connection to the server is closed.
 
 use std::{
     convert::Infallible,
@@ -92,7 +92,7 @@ enum Redirected {
 pub enum UpstreamError {
     /// It has no scheme or no host.
     NotAbsolute,
-    /// The certificates of this machine cannot be used.
+    /// The system's root certificates cannot be loaded.
     Certificates(io::Error),
 }
 
@@ -123,7 +123,7 @@ impl Forward {
         })))
     }
 
-    /// Opens a connection to the server, without TLS, and closes it again.
+    /// Opens a TCP connection to the server, without TLS, and closes it.
     pub async fn connect(&self, timeout: Duration) -> io::Result<()> {
         client::connect(&self.0.scheme, &self.0.authority, timeout).await
     }
@@ -382,7 +382,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns `true` if the head of the answer was too large for the HTTP client.
+/// Returns `true` if the head of the response was too large for the HTTP client.
 ///
 /// The client accepts 100 fields, and a head that fits into its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {

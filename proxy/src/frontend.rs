@@ -257,8 +257,8 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
 
 /// Serves a connection until it ends.
 ///
-/// The connection is closed gracefully once the sender of `closed` is dropped, or once it has been idle or open for too long. It is
-/// dropped if an idle or overdue one then does not close in time.
+/// The connection is closed gracefully once the sender of `closed` is dropped, or once it has been idle or open for too long. An idle
+/// or overdue connection that does not close in time is dropped.
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,

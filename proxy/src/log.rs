@@ -75,7 +75,7 @@ pub struct Log {
 ///
 /// # Errors
 ///
-/// Returns an error of the kind `InvalidInput` if `RUST_LOG` cannot be parsed. Returns another error if the thread that writes, or
+/// Returns an error of the kind `InvalidInput` if `RUST_LOG` cannot be parsed. Returns another error if the writer thread, or
 /// the export of traces, cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());

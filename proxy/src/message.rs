@@ -54,7 +54,7 @@ pub struct Message<'a> {
     pub id: Option<&'a str>,
     /// The `method`. `None` for a response.
     pub method: Option<Cow<'a, str>>,
-    /// Whether the message has `"jsonrpc": "2.0"`. A server's line of JSON without it may belong to a log.
+    /// Whether the message contains `"jsonrpc": "2.0"`. A server's line of JSON without it may belong to a log.
     pub has_version: bool,
     params: Option<&'a RawValue>,
 }
@@ -178,7 +178,7 @@ fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
 
 /// Returns `true` if these members make a response.
 ///
-/// A response has one of them. Some servers add the other one as `null`.
+/// A response contains one of them. Some servers add the other one as `null`.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -216,7 +216,7 @@ impl<'a> Message<'a> {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
 
-    /// Returns `true` if it answers the request with this id.
+    /// Returns `true` if the message answers the request with the id `request`.
     pub fn answers(&self, request: &IdKey) -> bool {
         self.answered_id().is_some_and(|id| id == *request)
     }
@@ -229,12 +229,12 @@ impl<'a> Message<'a> {
 
     /// Returns `text`, which is the message itself, with `id` as the `requestId` in its `params`.
     ///
-    /// Returns `None` if the message has no `requestId` or has `id` already.
+    /// Returns `None` if the message contains no `requestId`, or if that is `id` already.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
-        let former = self.params().request_id.filter(|former| *former != id)?;
+        let old = self.params().request_id.filter(|old| *old != id)?;
         // The id is borrowed from the text.
-        let start = (former.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
-        let (before, after) = (text.get(..start)?, text.get(start + former.len()..)?);
+        let start = (old.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+        let (before, after) = (text.get(..start)?, text.get(start + old.len()..)?);
         Some([before, id.as_bytes(), after].concat().into())
     }
 
@@ -284,7 +284,7 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Returns `true` if notifications with this method may be lost without harm.
+/// Returns `true` if notifications with `method` may be lost without harm.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
@@ -308,7 +308,9 @@ fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
 // === impl IdKey ===
 
 impl IdKey {
-    /// Returns the value of an id with this text, or `None` if it is neither a string nor a number.
+    /// Returns the value of the id with the JSON text `text`.
+    ///
+    /// Returns `None` if the id is neither a string nor a number.
     pub fn of(text: &str) -> Option<Self> {
         let text = text.trim_ascii();
         let value = match text.as_bytes().first()? {

@@ -1,7 +1,7 @@
-//! The answers of ended calls, both waiting and written.
+//! The answers to ended calls, both waiting and written.
 //!
 //! 1. A place is reserved when a call has ended, and places order the queue. Unless it is evicted, an answer keeps its place until
-//!    [`ANSWER_TTL`] after the end of its call, written or not, and regardless of failed writes.
+//!    [`ANSWER_TTL`] after the call ended, written or not, and regardless of failed writes.
 //! 2. Answers that were or may have been written count towards the bounds like those that wait. The bounds limit both the directory and the
 //!    memory of this instance.
 //! 3. Beyond a bound the oldest answers are evicted. An evicted answer that may have been written is also removed from the directory.
@@ -48,12 +48,12 @@ pub(super) const MAX_IN_FLIGHT: usize = 256;
 /// Delay after a failure before the directory is tried again: 500 ms.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Time after the end of its call from which an unwritten answer counts as late: 1 s.
+/// Time after the end of a call from which its unwritten answer counts as late: 1 s.
 ///
 /// Chosen because a write usually takes less, so answers are rarely late while the directory accepts them.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// The answers of ended calls of one instance, until they expire or are evicted.
+/// The answers to ended calls of one instance, until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
     /// Everything that counts towards the bounds, the oldest first.
@@ -152,7 +152,7 @@ struct SessionAnswers {
 // === impl AnswerQueue ===
 
 impl AnswerQueue {
-    /// Reserves a place for the answer of a call that has just ended.
+    /// Reserves a place for the answer to a call that has just ended.
     pub(super) fn reserve(&mut self, now: Instant) -> Place {
         let number = self.next_place;
         self.next_place += 1;
@@ -337,7 +337,7 @@ impl AnswerQueue {
 
     /// Returns `true` if an answer is late.
     ///
-    /// An answer is late if it is not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
+    /// An answer is late if it is not known to be in the directory [`LATE_THRESHOLD`] after its call ended.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));

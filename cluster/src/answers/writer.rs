@@ -21,7 +21,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Writes the answers of ended calls to the directory, in the order in which the calls ended.
+/// Writes the answers to ended calls to the directory, in the order in which the calls ended.
 #[derive(Debug)]
 pub(super) struct AnswerWriter {
     directory: Limited,
@@ -35,7 +35,7 @@ pub(super) struct AnswerWriter {
     failure_warning: RateLimitedWarning,
 }
 
-/// A reserved place for the answer of a call that has ended. Freed when dropped without an answer.
+/// A reserved place for the answer to a call that has ended. Freed when dropped without an answer.
 #[derive(Debug)]
 pub(super) struct ReservedPlace {
     writer: Arc<AnswerWriter>,
@@ -161,7 +161,7 @@ impl AnswerWriter {
         self.queue().complete(operation, succeeded, now);
         if let Err(error) = result {
             self.failure_warning.warn(&format_args!(
-                "{error}: answers of ended calls are not in the directory yet, and are written again until they are"
+                "{error}: answers to ended calls are not in the directory yet, and are written again until they are"
             ));
         }
     }
@@ -174,7 +174,7 @@ impl AnswerWriter {
             Bound::Time => time,
         };
         warning.warn(&format_args!(
-            "answers of ended calls are evicted, beyond {bound}: once their instance has ended, clients that resume get an error instead"
+            "answers to ended calls are evicted, beyond {bound}: once their instance has ended, clients that resume get an error instead"
         ));
     }
 

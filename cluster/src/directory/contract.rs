@@ -8,7 +8,7 @@ use super::*;
 
 mod leases_and_answers;
 
-/// Returns a new instance at the address with this number. Each call returns another incarnation.
+/// Returns a new instance at the address with the given number. Each call returns another incarnation.
 pub(crate) fn instance(number: u8) -> Owner {
     Owner {
         address: (Ipv4Addr::new(10, 0, 0, number), 9000).into(),
@@ -91,7 +91,7 @@ pub(crate) async fn owner_of(directory: &impl Directory, session: SessionHash) -
     ownership.map(|ownership| ownership.owner)
 }
 
-/// Returns the record that `owner` wrote with this registration.
+/// Returns the record that `owner` wrote with the given registration.
 fn owned(owner: Owner, written: &Registration) -> Record {
     let epoch = written.epoch;
     Record::Owned(Ownership { owner, epoch })
@@ -262,8 +262,8 @@ async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
 
 async fn an_unknown_session_cannot_be_claimed(directory: &impl Directory) {
     let unknown = session("unknown").session;
-    let [former, wanted] = [1, 2].map(|number| Ownership::begin(instance(number)));
-    let claimed = directory.claim(unknown, former, wanted).await.unwrap();
+    let [previous, wanted] = [1, 2].map(|number| Ownership::begin(instance(number)));
+    let claimed = directory.claim(unknown, previous, wanted).await.unwrap();
     assert_eq!(claimed, Claim::Unknown);
     assert_eq!(owner_of(directory, unknown).await, None);
 }

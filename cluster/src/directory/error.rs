@@ -39,7 +39,7 @@ impl DirectoryError {
         }
     }
 
-    /// The answer of a call is larger than [`MAX_ANSWER`](super::MAX_ANSWER).
+    /// The answer to a call is larger than [`MAX_ANSWER`](super::MAX_ANSWER).
     pub(crate) fn too_large() -> Self {
         Self {
             message: "the answer is too large to be kept",

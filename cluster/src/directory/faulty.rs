@@ -207,7 +207,7 @@ impl Directory for Faulty {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Ownership,
+        previous: Ownership,
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
         if let Some(ownership) = self.wrong_owner() {
@@ -215,7 +215,7 @@ impl Directory for Faulty {
         }
         let memory = self.memory.clone();
         self.execute("claim", async move {
-            memory.claim(session, former, wanted).await
+            memory.claim(session, previous, wanted).await
         })
         .await
     }

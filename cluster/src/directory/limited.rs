@@ -81,10 +81,10 @@ impl Directory for Limited {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Ownership,
+        previous: Ownership,
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
-        limited(self.0.claim(session, former, wanted)).await
+        limited(self.0.claim(session, previous, wanted)).await
     }
 
     async fn delete(

@@ -199,7 +199,7 @@ impl Directory for MemoryDirectory {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Ownership,
+        previous: Ownership,
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
         let mut state = self.state();
@@ -207,7 +207,7 @@ impl Directory for MemoryDirectory {
         let Some(stored) = state.session(session, now) else {
             return Ok(Claim::Unknown);
         };
-        if stored.record != Record::Owned(former) {
+        if stored.record != Record::Owned(previous) {
             return Ok(Claim::Lost(stored.record));
         }
         stored.record = Record::Owned(wanted);
@@ -247,7 +247,7 @@ impl Directory for MemoryDirectory {
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
         if state.renew_lease(owner, status, now).is_none() {
-            let lease = StoredLease::new(status, state.composed_at(status, now));
+            let lease = StoredLease::new(status, state.created_at(status, now));
             state.leases.insert(owner.incarnation, lease);
         }
         Ok(())
@@ -309,18 +309,18 @@ impl State {
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);
-        let composed_at = self.composed_at(status, now);
+        let created_at = self.created_at(status, now);
         let lease = self.leases.get_mut(&owner.incarnation)?;
         let was_replaced = lease.was_replaced;
         if lease.number <= status.number {
-            *lease = StoredLease::new(status, composed_at.max(lease.renewed));
+            *lease = StoredLease::new(status, created_at.max(lease.renewed));
         }
         Some(was_replaced)
     }
 
-    /// Returns when a status was composed, or `now` if that is unknown or later.
-    fn composed_at(&self, status: &Status, now: Instant) -> Instant {
-        let ago = status.composed_at.map(|at| self.time(now).since(at));
+    /// Returns when a status was created, or `now` if that is unknown or later.
+    fn created_at(&self, status: &Status, now: Instant) -> Instant {
+        let ago = status.created_at.map(|at| self.time(now).since(at));
         now.checked_sub(ago.unwrap_or_default()).unwrap_or(now)
     }
 

@@ -14,7 +14,7 @@
 //!    written. [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
 //!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last lookup.
-//! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls
+//! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers to calls
 //!    are written, read and removed within [`ANSWERS_TIMEOUT`], on a separate path, and therefore delay no other request.
 //!
 //! The backend is the store behind the directory: a Redis, a Valkey, or the memory of this process.
@@ -43,13 +43,13 @@ use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
-/// Lifetime of a lease since its heartbeat was composed: 6 s, three heartbeats.
+/// Lifetime of a lease since its heartbeat was created: 6 s, three heartbeats.
 pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
 pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// How long an answer is kept after the end of its call: 10 min.
+/// How long an answer is kept after its call ended: 10 min.
 ///
 /// Chosen because clients that resume do so within minutes, and answers are the largest part of the directory.
 pub(crate) const ANSWER_TTL: Duration = Duration::from_secs(10 * 60);
@@ -69,7 +69,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads what is needed to restore a session. Returns `None` if it has no record or a tombstone.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes sessions of this owner. Returns the records that differ from what was to be written.
+    /// Writes sessions of `owner`. Returns the records that differ from what was to be written.
     ///
     /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner has the session. If the owner
     /// had no record, the session is written without its [new epoch](Registration::renewed). Each written record is kept for
@@ -81,13 +81,13 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError>;
 
-    /// Replaces an ownership with another one if the session's record is still `former`.
+    /// Replaces an ownership with another one if the session's record is still `previous`.
     ///
     /// An owner claims its own session before it restores the session. After that, no claim on a record that was read before can succeed.
     async fn claim(
         &self,
         session: SessionHash,
-        former: Ownership,
+        previous: Ownership,
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
@@ -115,7 +115,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Releases the lease, if any. Does not count as a lapse.
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of `incarnation` for `time`. [`Limited`] refuses an answer longer than [`MAX_ANSWER`].
+    /// Keeps the answer to a call of `incarnation` for `time`. [`Limited`] refuses an answer longer than [`MAX_ANSWER`].
     async fn keep_answer(
         &self,
         session: SessionHash,
@@ -150,7 +150,7 @@ pub(crate) struct Registration {
     pub(crate) epoch: Epoch,
     /// A higher epoch that the owner takes with this write, if it had no lease for a while.
     ///
-    /// No claim on a record from before can then succeed. The epoch is only taken over a record of this owner. Where there is no record, a
+    /// A claim on an earlier record can no longer succeed. The epoch is only taken over a record of the same owner. If there is no record, a
     /// later claim may have been lost.
     pub(crate) renewed: Option<Epoch>,
     /// The `initialize` parameters, as JSON.
@@ -179,7 +179,7 @@ pub(crate) struct Leases {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
-    /// How long ago its heartbeat was composed, or up to [`DIRECTORY_TIMEOUT`] more.
+    /// How long ago its heartbeat was created, or up to [`DIRECTORY_TIMEOUT`] more.
     pub(crate) age: Duration,
     /// The run of the backend in which all sessions of the instance have been written.
     pub(crate) written_in: Option<BackendRunId>,
@@ -187,7 +187,7 @@ pub(crate) struct Lease {
     ///
     /// An instance that has not renewed its lease within that period no longer has one.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are late, or calls of sessions that it must close may still be running.
+    /// Answers to its calls are late, or calls of sessions that it must close may still be running.
     ///
     /// An answer is late if it is not known to be in the directory a while after its call ended.
     pub(crate) has_late_answers: bool,
@@ -204,10 +204,12 @@ pub(crate) struct Status {
     pub(crate) has_late_answers: bool,
     /// How long ago the instance last turned a client away. `None` if it never has.
     pub(crate) turned_away: Option<Duration>,
-    /// When the instance composed this, or up to [`DIRECTORY_TIMEOUT`] earlier. `None` if the instance does not know the directory's time.
+    /// When the instance created the status, or up to [`DIRECTORY_TIMEOUT`] earlier.
     ///
-    /// The lease is renewed as of this time, so a heartbeat that arrives late does not count as current.
-    pub(crate) composed_at: Option<DirectoryTime>,
+    /// `None` if the instance does not know the directory's time.
+    ///
+    /// The lease is renewed as of then, so a heartbeat that arrives late does not count as current.
+    pub(crate) created_at: Option<DirectoryTime>,
     /// Grows with each status of the instance. The directory stores the status with the highest number.
     pub(crate) number: u64,
 }
@@ -283,7 +285,7 @@ impl Leases {
 // === impl Registration ===
 
 impl Registration {
-    /// Returns the ownership that the directory has once this has been written.
+    /// Returns the ownership that the directory stores once this has been written.
     pub(crate) fn ownership(&self, owner: Owner) -> Ownership {
         let epoch = self.renewed.unwrap_or(self.epoch);
         Ownership { owner, epoch }

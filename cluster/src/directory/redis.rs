@@ -4,10 +4,10 @@
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the session's record, `p` the `initialize` parameters | 1 h after it was written |
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
-//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer to a call that ended without its client | 10 min after its call |
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
-//! composed, by the backend's clock, in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
+//! created, by the backend's clock, in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
 //! all sessions of the instance have been written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The
 //! word `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
 //! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
@@ -134,8 +134,8 @@ impl RedisDirectory {
         lease.arg(owner.address.to_string());
         lease.arg(millis(LEASE_TTL)).arg(millis(MAX_CLOCK_SKEW));
         lease.arg(mode).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
-        let composed_at = status.composed_at.map(|DirectoryTime(at)| at.to_string());
-        lease.arg(composed_at.as_deref().unwrap_or(NONE));
+        let created_at = status.created_at.map(|DirectoryTime(at)| at.to_string());
+        lease.arg(created_at.as_deref().unwrap_or(NONE));
         lease.arg(status.number);
         lease
     }
@@ -150,15 +150,15 @@ impl RedisDirectory {
         pipeline.load_script(&self.scripts.lease).ignore();
         pipeline.invoke_script(&self.lease_script(owner, status, "renew"));
         pipeline.cmd("INFO").arg("server");
-        let answer = pipeline.query_async(&mut connection).await;
-        let answer = answer.inspect_err(|error: &RedisError| {
+        let reply = pipeline.query_async(&mut connection).await;
+        let reply = reply.inspect_err(|error: &RedisError| {
             // The backend may have become a replica, and its name may resolve to another server now. Or the backend refuses the
             // connection, which is not retried automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }
         });
-        let ((was_alive, was_replaced, time), info): ((bool, bool, u64), String) = answer?;
+        let ((was_alive, was_replaced, time), info): ((bool, bool, u64), String) = reply?;
         Ok(HeartbeatReply {
             run: parse_run(&info)?,
             was_alive,
@@ -211,8 +211,8 @@ impl Directory for RedisDirectory {
         pipeline.atomic();
         pipeline.cmd("HGET").arg(session_key(session)).arg("o");
         append_lease_queries(&mut pipeline);
-        let answer = pipeline.query_async(&mut self.connection().await?).await?;
-        let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = answer;
+        let reply = pipeline.query_async(&mut self.connection().await?).await?;
+        let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = reply;
         let record = record.map(|text| parse_record(session, &text));
         Ok(SessionSnapshot {
             record: record.transpose()?,
@@ -224,16 +224,16 @@ impl Directory for RedisDirectory {
         let mut pipeline = pipe();
         pipeline.atomic();
         append_lease_queries(&mut pipeline);
-        let answer = pipeline.query_async(&mut self.connection().await?).await?;
-        let (leases, time, info): (_, _, String) = answer;
+        let reply = pipeline.query_async(&mut self.connection().await?).await?;
+        let (leases, time, info): (_, _, String) = reply;
         parse_leases(leases, time, &info)
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
         let mut load = cmd("HMGET");
         load.arg(session_key(session)).arg("o").arg("p");
-        let answer = load.query_async(&mut self.connection().await?).await?;
-        let (record, params): (Option<Vec<u8>>, Option<Vec<u8>>) = answer;
+        let reply = load.query_async(&mut self.connection().await?).await?;
+        let (record, params): (Option<Vec<u8>>, Option<Vec<u8>>) = reply;
         let record = record.map(|text| parse_record(session, &text));
         Ok(match record.transpose()? {
             Some(Record::Owned(ownership)) => Some(Entry {
@@ -284,11 +284,11 @@ impl Directory for RedisDirectory {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Ownership,
+        previous: Ownership,
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
         let mut claim = self.scripts.claim.key(session_key(session));
-        claim.arg(former.to_string()).arg(wanted.to_string());
+        claim.arg(previous.to_string()).arg(wanted.to_string());
         claim.arg(millis(RECORD_TTL));
         let stored: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
         let stored = stored.map(|text| parse_record(session, &text));
@@ -320,10 +320,10 @@ impl Directory for RedisDirectory {
     ) -> Result<HeartbeatReply, DirectoryError> {
         self.connections.on_heartbeat_started();
         let mut connection = self.connection().await?;
-        let renewed = self.renew_lease(connection.clone(), owner, status);
-        let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
+        let renewal = self.renew_lease(connection.clone(), owner, status);
+        let (reply, inspected) = join!(renewal, self.inspection.inspect(&mut connection));
         inspected?;
-        let reply = renewed?;
+        let reply = reply?;
         self.connections.on_heartbeat_answered();
         self.inspection.on_answered(&reply.run);
         Ok(reply)

@@ -1,6 +1,6 @@
 //! Owners of sessions, the epochs of their claims, and the records in the directory.
 //!
-//! Every value is written in exactly one text form, which is stored in the directory. That form is read back as the same value.
+//! Every value has exactly one text form, which is stored in the directory. Parsing that form yields the same value.
 
 use std::{
     cmp::Ordering,
@@ -11,7 +11,7 @@ use std::{
 
 use super::{Incarnation, ParseIdError, parse_number};
 
-/// The instance on which a session is open, by its address for peers and its incarnation.
+/// The instance on which a session is open, identified by peer address and incarnation.
 ///
 /// Its text form is `<address> <incarnation>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,22 +20,22 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
-/// Minimum difference between the epoch of a claim and the former one: 1,000.
+/// Minimum difference between the epoch of a claim and the previous epoch: 1,000.
 ///
-/// The epochs in between are for the owner, which takes the next one each time its record is lost ([`Epoch::after_loss`]).
+/// The epochs in between are reserved for the owner, which takes the next one each time its record is lost ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
 /// The number of an ownership. Its text form is a decimal number.
 ///
 /// It grows with every claim, including a re-claim by the owner. Of two records of a session, the one with the lower epoch is therefore
-/// older. An epoch is at least the time of the claim in milliseconds since 1970. While the clocks agree, it therefore also exceeds
-/// epochs that a directory has lost.
+/// older. An epoch is at least the time of the claim in milliseconds since the Unix epoch. As long as the clocks agree, it
+/// therefore also exceeds epochs that a directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
 /// The owner of a session, and the epoch of its claim.
 ///
-/// A claim specifies the ownership that it replaces and fails once the directory has another.
+/// A claim specifies the ownership that it replaces, and fails if the directory has a different record.
 ///
 /// Its text form is `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,17 +95,19 @@ impl Epoch {
         Self(wall_clock().max(self.0.saturating_add(CLAIM_STEP)))
     }
 
-    /// Returns the owner's epoch after the directory has lost its record. It is lower than that of any claim.
+    /// Returns the owner's epoch after the directory has lost its record.
+    ///
+    /// It is lower than the epoch of any claim that replaces this one.
     pub(crate) fn after_loss(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
-/// Returns the milliseconds since 1970.
+/// Returns the milliseconds since the Unix epoch.
 #[cfg(not(test))]
 fn wall_clock() -> u64 {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // A clock before 1970 counts as 0. The epoch of a claim still exceeds the former one.
+    // A clock before 1970 counts as 0. The epoch of a claim still exceeds the previous one.
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
@@ -176,8 +178,8 @@ impl FromStr for Ownership {
 impl Record {
     /// Returns `true` if `ownership` may replace this record.
     ///
-    /// It may not if this record has a higher epoch, or the same epoch and a higher incarnation. Nor may it if this record is the tombstone
-    /// of the same ownership.
+    /// It may not if this record has a higher epoch, or the same epoch and a higher incarnation. Nor may it if this record is a tombstone
+    /// with the same epoch and incarnation.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
@@ -189,24 +191,6 @@ impl Record {
             Ordering::Equal => matches!(self, Self::Owned(_)),
             Ordering::Greater => false,
         }
-    }
-}
-
-impl Tombstone {
-    /// Returns the tombstone that replaces `record`. It has the higher of the two epochs.
-    ///
-    /// Returns `None` if another instance holds `record` at the same or a higher epoch.
-    ///
-    /// The instance that deletes a session ends its own epoch, even if it no longer knows that epoch.
-    pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
-        let (holder, epoch) = match record {
-            None => return Some(self),
-            Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),
-            Some(Record::Deleted(tombstone)) => (tombstone.by, tombstone.epoch),
-        };
-        let may_replace = holder == self.by || epoch < self.epoch;
-        let epoch = epoch.max(self.epoch);
-        may_replace.then_some(Self { epoch, ..self })
     }
 }
 
@@ -234,6 +218,26 @@ impl FromStr for Record {
     }
 }
 
+// === impl Tombstone ===
+
+impl Tombstone {
+    /// Returns the tombstone that replaces `record`. It has the higher of the two epochs.
+    ///
+    /// Returns `None` if `record` belongs to another instance and its epoch is not lower.
+    ///
+    /// An instance may always replace its own record, even if it no longer knows that record's epoch.
+    pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
+        let (holder, epoch) = match record {
+            None => return Some(self),
+            Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),
+            Some(Record::Deleted(tombstone)) => (tombstone.by, tombstone.epoch),
+        };
+        let may_replace = holder == self.by || epoch < self.epoch;
+        let epoch = epoch.max(self.epoch);
+        may_replace.then_some(Self { epoch, ..self })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -241,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_is_not_an_owner_is_not_parsed() {
+    fn malformed_owners_are_rejected() {
         for text in [
             "",
             "10.0.0.7:9000",
@@ -255,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_an_ownership_is_not_parsed() {
+    fn malformed_ownerships_and_records_are_rejected() {
         for text in [
             "",
             "10.0.0.7:9000 0123456789abcdef",
@@ -302,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Even if the claimant's clock is far behind.
+    /// The claimant's clock may be far behind.
     #[test]
     fn a_claim_supersedes_the_former_owner_even_if_its_record_was_lost() {
         let opened = Epoch(Epoch::now().0 + 1_000_000);
@@ -319,7 +323,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn owners_read_back_as_they_were_written(number: u64, ip: std::net::IpAddr, port: u16) {
+        fn text_forms_round_trip(number: u64, ip: std::net::IpAddr, port: u16) {
             let owner = Owner { address: (ip, port).into(), incarnation: Incarnation(number) };
             prop_assert_eq!(owner.to_string().parse(), Ok(owner));
             let ownership = Ownership::begin(owner);

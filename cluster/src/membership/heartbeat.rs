@@ -8,7 +8,7 @@
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
 //! 4. Each heartbeat reports, among others, four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this
 //!    instance have been written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`].
-//!    `has_late_answers` is set while answers of its calls are late, or calls of sessions that it must close may still be running.
+//!    `has_late_answers` is set while answers to its calls are late, or calls of sessions that it must close may still be running.
 //!    `turned_away` is the time since this instance last turned a client away. A missing record proves that the session does not exist only
 //!    if [`Heartbeat::proves_absence`] returns `true`.
 
@@ -236,7 +236,7 @@ impl Heartbeat {
         }
         let mut reply = self.report(started, &status).await?;
         if status
-            .composed_at
+            .created_at
             .is_some_and(|at| reply.time.since(at) > health::MAX_HEARTBEAT_AGE)
         {
             // The directory's clock has stepped, or this machine was suspended. The lease was renewed as of a time that is too early.
@@ -301,7 +301,7 @@ impl Heartbeat {
 
     fn status(&self) -> Status {
         let now = Instant::now();
-        let (written_in, is_settled, composed_at) = {
+        let (written_in, is_settled, created_at) = {
             let health = self.health();
             let written_in = health.written_in(now).cloned();
             (
@@ -316,7 +316,7 @@ impl Heartbeat {
             // Read after `written_in`: a session that another instance has claimed is contested before it is confirmed.
             has_late_answers: self.has_late_answers(),
             turned_away: self.turned_away.age(now),
-            composed_at,
+            created_at,
             number: self.next_number.fetch_add(1, Ordering::Relaxed),
         }
     }

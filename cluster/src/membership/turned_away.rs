@@ -108,15 +108,15 @@ impl TurnedAway {
         serving: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let mut serving = pin!(serving);
-        if let Ok(served) = timeout(SLOW_THRESHOLD, &mut serving).await {
-            return served;
+        if let Ok(result) = timeout(SLOW_THRESHOLD, &mut serving).await {
+            return result;
         }
         let waiting = self.begin_wait();
-        let served = serving.await;
-        if served.is_ok() {
+        let result = serving.await;
+        if result.is_ok() {
             waiting.mark_served();
         }
-        served
+        result
     }
 
     /// Returns how long ago a client was last turned away.

@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a body of `frame_count` frames, each after `pause`. Then the body ends if `is_complete`, and stalls otherwise.
+    /// Returns a body of `frame_count` frames, each after `pause`. After them, the body ends if `is_complete`, and stalls otherwise.
     fn body(frame_count: u64, pause: Duration, is_complete: bool) -> Body {
         let frames = stream::iter(0..frame_count).then(move |_| async move {
             sleep(pause).await;

@@ -265,7 +265,7 @@ impl Relay {
         // hyper announces the length of the body that is sent, regardless of the client's field.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        // An HTTP/2 request has the host in its URI. The application checks the host on the peer as it would here.
+        // An HTTP/2 request carries the host in its URI. The application checks the host on the peer as it would here.
         let authority = head.uri.authority();
         if !headers.contains_key(header::HOST)
             && let Some(host) = authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
@@ -307,13 +307,13 @@ async fn exchange(
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
     let mut connection = Some(connection);
-    let mut answer = pin!(sender.send_request(request));
+    let mut sending = pin!(sender.send_request(request));
     let response = poll_fn(|cx| {
         if is_disconnected(&mut disconnect, cx) {
             return Poll::Ready(None);
         }
         drive(&mut connection, cx);
-        answer.as_mut().poll(cx).map(Some)
+        sending.as_mut().poll(cx).map(Some)
     });
     match response.await {
         Some(Ok(response)) => Ok(response.map(|incoming| HopBody {

@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     Silent,
     /// The connection ended before the head, or a POST that may have started has no head. Or the body cannot be sent again.
     ///
-    /// Also used if the client has disconnected, because the result is then not used.
+    /// Also used if the client has disconnected, because the result is not used in that case.
     Broken,
     /// The body of the request stalled while it was being sent.
     Stalled,

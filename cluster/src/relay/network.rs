@@ -32,7 +32,7 @@ pub(crate) enum Stream {
     Simulated(Box<dyn simulated::Duplex>),
 }
 
-/// Accepts connections of peers.
+/// Accepts peer connections.
 pub(crate) trait Listener: Send + 'static {
     type Stream: Accepted;
 

@@ -53,7 +53,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected in the middle of its request, or stalled. The request is then no longer whole.
+    /// Returns an error if the client disconnected in the middle of its request, or stalled. In both cases, the request is no longer whole.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
@@ -63,11 +63,11 @@ impl ReplayableRequest {
         Ok(())
     }
 
-    /// Reads the body to its end, or until more than `limit` bytes are read. Does nothing if the body was read completely or was sent.
+    /// Reads the body completely, or until more than `limit` bytes are read. Does nothing if the body was read completely or was sent.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected in the middle of its request, or stalled. The request is then no longer whole.
+    /// Returns an error if the client disconnected in the middle of its request, or stalled. In both cases, the request is no longer whole.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {

@@ -1,10 +1,10 @@
-//! The listener for peers. Requests that other instances relay are served here or answered with 421.
+//! The peer listener. Requests that other instances relay are served here or answered with 421.
 //!
-//! 1. Only connections from admitted addresses are accepted, and only requests with the secret of the cluster are processed.
-//! 2. An extension marks a request as a peer's. The internal fields of its head are removed before any other code reads it. If the
-//!    peer reports the address of the client, the request has both kinds of `ConnectInfo`, with that address.
+//! 1. Only connections from admitted addresses are accepted, and only requests with the cluster's secret are processed.
+//! 2. An extension marks a request as a peer's. The internal header fields are removed before any other code reads the request. If the
+//!    peer reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
 //! 3. The listener stays open while calls end and sessions are transferred. When it closes, connections that were established by then are
-//!    served, and have 5 s to complete. Each connection has one request.
+//!    served, and have 5 s to complete. Each connection carries one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
@@ -34,13 +34,13 @@ use crate::{
 /// Timeout for the head of a request: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of fields of a head: 512.
+/// Maximum number of header fields in a head: 512.
 ///
-/// By default hyper accepts 100 from a client over HTTP/1.1. Over HTTP/2 it accepts 16 KiB, counting 32 bytes for each field in addition to
-/// its name and value.
+/// Chosen because any head that hyper accepts from a client by default must fit. Over HTTP/1.1 that is 100 fields. Over HTTP/2 it is
+/// 16 KiB, counting 32 bytes for each field in addition to its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
-/// Maximum number of bytes of a refused request's body that are read: 64 KiB.
+/// Maximum number of body bytes that are read from a refused request: 64 KiB.
 ///
 /// They are read because closing a connection with unread bytes may lose the response.
 const MAX_DRAINED: usize = 64 * 1024;
@@ -86,34 +86,34 @@ impl PeerAuth {
         }
     }
 
-    /// Returns `true` if a peer may connect from this address. Warns otherwise.
+    /// Returns `true` if a peer may connect from `address`. Logs a warning otherwise.
     fn admits(&self, address: SocketAddr) -> bool {
         let admits = self.filter.admits(address.ip());
         if !admits {
-            let message = "a connection from a disallowed address";
+            let message = "connection from a disallowed address";
             self.untrusted_address_warning
                 .warn(&format_args!("{message}: {address}"));
         }
         admits
     }
 
-    /// Returns `true` if a request has the secret of the cluster. Warns otherwise.
-    fn verify(&self, request: &HeaderMap) -> bool {
-        let is_peer = self.secret.verify(request);
+    /// Returns `true` if a request carries the cluster's secret. Logs a warning otherwise.
+    fn verify(&self, headers: &HeaderMap) -> bool {
+        let is_peer = self.secret.verify(headers);
         if !is_peer {
             self.untrusted_request_warning
-                .warn(&"a request to the listener for peers lacks the secret of the cluster");
+                .warn(&"request to the peer listener without the cluster's secret");
         }
         is_peer
     }
 }
 
-/// Prepares a listener for peers.
+/// Prepares a peer listener.
 pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
         Err(error) => {
-            debug!(target: "mcp_cancel_cluster", %error, "the options that detect dead peers could not be set");
+            debug!(target: "mcp_cancel_cluster", %error, "could not set the socket options that detect dead peers");
         }
     }
     WatchedListener::new(listener)
@@ -121,7 +121,7 @@ pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
 
 /// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or its sender is dropped.
 ///
-/// Then waits for the open connections, for at most [`CONNECTION_END_TIMEOUT`].
+/// After that, waits for the open connections, for at most [`CONNECTION_END_TIMEOUT`].
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
@@ -147,11 +147,11 @@ pub(crate) async fn serve(
     drop(listener);
     let all_ended = async { while connections.join_next().await.is_some() {} };
     if timeout(CONNECTION_END_TIMEOUT, all_ended).await.is_err() {
-        warn!(target: "mcp_cancel_cluster", connections = connections.len(), "relayed requests are cut off");
+        warn!(target: "mcp_cancel_cluster", connections = connections.len(), "closing peer connections with unfinished requests");
     }
 }
 
-/// Returns the 421 that reports a session as not local.
+/// Returns the 421 response for a session that is not local.
 ///
 /// Unless the peer defers the body with `Expect`, reads and discards up to [`MAX_DRAINED`] of it, for at most [`DRAIN_TIMEOUT`].
 pub(crate) async fn moved_response(
@@ -161,7 +161,7 @@ pub(crate) async fn moved_response(
 ) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
-        let _whole_or_not = timeout(DRAIN_TIMEOUT, rest).await;
+        let _drained = timeout(DRAIN_TIMEOUT, rest).await;
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
@@ -175,7 +175,7 @@ async fn serve_connection(stream: impl Accepted, app: impl App, peer_auth: Arc<P
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        answer_request(app.clone(), peer_auth.clone(), request)
+        serve_request(app.clone(), peer_auth.clone(), request)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -187,11 +187,11 @@ async fn serve_connection(stream: impl Accepted, app: impl App, peer_auth: Arc<P
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
-        debug!(target: "mcp_cancel_cluster", %error, "the connection of a peer failed");
+        debug!(target: "mcp_cancel_cluster", %error, "peer connection failed");
     }
 }
 
-async fn answer_request(
+async fn serve_request(
     mut app: impl App,
     peer_auth: Arc<PeerAuth>,
     mut request: Request<Incoming>,
@@ -215,8 +215,8 @@ async fn answer_request(
         }
     }
     poll_fn(|cx| app.poll_ready(cx)).await?;
-    let answered = app.call(request.map(Body::new));
+    let response = app.call(request.map(Body::new));
     // `app` may hold a concurrency permit.
     drop(app);
-    answered.await
+    response.await
 }

@@ -31,7 +31,7 @@ const MOVED: &str = "moved ";
 /// The value if no secret is set. It distinguishes relayed requests from others.
 const NO_SECRET: &str = "relay";
 
-/// Marks a request that arrived on the listener for peers.
+/// Marks a request that arrived on the peer listener.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
@@ -44,7 +44,7 @@ pub(crate) struct Secret {
 
 /// The secret cannot be used.
 ///
-/// It is empty, starts or ends with whitespace, or has characters that a header field cannot have.
+/// It is empty, starts or ends with whitespace, or contains characters that are not allowed in a header field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 

@@ -27,11 +27,11 @@ const MAX_LOOKUP_RETRIES: u8 = 20;
 /// The facts about a request when its head has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IncomingRequest {
-    /// The request has a readable session id.
+    /// The request carries a readable session id.
     pub(crate) has_session: bool,
     /// The session is open here. For a peer's request, it may also be about to be restored here, or have ended here.
     pub(crate) is_local: bool,
-    /// The request arrived on the listener for peers.
+    /// The request arrived on the peer listener.
     pub(crate) is_from_peer: bool,
     /// The shutdown stage of this instance.
     pub(crate) stage: ShutdownStage,

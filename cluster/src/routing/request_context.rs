@@ -18,8 +18,8 @@ task_local! {
 
 /// Serves a resume. Also returns `true` if the session manager has resumed the session, so the application has accepted the resume.
 pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, bool) {
-    let recorded = async { (response.await, IS_RESUMED.with(Cell::get)) };
-    IS_RESUMED.scope(Cell::new(false), recorded).await
+    let serving = async { (response.await, IS_RESUMED.with(Cell::get)) };
+    IS_RESUMED.scope(Cell::new(false), serving).await
 }
 
 /// Called when the session manager resumes a session.
@@ -28,7 +28,7 @@ pub(crate) fn on_resumed() {
     let _is_recorded = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a resume after an event of this call, in this generation of its session.
+/// Serves a resume after an event of `call`, in `generation` of its session.
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,

@@ -1,4 +1,4 @@
-//! Resumes of calls that run here, and of calls that ended with a former incarnation.
+//! Resumes of calls that run here, and of calls that ended with a previous incarnation.
 //!
 //! 1. The id of an event of the session's current generation is passed on in the form that the session manager assigned.
 //! 2. The id of an event of another generation is not passed on. Such an event is from another incarnation, or from before the session was
@@ -46,7 +46,7 @@ pub(crate) struct LostCall {
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The head has no event id of an instance. It may have had the id of a former event without a call, which was removed.
+    /// The head has no event id of an instance. It may have had the id of an earlier event without a call, which was removed.
     Unchanged,
     /// An event of the current generation of the session. The call is `None` if the event belongs to no call.
     Local(Incarnation, Option<NamedCall>),

@@ -280,12 +280,12 @@ impl Router {
                 Action::CheckLease(ownership) => {
                     plan.on_lease(ownership, self.lease_state(ownership.owner).await)
                 }
-                Action::Claim(former, cause) => {
+                Action::Claim(previous, cause) => {
                     restore = Some(self.restores.add(session));
-                    let (claimed, is_consistent) = self.claim(session, former).await;
+                    let (claimed, is_consistent) = self.claim(session, previous).await;
                     metrics::count_claim(claimed.label());
                     if claimed == Claimed::Won {
-                        info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
+                        info!(target: "mcp_cancel_cluster", %session, former = %previous.owner.address, "session claimed: {cause}");
                     }
                     plan.on_claim(claimed, is_consistent, replayable.is_whole())
                 }
@@ -408,13 +408,14 @@ impl Router {
     }
 
     /// Claims a session and records its owner. The `bool` is `true` if the session provably does not exist.
-    async fn claim(&self, session: SessionHash, former: Ownership) -> (Claimed, bool) {
-        let wanted = former.claimed_by(self.me);
-        match self.directory.claim(session, former, wanted).await {
+    async fn claim(&self, session: SessionHash, previous: Ownership) -> (Claimed, bool) {
+        let wanted = previous.claimed_by(self.me);
+        match self.directory.claim(session, previous, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.mark_own(session);
-                if former.owner != self.me {
-                    self.former_owners.record(session, former.owner.incarnation);
+                if previous.owner != self.me {
+                    self.former_owners
+                        .record(session, previous.owner.incarnation);
                 }
                 self.sessions.on_claimed(session, wanted.epoch);
                 self.shutdown.on_reclaimed(session);

@@ -118,7 +118,7 @@ async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body>
     }
 }
 
-/// Answers a peer that a session is not here, once the answers of its calls have been written.
+/// Answers a peer that a session is not here, once the answers to its calls are written.
 ///
 /// If they have not been written in time, the client is asked to retry instead.
 async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
@@ -232,10 +232,10 @@ async fn restore_and_serve<S: Inner>(
         return Ok(Restored::Served(response));
     };
     let running = RunningRestore::new(router, id.clone(), restore, turn);
-    let mut served = pin!(serve(router, inner, request, rewritten, None));
+    let mut serving = pin!(serve(router, inner, request, rewritten, None));
     let response = select! {
         biased;
-        response = poll_fn(|cx| poll_restore(|| served.as_mut().poll(cx))) => Some(response?),
+        response = poll_fn(|cx| poll_restore(|| serving.as_mut().poll(cx))) => Some(response?),
         () = running.until_restored() => None,
     };
     let response = match response {
@@ -245,7 +245,7 @@ async fn restore_and_serve<S: Inner>(
             // before the restore ends, so it stays in flight.
             let guard = router.sessions.enter(id);
             drop(running);
-            unless_relinquished(router, served.await?, guard.as_ref())
+            unless_relinquished(router, serving.await?, guard.as_ref())
         }
     };
     let has_failed = match response.status() {

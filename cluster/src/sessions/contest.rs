@@ -16,14 +16,14 @@ use crate::{
 // === impl Sessions ===
 
 impl Sessions {
-    /// Called when this instance has claimed a session. A local session is then no longer contested.
+    /// Called when this instance has claimed a session. A local session is no longer contested after that.
     pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.on_written(Instant::now(), Some(epoch));
         }
     }
 
-    /// Called with the record that the directory has of a session.
+    /// Called with a session's record in the directory.
     ///
     /// A record of this instance confirms the session. Another owner's record contests the session. A tombstone relinquishes it.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
@@ -43,7 +43,7 @@ impl Sessions {
                         local.renewal_due = Some(since);
                     } else {
                         // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so a
-                        // claim on the former record fails. It is lower than that of any claim, so a later claim that the directory has
+                        // claim on the previous record fails. It is lower than that of any claim, so a later claim that the directory has
                         // lost wins.
                         local.epoch = local.epoch.after_loss();
                     }

@@ -1,6 +1,6 @@
 //! Generations distinguish the events of a session before and after a restore.
 //!
-//! A restored session numbers its events from 0 again, even in the same process. Its event ids therefore carry a generation of their own.
+//! A restored session numbers its events from 0 again, even in the same process. Its event ids therefore carry their own generation.
 //! The event ids of other sessions carry the incarnation of their instance.
 
 use std::{

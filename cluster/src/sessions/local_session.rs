@@ -25,7 +25,7 @@ pub(super) struct LocalSession {
     /// The `initialize` parameters, as JSON. Until they are known, the session is not written.
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
-    /// As of when the directory has the session. `None` if it must still be written.
+    /// The time as of which the directory is known to have the session. `None` if the session must still be written.
     pub(super) written: Option<Instant>,
     /// When the session last took an epoch. A claim on an earlier record can no longer succeed.
     pub(super) renewed: Instant,

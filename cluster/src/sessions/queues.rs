@@ -35,7 +35,7 @@ pub(crate) struct Batch {
 /// Everything that must be written.
 #[derive(Default)]
 pub(super) struct Queues {
-    /// Sessions that the directory has never had. They are written first, because a client waits.
+    /// Sessions that have never been in the directory. They are written first, because a client waits.
     pub(super) fresh: VecDeque<SessionHash>,
     /// All other sessions.
     pub(super) rewrites: VecDeque<SessionHash>,

@@ -25,7 +25,7 @@ const MAX_ATTEMPTS: u32 = 3;
 
 /// Maximum number of sessions whose attempts are counted: 65,536.
 ///
-/// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
+/// Chosen because after a deployment that cannot restore the previous sessions, all their clients return within a few minutes.
 const CAPACITY: usize = 64 * 1024;
 
 /// How long the attempts of a session are counted after the last one: 10 min.
@@ -33,7 +33,7 @@ const TTL: Duration = Duration::from_secs(10 * 60);
 
 /// How long an attempt that was given up affects other requests: 1 s.
 ///
-/// Chosen because rmcp discards the result of the attempt once a task of its own has run.
+/// Chosen because rmcp discards the result of the attempt once one of its own tasks has run.
 const GIVEN_UP_TTL: Duration = Duration::from_secs(1);
 
 /// The attempts of all sessions that are not restored yet.

@@ -276,7 +276,7 @@ impl Sessions {
         self.end(id, epoch);
     }
 
-    /// Ends a session. If the session is not local, its tombstone has this `epoch`.
+    /// Ends a session. If the session is not local, its tombstone gets `epoch`.
     fn end(&self, id: &str, epoch: Epoch) {
         let session = SessionHash::of(id);
         let epoch = match self.remove(session) {

@@ -385,9 +385,9 @@ async fn a_session_that_is_loaded_and_never_opened_is_removed() {
     assert!(!sessions.is_local(hash("a")) && sessions.is_local(hash("b")));
 }
 
-/// The close of the former session outlasts the wait of the instance. It ends while the session is restored.
+/// Closing the previous session takes longer than the instance waits. The close ends while the session is restored.
 #[test]
-fn a_session_that_is_loaded_survives_the_end_of_its_former_close() {
+fn a_loaded_session_survives_the_end_of_its_previous_close() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.on_loaded("a", Epoch::now(), params());
     sessions.on_closed("a");

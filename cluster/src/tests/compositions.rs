@@ -394,7 +394,7 @@ async fn a_session_that_cannot_be_restored_is_reported_missing_even_after_early_
     assert_eq!(list(mcp, 4).await, 404);
 }
 
-/// An inner layer answers a request of the session with a stream of its own, so rmcp does not restore the session.
+/// An inner layer answers a request of the session with its own stream, so rmcp does not restore the session.
 #[tokio::test]
 async fn a_stream_of_a_layer_does_not_lock_its_session() {
     let streams = |app: Router| {

@@ -198,9 +198,9 @@ async fn a_shutdown_stores_the_answers_of_any_number_of_calls() {
     assert_eq!(lost, 0, "of {CALLS}");
 }
 
-/// A session is relinquished and claimed back before its former copy is closed.
+/// A session is relinquished and claimed back before its previous copy is closed.
 #[tokio::test]
-async fn a_session_that_returns_before_its_former_copy_is_closed_keeps_its_call() {
+async fn a_session_that_returns_before_its_previous_copy_is_closed_keeps_its_call() {
     let (directory, [mut a], mcp) = Node::with_session().await;
     let other = unreachable_owner();
     let (session, memory) = (hash(&mcp), &directory.memory);

@@ -33,7 +33,7 @@ fn with_slow_resumes(app: Router) -> Router {
     }))
 }
 
-/// The client resumes 1 s before the end of its grace.
+/// The client resumes 1 s before its grace ends.
 #[tokio::test]
 async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
     let mut results = Vec::new();

@@ -60,8 +60,9 @@ async fn start(directory: &Faulty, store: &MemoryStore) -> Node {
     setup.start(directory).await
 }
 
-/// Returns the only message from a client that resumes its call through another instance, after the call has ended, or its instance was
-/// killed.
+/// Returns the only message that a client receives when it resumes through another instance.
+///
+/// Its call has ended before that if `is_ended`, and the owner was killed if `is_killed`.
 async fn resumed(is_ended: bool, is_killed: bool) -> Option<Value> {
     let (directory, store) = (directory(), MemoryStore::default());
     let mut a = start(&directory, &store).await;

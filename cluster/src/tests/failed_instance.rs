@@ -128,7 +128,7 @@ async fn a_call_that_has_not_started_is_routed_to_the_new_owner() {
         pass(OWNER_RECHECK_INTERVAL - 500 * ms).await;
         contract::claim_from(&directory.memory, hash(&mcp), owner.me, b.me).await;
         pass(450 * ms).await;
-        // Both timeouts end in this time, a millisecond apart.
+        // Both timeouts expire during this sleep, a millisecond apart.
         sleep(100 * ms).await;
         assert_eq!(call.head().await.status, 200, "round {round}");
         drop(unasked);
@@ -277,7 +277,7 @@ async fn a_call_that_has_not_started_runs_on_another_instance() {
     }
 }
 
-/// Two instances answer 421 to each other's requests, and the directory has both as owners. Requests must not circulate.
+/// Two instances answer 421 to each other's requests, and both are owners in the directory. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let (directory, b, mut owner, mcp) = FakeOwner::with_session().await;

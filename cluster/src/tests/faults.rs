@@ -38,7 +38,7 @@ use crate::{
     relay::filter::PeersFilter,
 };
 
-/// Two instances. `b` connects to no peer and accepts no connection of a peer, until `is_connected` is set.
+/// Two instances. `b` connects to no peer and accepts no peer connection, until `is_connected` is set.
 struct PartitionedPair {
     a: Node,
     b: Node,

@@ -59,7 +59,7 @@ async fn a_long_call_that_restores_its_session_does_not_delay_other_requests() {
     }
 }
 
-/// The restore has ended, and its call has no head yet. A shutdown waits for the call.
+/// The restore has ended, and the response to its call has no head yet. A shutdown waits for the call.
 #[tokio::test]
 async fn a_long_call_that_has_restored_its_session_is_in_flight_for_a_shutdown() {
     let directory = directory();

@@ -62,7 +62,7 @@ async fn assert_turned_away_in_time(command: &'static str, delay: Duration) {
     }
 }
 
-/// A heartbeat that arrives after the grace may have been sent before its end.
+/// A heartbeat that arrives after the grace may have been sent before the grace ended.
 #[tokio::test]
 async fn a_client_that_was_turned_away_during_a_heartbeat_keeps_its_call() {
     assert_turned_away_in_time("heartbeat", 400 * MS).await;

@@ -79,7 +79,7 @@ enum Stall {
     AtReply(Duration),
 }
 
-/// B has a thread of its own, which stalls for a while. Its lookups take 400 ms. The client connects to B in the meantime, within its
+/// B has its own thread, which stalls for a while. Its lookups take 400 ms. The client connects to B in the meantime, within its
 /// grace. Then the client resumes at A. No clock is paused.
 ///
 /// Returns the status that B answers, whether the call is running then and after the resume at A, and the status that A answers.
@@ -336,7 +336,7 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clo
 /// The owner's machine receives nothing from B's machine. B's machine receives everything from the owner's. The owner gives the connection
 /// up after 90 s, because the acknowledgements of B are lost. Until then B receives packets of the owner. The client is connected to B.
 ///
-/// Run in a network of its own:
+/// Run in a separate network namespace:
 /// unshare -n sh -c 'ip link set lo up; exec $TEST a_call_whose_client_is_connected --ignored --nocapture'
 #[tokio::test]
 #[ignore = "needs iptables, and minutes"]
@@ -462,7 +462,7 @@ async fn a_cancel_is_up_to_5_s_later_than_with_one_instance() {
     );
 }
 
-/// B loses its connection to the directory 2 s before the end of the grace. 1 s later, while B has its lease, B turns the client away. B
+/// B loses its connection to the directory 2 s before the grace ends. 1 s later, while B has its lease, B turns the client away. B
 /// keeps running and cannot report the client. The client retries after `pause`.
 ///
 /// Returns the status of the first attempt, whether B had its lease then, whether the call is running, and the status of the retry.

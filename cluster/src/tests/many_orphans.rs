@@ -55,7 +55,7 @@ impl Gate for Sequential {
     }
 }
 
-/// Requests confirmations of an orphan as the library does. Returns how long after the end of its grace the call is cancelled.
+/// Requests confirmations of an orphan as the library does. Returns how long after its grace ended the call is cancelled.
 async fn delay_of_cancel(router: &Router, session: SessionHash) -> Duration {
     let disconnected = Instant::now();
     sleep(GRACE).await;

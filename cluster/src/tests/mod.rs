@@ -2,7 +2,7 @@
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "servers and concurrent clients of a test need tasks of their own"
+    reason = "servers and concurrent clients of a test need their own tasks"
 )]
 
 mod compositions;

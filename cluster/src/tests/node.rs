@@ -215,7 +215,7 @@ impl Node {
         (directory, nodes, mcp)
     }
 
-    /// Starts two instances on one directory, each over a link of its own. Returns when both are settled.
+    /// Starts two instances on one directory, each over a separate link. Returns when both are settled.
     pub(super) async fn two_on_links() -> (MemoryDirectory, [Faulty; 2], [Self; 2]) {
         let memory = MemoryDirectory::default();
         let links = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -300,7 +300,7 @@ impl Node {
         }
     }
 
-    /// Returns when the directory has the answer of a call of this instance.
+    /// Returns when the directory stores the answer to a call of this instance.
     pub(super) async fn until_stored(&self, directory: &Faulty, mcp: &Mcp, last_event_id: &str) {
         let (session, incarnation) = (hash(mcp), self.me.incarnation);
         while directory

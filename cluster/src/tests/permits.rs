@@ -150,7 +150,7 @@ impl LimitedInstance {
     }
 }
 
-/// Starts an instance with a session, and one with this number of permits, which relays a call of that session. Returns both, and a client
+/// Starts an instance with a session, and one with `permits` permits. The latter relays a call of that session. Returns both, and a client
 /// of the session at each.
 async fn relaying(permits: usize) -> (Node, LimitedInstance, Mcp, Mcp) {
     let directory = directory();
@@ -244,7 +244,7 @@ async fn calls_that_wait_on_an_instance_in_shutdown_do_not_block_its_resumes() {
     }
 }
 
-/// Two instances relay to each other. A relayed call needs a permit of its owner. If the relaying instance took one of its own as well,
+/// Two instances relay to each other. A relayed call needs a permit of its owner. If the relaying instance also took one of its own permits,
 /// the calls could block one another.
 #[tokio::test]
 async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {

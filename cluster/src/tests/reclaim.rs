@@ -54,7 +54,7 @@ const WITHIN_TIMEOUT: Duration = Duration::from_millis(400);
 /// Longer than `DIRECTORY_TIMEOUT`.
 const OVER_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// Waits until the directory has received this many requests of this kind.
+/// Waits until the directory has received `count` requests with the name `command`.
 async fn until_requested(directory: &Faulty, command: &str, count: usize) {
     let requested = async {
         while directory.request_count(command) < count {

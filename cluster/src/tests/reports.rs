@@ -24,7 +24,7 @@ use crate::directory::{
 };
 
 /// The requests of B arrive `late`. The directory's clock is set back by `step`, `before` the end of the grace. The client resumes at B 100
-/// ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled nevertheless. If `before` is less than
+/// ms before its grace ends, and gets 503. Returns the phases in which its call was cancelled nevertheless. If `before` is less than
 /// 100 ms, the clock is not set back.
 async fn cancelled_phases(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
     let mut cancelled = Vec::new();
@@ -81,8 +81,8 @@ async fn setting_the_clock_back_does_not_make_a_heartbeat_newer_than_it_is() {
     );
 }
 
-/// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the end. A heartbeat of B
-/// was executed shortly before, and the next one takes 1 s. Meanwhile the directory's clock is set back.
+/// A lookup of B takes 1 s. The client resumes at B 100 ms before its grace ends. It receives 503, 400 ms after the grace has ended. A
+/// heartbeat of B was executed shortly before, and the next one takes 1 s. Meanwhile the directory's clock is set back.
 #[tokio::test]
 async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     let mut cancelled = Vec::new();
@@ -120,7 +120,7 @@ async fn setting_the_clock_back_does_not_make_an_executed_heartbeat_newer() {
     assert_eq!(cancelled, []);
 }
 
-/// Holds the reply of the next request of this name.
+/// Holds the reply to the next request with the given name.
 #[derive(Debug, Clone)]
 struct HoldsReply(Arc<Mutex<Option<&'static str>>>, watch::Sender<u32>);
 
@@ -211,7 +211,7 @@ async fn a_client_that_was_turned_away_before_a_shutdown_whose_report_was_lost_k
     assert!(a.witness.is_running("a"));
 }
 
-/// B starts 900 ms before the end of the grace, and turns the client away 400 ms later. It reports that at once. Then the primary fails,
+/// B starts 900 ms before the grace ends, and turns the client away 400 ms later. It reports that at once. Then the primary fails,
 /// and its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_failover() {
@@ -253,8 +253,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
     assert_eq!(cancelled, []);
 }
 
-/// B starts 500 ms before the end of the grace. Its requests to the directory take 450 ms. The client arrives 100 ms before the end of its
-/// grace.
+/// B starts 500 ms before the grace ends. Its requests to the directory take 450 ms. The client arrives 100 ms before its grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call() {
     let mut cancelled = Vec::new();

@@ -153,9 +153,9 @@ async fn invented_session_ids_add_nothing_to_the_directory() {
     }
 }
 
-/// A client that reaches the listener for peers cannot fill the log.
+/// A client that reaches the peer listener cannot fill the log.
 #[tokio::test]
-async fn untrusted_requests_at_the_listener_for_peers_are_logged_once_a_minute() {
+async fn untrusted_requests_at_the_peer_listener_are_logged_once_a_minute() {
     let directory = Faulty::new(MemoryDirectory::default());
     let node = Node::start(&directory).await;
     let warnings = Warnings::watch();

@@ -68,7 +68,7 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
     };
     let (cancelled, ()) = within("the shutdown", join(shutdown, requests)).await;
     assert_eq!(cancelled, 0);
-    within("the listener for peers to end", &mut a.peers)
+    within("the peer listener to end", &mut a.peers)
         .await
         .unwrap();
     assert_eq!(
@@ -307,7 +307,7 @@ async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
     assert_eq!(within("the shutdown", shutdown).await, 0);
 }
 
-/// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
+/// Requests are served where their session is, to the last moment. After that, their clients get 503 with `retry-after`.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_has_shut_down() {
     let (_directory, [a, b], mcp) = Node::with_session().await;
@@ -319,7 +319,7 @@ async fn nothing_begins_on_an_instance_that_has_shut_down() {
     assert!(b.has(&mcp));
 }
 
-/// The answer of a call that its client may not have read is in the directory.
+/// The answer to a call that its client may not have read is in the directory.
 #[tokio::test]
 async fn an_unread_answer_survives_the_shutdown() {
     let (_directory, [a, b], mcp) = Node::with_session().await;

@@ -34,10 +34,10 @@ impl SessionManager for SlowClose {
     }
 }
 
-/// A session is relinquished, and the next request restores it on the same instance. The close of the former session takes 8 s. Its call
+/// A session is relinquished, and the next request restores it on the same instance. Closing the previous session takes 8 s. Its call
 /// continues, and its client can resume.
 #[tokio::test]
-async fn a_session_that_was_restored_while_its_former_close_took_long_stays_open() {
+async fn a_session_that_was_restored_while_its_previous_close_took_long_stays_open() {
     let directory = directory();
     let cluster = join_as(unreachable_owner(), &directory);
     let manager = SlowClose(LocalSessionManager::default(), 8 * SECOND);
@@ -60,7 +60,7 @@ async fn a_session_that_was_restored_while_its_former_close_took_long_stays_open
     within("the call", witness.started("a")).await;
     assert!(local.is_open(hash(&mcp)));
     pass(4 * SECOND).await;
-    assert!(local.is_open(hash(&mcp)), "the former close has ended");
+    assert!(local.is_open(hash(&mcp)), "the previous close has ended");
     assert_eq!(local.has_params(mcp.session_id().unwrap()), Some(true));
     call.fin();
     pass(SECOND).await;

@@ -89,7 +89,7 @@ pub(super) async fn until(started: Instant, at: Duration) {
     }
 }
 
-/// Returns when the directory has received a request of this name.
+/// Returns when the directory has received a request with the given name.
 pub(super) async fn until_requested(directory: &Faulty, command: &'static str) {
     while directory.request_count(command) == 0 {
         yield_now().await;

@@ -122,7 +122,7 @@ async fn a_client_turned_away_because_of_a_failed_lookup_keeps_its_call() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The end of the empty body of a resume arrives 10 s late. For example, a proxy ends a stream of HTTP/2 with a frame of its own. The owner
+/// The end of the empty body of a resume arrives 10 s late. For example, a proxy ends an HTTP/2 stream with a separate frame. The owner
 /// itself does not wait for that body.
 #[tokio::test]
 async fn a_client_whose_resume_has_a_body_that_ends_late_keeps_its_call() {
@@ -213,7 +213,7 @@ async fn a_client_whose_owner_answers_is_not_turned_away() {
     assert_eq!(b.routing().turned_away.age(Instant::now()), None);
 }
 
-/// The path to the owner breaks. The owner detects the end of the former connection after the client was turned away.
+/// The path to the owner breaks. The owner detects the end of the previous connection after the client was turned away.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_its_disconnect_was_detected_keeps_its_call() {
     let directory = directory();
@@ -301,7 +301,7 @@ fn shed_first_resume(app: Router) -> Router {
     }))
 }
 
-/// The client resumes 1 s before the end of its grace and returns later than it was asked to.
+/// The client resumes 1 s before its grace ends and returns later than it was asked to.
 #[tokio::test]
 async fn a_client_that_an_inner_layer_turned_away_keeps_its_call() {
     for is_relayed in [true, false] {

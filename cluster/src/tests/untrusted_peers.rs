@@ -14,7 +14,7 @@ use super::{
 };
 use crate::relay::filter::PeersFilter;
 
-/// Returns a request to the listener for peers, with these headers.
+/// Returns a request to the peer listener, with the given headers.
 fn request_with(mcp: &test_support::Mcp, fields: &[(&str, &str)]) -> Request {
     mcp.call_request(1, "echo", json!({ "text": "x" }))
         .headers(fields.iter().copied())
@@ -38,7 +38,7 @@ async fn a_client_cannot_impersonate_a_peer() {
 }
 
 #[tokio::test]
-async fn the_listener_for_peers_accepts_only_the_secret() {
+async fn the_peer_listener_accepts_only_the_secret() {
     let (_directory, [a], mcp) = Node::with_session().await;
     for fields in [
         &[][..],

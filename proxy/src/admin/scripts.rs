@@ -24,7 +24,7 @@ use crate::{config::AdminToken, headers::exactly_one};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {
-    /// `process` of the `/calls.json` that has the call.
+    /// `process` of the `/calls.json` that lists the call.
     process: Option<String>,
 }
 
@@ -64,7 +64,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then(|| token.trim_start_matches(' '))
 }
 
-/// Cancels the call with this id.
+/// Cancels the call with the given id.
 ///
 /// The status is 400 for an unknown parameter, 409 for another process, and 404 if no such call can be cancelled.
 async fn cancel(

@@ -29,7 +29,7 @@ pub(super) enum Value {
 // === impl Entry ===
 
 impl Entry {
-    /// Creates an entry if the option exists and accepts these values. The error is for the user.
+    /// Creates an entry if the option exists and accepts `values`. The error is for the user.
     pub(super) fn new(option: &str, values: Vec<Value>) -> Result<Self, String> {
         let option = option.to_owned();
         let entry = Self { option, values };
@@ -105,7 +105,7 @@ impl Value {
     }
 }
 
-/// Returns the option that is most similar to this unknown one, or `None` if none is similar.
+/// Returns the option that is most similar to an unknown one, or `None` if none is similar.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)

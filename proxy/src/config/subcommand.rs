@@ -48,7 +48,7 @@ impl Subcommand {
 pub fn documented_command() -> Command {
     let command = Config::command();
     let about = command.get_about().cloned().unwrap_or_default();
-    // The enum of the sub-commands has a description of its own.
+    // The enum of the sub-commands has its own description.
     Subcommand::augment_subcommands(command)
         .about(about)
         .disable_help_subcommand(true)

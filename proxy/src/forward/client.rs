@@ -1,4 +1,4 @@
-//! The connections to the server.
+//! The HTTP client for the server, and a check that the server can be reached.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -22,9 +22,9 @@ use super::{
     small_reads::{CONNECT_TIMEOUT, SmallReads},
 };
 
-/// How long an unused connection is kept: 1.5 s.
+/// Maximum time an idle connection stays in the pool: 1.5 s.
 ///
-/// gunicorn closes its connections after 2 s, Node and uvicorn after 5 s. A request that is sent at the same moment is lost.
+/// gunicorn closes idle connections after 2 s, Node and uvicorn after 5 s. A request that is sent at that moment may be lost.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Idle time of a connection to the server before the kernel sends TCP keep-alives: 60 s.
@@ -33,7 +33,7 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// An HTTP client for one scheme.
 pub(super) enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Created only for https, because its creation reads the certificates of this machine.
+    /// Created only for https, because creating it loads the system's root certificates.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
@@ -69,7 +69,7 @@ impl Client {
     }
 }
 
-/// Opens a connection to a server, without TLS, and closes it again. Fails after `limit`.
+/// Opens a TCP connection to a server, without TLS, and closes it. Fails after `limit`.
 pub(super) async fn connect(
     scheme: &Scheme,
     authority: &Authority,
@@ -82,10 +82,10 @@ pub(super) async fn connect(
     timeout(limit, connecting).await?
 }
 
-/// Connects to all addresses at once and closes the first connection.
+/// Connects to all addresses concurrently. Succeeds once one connection is established, and closes it.
 ///
-/// The HTTP client starts with one family of addresses, and tries the other one soon after (RFC 8305). So one address that does
-/// not answer must not make this check fail either.
+/// The HTTP client starts with one address family, and tries the other shortly after (RFC 8305). An unresponsive address must
+/// therefore not fail this check either.
 async fn connect_to_any(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
     let attempts: Vec<_> = addresses
         .map(|address| Box::pin(TcpStream::connect(address)))
@@ -103,12 +103,12 @@ mod tests {
 
     use super::*;
 
-    /// A listener whose queue is full stands for an address that does not answer.
+    /// A listener whose accept queue is full stands in for an unresponsive address.
     ///
-    /// The kernel drops the attempts to connect to it.
+    /// The kernel drops connection attempts to it.
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn an_address_that_does_not_answer_does_not_hide_another() {
+    async fn an_unresponsive_address_does_not_hide_another() {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let silent = socket.listen(0).unwrap();

@@ -1,6 +1,6 @@
 //! A request body that the HTTP client returns if the request fails.
 //!
-//! The error can then have the id of the request.
+//! The body lets the error carry the id of the request.
 
 use std::{
     pin::Pin,

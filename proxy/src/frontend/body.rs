@@ -65,7 +65,7 @@ impl TimedBody {
         }
     }
 
-    /// Takes capacity for these bytes. Returns `false` if there is not enough.
+    /// Takes capacity for `bytes` bytes. Returns `false` if there is not enough.
     fn take(&mut self, bytes: usize) -> bool {
         let Ok(permits) = u32::try_from(bytes) else {
             return false;

@@ -37,7 +37,7 @@ type Refused = (StatusCode, &'static str);
 // === impl RequestFilter ===
 
 impl RequestFilter {
-    /// Creates a filter that allows this machine, and these hosts and origins.
+    /// Creates a filter that allows this machine, and the given hosts and origins.
     ///
     /// Both must be in lower case, and an origin without the default port of its scheme.
     pub fn new(
@@ -101,7 +101,7 @@ impl RequestFilter {
         Ok(())
     }
 
-    /// Returns `true` if clients may use this host.
+    /// Returns `true` if clients may use `host`.
     pub(crate) fn allows_host(&self, host: &Authority) -> bool {
         !host.as_str().contains('@') && self.is_own_host(host)
     }
@@ -161,7 +161,7 @@ fn address(host: &str) -> Option<IpAddr> {
 
 /// Returns the host of a request, or `None` if the host is missing or ambiguous.
 ///
-/// An HTTP/2 request has its host in the URI and may repeat it in `Host`.
+/// An HTTP/2 request carries its host in the URI and may repeat it in `Host`.
 fn host(request: &Parts) -> Option<Authority> {
     let in_header = if request.headers.contains_key(header::HOST) {
         Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)

@@ -1,10 +1,10 @@
-//! The queue of log lines that wait for standard error.
+//! The queue of log lines waiting to be written to standard error.
 //!
-//! 1. **A task that logs never waits and never fails.** Standard error may be closed, full or not read. Only the thread of
-//!    the queue writes to it.
+//! 1. **Logging never waits for standard error and never fails.** Standard error may be closed, full or not read. Only the
+//!    queue's thread writes to it.
 //! 2. **The queue is bounded.** A line beyond [`MAX_QUEUED`] is dropped, and so is one whose write fails. Only the report of dropped
 //!    lines may exceed the limit.
-//! 3. **Every dropped line is counted.** The next successful write is followed by a line with their number.
+//! 3. **Every dropped line is counted.** The next successful write is followed by a line that reports the count.
 
 use std::{
     fmt,
@@ -20,13 +20,13 @@ use std::{
 
 use crate::lock::lock;
 
-/// Maximum number of bytes that wait: 1 MiB. Chosen so that a drain can log a line for each of 4,096 cancelled calls.
+/// Maximum number of queued bytes: 1 MiB. Chosen so that a drain can log a line for each of 4,096 cancelled calls.
 const MAX_QUEUED: usize = 1024 * 1024;
 
-/// Capacity that an empty buffer keeps: 64 KiB.
+/// Maximum capacity that a written buffer keeps: 64 KiB.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Delay before the next write to a full standard error in non-blocking mode: 10 ms.
+/// Delay before retrying a write to a standard error that is non-blocking and full: 10 ms.
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.
@@ -39,16 +39,16 @@ pub(super) struct Queue(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The thread that writes. Its own lines are always queued, because they report dropped lines.
+    /// The writer thread. Its own lines are always queued, because they report dropped lines.
     writer: OnceLock<ThreadId>,
 }
 
 #[derive(Default)]
 struct State {
     lines: Vec<u8>,
-    /// The thread has taken lines and has not written them yet.
+    /// Whether the writer thread has taken lines that it has not written yet.
     is_writing: bool,
-    /// Dropped lines that no line has reported yet.
+    /// Number of dropped lines that have not been reported yet.
     dropped: u64,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn dropped() -> u64 {
 // === impl Queue ===
 
 impl Queue {
-    /// Starts the thread that writes. It calls `report` with the number of dropped lines once it can write again.
+    /// Starts the writer thread. Once the thread can write again, it calls `report` with the number of dropped lines.
     pub(super) fn start(
         to: impl Write + Send + 'static,
         report: impl Fn(u64) + Send + 'static,
@@ -77,7 +77,7 @@ impl Queue {
         Ok(Self(shared))
     }
 
-    /// Waits until all lines have been written, but not longer than `limit`.
+    /// Waits until all lines have been written, for at most `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let state = self.0.state();
         let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();
@@ -144,7 +144,7 @@ impl Shared {
         }
     }
 
-    /// Waits for lines, and swaps them with this empty buffer.
+    /// Waits for lines, and swaps them into `lines`, which must be empty.
     fn take(&self, lines: &mut Vec<u8>) {
         let mut state = self.state();
         state.is_writing = false;
@@ -169,9 +169,9 @@ impl State {
     }
 }
 
-/// Writes these lines, and waits while standard error is full.
+/// Writes `lines`, and retries while standard error is full.
 ///
-/// Returns the number of lines that could not be written. A line that was written in part counts as one of them.
+/// Returns the number of lines that could not be written, including a partially written one.
 fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
     while !lines.is_empty() {
         match to.write(lines) {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_whose_write_fails_are_reported_once_one_succeeds() {
+    fn failed_lines_are_reported_after_the_next_successful_write() {
         let mut case = case();
         case.queue.write_all(b"one\ntwo\n").unwrap();
         case.permit.send(Err(ErrorKind::BrokenPipe.into())).unwrap();

@@ -76,7 +76,7 @@ impl Scanner {
 
     /// Returns the id of the call that the message answers.
     ///
-    /// Returns `None` if the message was not read to its end, is no answer, or is ambiguous.
+    /// Returns `None` if the message was not read completely, is no answer, or is ambiguous.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.has_ended
             && !self.is_ambiguous

@@ -28,7 +28,7 @@ impl Harness {
         }
     }
 
-    /// Puts an answer of this length, and returns the bound that it exceeds, if any.
+    /// Puts an answer of the given length, and returns the bound that it exceeds, if any.
     fn put(&mut self, session: &str, call: u64, length: usize) -> Option<Bound> {
         let place = self.queue.reserve(self.now);
         let exceeded = self.queue.put(place, key(session, call), text(length));
@@ -253,7 +253,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
         harness.queue.expire(harness.now),
         "some expired answers were not known to be written"
     );
-    // The answer of the same call is queued again before its operation in flight has ended.
+    // The answer to the same call is queued again before its operation in flight has ended.
     assert_eq!(harness.put("failed", 5, 10), None);
     harness.complete(late, false);
     harness.now += RETRY_DELAY;

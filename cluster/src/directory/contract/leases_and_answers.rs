@@ -82,8 +82,8 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     let (me, second) = (instance(1), Duration::from_secs(1));
     let untimed = Status::default();
     let DirectoryTime(now) = directory.heartbeat(me, &untimed).await.unwrap().time;
-    let composed = |ago: Duration| Status {
-        composed_at: Some(DirectoryTime(now - ago.as_millis() as u64)),
+    let created = |ago: Duration| Status {
+        created_at: Some(DirectoryTime(now - ago.as_millis() as u64)),
         ..Status::default()
     };
     let age = async || {
@@ -91,13 +91,13 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
         leases.of(me.incarnation).map(|lease| lease.age)
     };
     directory
-        .acquire_lease(me, &composed(4 * second))
+        .acquire_lease(me, &created(4 * second))
         .await
         .unwrap();
     assert!(age().await.is_some_and(|age| age >= 4 * second));
     assert!(
         directory
-            .heartbeat(me, &composed(3 * second))
+            .heartbeat(me, &created(3 * second))
             .await
             .unwrap()
             .was_alive
@@ -110,7 +110,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     // An older heartbeat was overtaken.
     assert!(
         directory
-            .heartbeat(me, &composed(5 * second))
+            .heartbeat(me, &created(5 * second))
             .await
             .unwrap()
             .was_alive
@@ -120,14 +120,14 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     assert!(age().await.is_some_and(|age| age < second));
     directory.release_lease(me).await.unwrap();
     directory
-        .acquire_lease(me, &composed(LEASE_TTL))
+        .acquire_lease(me, &created(LEASE_TTL))
         .await
         .unwrap();
     assert_eq!(age().await, None, "this lease has lapsed already");
     assert!(!directory.heartbeat(me, &untimed).await.unwrap().was_alive);
 }
 
-/// A heartbeat that was composed earlier arrives later, on another connection.
+/// A heartbeat that was created earlier arrives later, on another connection.
 pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_status(
     directory: &impl Directory,
 ) {
@@ -141,13 +141,13 @@ pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_stat
     let older = Status {
         written_in: Some(reply.run),
         is_settled: true,
-        composed_at: Some(DirectoryTime(reply.time.0 - 2_000)),
+        created_at: Some(DirectoryTime(reply.time.0 - 2_000)),
         number: 1,
         ..Status::default()
     };
     let newer = Status {
         has_late_answers: true,
-        composed_at: Some(reply.time),
+        created_at: Some(reply.time),
         number: 2,
         ..Status::default()
     };

@@ -94,7 +94,7 @@ impl MemoryDirectory {
         }
     }
 
-    /// Sets the clock of the backend back. What it has written is then in the future.
+    /// Sets the clock of the backend back. The times that it has written are then in the future.
     pub(crate) fn set_clock_back(&self, step: Duration) {
         let mut state = self.state();
         state.started += step;

@@ -30,10 +30,10 @@ const MAX_RETRIES: usize = 6;
 
 /// Interval at which a Sentinel is asked for the primary: 1 s.
 ///
-/// Chosen because a former primary answers for up to 10 s after an orderly failover, but on the new primary the lease lapses after 6 s.
+/// Chosen because a previous primary answers for up to 10 s after an orderly failover. On the new primary, the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Two connections to the backend: one for answers of calls, and one for everything else.
+/// Two connections to the backend: one for answers to calls, and one for everything else.
 ///
 /// Megabytes of answers therefore delay no heartbeat.
 pub(super) struct Connections {
@@ -141,7 +141,7 @@ impl SharedConnections {
         }
     }
 
-    /// Replaces connections to a former primary, even if it still answers. Checks every [`WATCH_INTERVAL`], forever.
+    /// Replaces connections to a previous primary, even if it still answers. Checks every [`WATCH_INTERVAL`], forever.
     async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
         loop {
             sleep(WATCH_INTERVAL).await;

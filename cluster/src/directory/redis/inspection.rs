@@ -13,7 +13,7 @@ use crate::{
     rate_limited_warning::RateLimitedWarning,
 };
 
-/// The error for a Redis Cluster, of which each node serves only a part of the keys.
+/// The error for a Redis Cluster, whose nodes each serve only part of the keys.
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
 /// Inspects a backend until it is found usable.
@@ -63,8 +63,8 @@ impl Inspection {
         }
         match BackendProperties::read(connection).await {
             Ok(properties) => {
-                let evaluated = self.evaluate(properties);
-                evaluated.inspect_err(|error| self.cluster_warning.error(error))
+                let result = self.evaluate(properties);
+                result.inspect_err(|error| self.cluster_warning.error(error))
             }
             Err(_) => Ok(()),
         }

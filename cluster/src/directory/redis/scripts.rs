@@ -1,32 +1,33 @@
-//! The Lua scripts of the directory. Each compares and sets one key. [`REGISTER`] also marks a lease as replaced.
+//! The Lua scripts of the directory. Each reads and changes one key. [`REGISTER`] also marks a lease, which is in another key, as replaced.
 
 use redis::Script;
 
 /// Writes the record of a session. Returns the record that is stored afterwards.
 ///
-/// The stored record is left unchanged unless it yields to the epoch at which the writer holds the session. The owner's new epoch is written
-/// only over a record of the same owner. A value that cannot be read as a record is left unchanged and returned. If the key is not a hash,
-/// the script returns an empty string. If another owner's record is replaced, that owner's lease is marked as replaced.
+/// The stored record is replaced only if it yields to the writer's ownership at the epoch held (`Record::yields_to`). Over a record of the
+/// same owner, the script writes the record at the new epoch. Otherwise it writes the record at the epoch held. A value that cannot be
+/// parsed as a record is left unchanged and returned. If the key is not a hash, the script returns an empty string. If another owner's
+/// record is replaced, that owner's lease is marked as replaced.
 ///
 /// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, `<owner> `.
 const REGISTER: &str = "
 local stored = redis.pcall('HGET', KEYS[1], 'o')
 if type(stored) == 'table' then return '' end
-local former, epoch
+local incarnation, epoch
 if stored then
-    former, epoch = string.match(stored, ' (%x+) (%d+)$')
+    incarnation, epoch = string.match(stored, ' (%x+) (%d+)$')
     if not epoch then return stored end
     local stored_epoch, mine = tonumber(epoch), tonumber(ARGV[3])
     local is_deleted = string.sub(stored, 1, 2) == '- '
-    local is_same = stored_epoch == mine and former == ARGV[2]
-    if stored_epoch > mine or (stored_epoch == mine and former > ARGV[2]) or (is_same and is_deleted) then return stored end
+    local is_same = stored_epoch == mine and incarnation == ARGV[2]
+    if stored_epoch > mine or (stored_epoch == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return stored end
 end
 local written = ARGV[6]
 if stored and string.sub(stored, 1, string.len(ARGV[7])) == ARGV[7] then
     written = ARGV[1]
 elseif stored and string.sub(stored, 1, 2) ~= '- ' then
-    local lease = redis.call('HGET', KEYS[2], former)
-    if lease and string.sub(lease, -9) ~= ' replaced' then redis.call('HSET', KEYS[2], former, lease .. ' replaced') end
+    local lease = redis.call('HGET', KEYS[2], incarnation)
+    if lease and string.sub(lease, -9) ~= ' replaced' then redis.call('HSET', KEYS[2], incarnation, lease .. ' replaced') end
 end
 redis.call('HSET', KEYS[1], 'o', written, 'p', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
@@ -35,7 +36,7 @@ return written
 
 /// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the stored one. Returns the record that is stored afterwards, if any.
 ///
-/// `KEYS`: session. `ARGV`: record to replace, record wanted, TTL.
+/// `KEYS`: session. `ARGV`: record to replace, new record, TTL.
 const CLAIM: &str = "
 local stored = redis.call('HGET', KEYS[1], 'o')
 if stored == ARGV[1] then
@@ -48,8 +49,8 @@ return stored
 
 /// Replaces a record with a tombstone, unless another instance's record has the same or a higher epoch.
 ///
-/// The tombstone has the higher of the two epochs. It is also written where there is no record. A value that is not a record is left
-/// unchanged.
+/// The tombstone has the higher of the two epochs. It is also written if there is no record. A value that cannot be parsed as a
+/// record is left unchanged. The script also removes the session's parameters. Returns 1 if it wrote the tombstone, and 0 otherwise.
 ///
 /// `KEYS`: session. `ARGV`: incarnation, epoch, TTL.
 const DELETE: &str = "
@@ -71,17 +72,17 @@ return 1
 ///
 /// Returns whether the lease was still valid, whether a record of its owner was replaced, and the backend's time.
 ///
-/// The lease is written with the time at which its heartbeat was composed, or with the stored time if that is later. It is left unchanged
+/// The lease is written with the time at which its heartbeat was created, or with the stored time if that is later. It is left unchanged
 /// if the stored heartbeat number is higher. The script removes leases that have lapsed, and those that are too far ahead of the clock.
-/// It records when a client was turned away or a lease lapsed, unless a later time is known. If the clock was set back, the known time may
-/// be ahead of it by more than the allowed skew. The known time then becomes now.
+/// It records when a client was turned away or a lease lapsed, unless a later time is known. If the clock was set back, the known time
+/// may be ahead of the clock by more than the allowed skew. The known time is then reset to the current time.
 ///
 /// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, time, number.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local all, was_alive, was_replaced, is_overtaken, last, lapsed = redis.call('HGETALL', KEYS[1]), 0, 0, false, 0, 0
-local composed = math.min(now, tonumber(ARGV[11]) or now)
+local created = math.min(now, tonumber(ARGV[11]) or now)
 for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
     if all[at] == ARGV[10] then
@@ -96,12 +97,12 @@ for at = 1, #all, 2 do
     elseif all[at] == ARGV[1] then
         was_alive = 1
         if string.sub(all[at + 1], -9) == ' replaced' then was_replaced = 1 end
-        composed = math.max(composed, renewed)
+        created = math.max(created, renewed)
         is_overtaken = (tonumber(string.match(all[at + 1], '^%d+ (%d+)')) or 0) > tonumber(ARGV[12])
     end
 end
 if not is_overtaken and (was_alive == 1 or ARGV[8] == 'acquire') then
-    local lease = table.concat({string.format('%.0f', composed), ARGV[12], ARGV[3], ARGV[4], ARGV[5]}, ' ')
+    local lease = table.concat({string.format('%.0f', created), ARGV[12], ARGV[3], ARGV[4], ARGV[5]}, ' ')
     redis.call('HSET', KEYS[1], ARGV[1], lease)
 end
 local turned_away = math.max(now - (tonumber(ARGV[2]) or now), lapsed)

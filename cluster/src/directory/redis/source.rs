@@ -62,7 +62,7 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// Returns an error if the Sentinel does not answer, does not know this name, or reports no address, or if no Sentinel can be reached.
+    /// Returns an error if the Sentinel does not answer, does not know the name, or reports no address, or if no Sentinel can be reached.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
         let mut last_sentinel = self.last_sentinel.lock().await;
         let mut connection = match last_sentinel.take() {

@@ -47,20 +47,21 @@ impl Heartbeat {
         }
         if self.proves_absence(&leases) {
             let claims = stream::iter(dead_owner);
-            let claims = claims.for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, former)| {
-                self.claim_back(session, former)
-            });
+            let claims = claims
+                .for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, previous)| {
+                    self.claim_back(session, previous)
+                });
             claims.await;
         }
     }
 
     /// Claims a contested session for this instance, and records what the directory replies.
-    async fn claim_back(&self, session: SessionHash, former: Ownership) {
-        let wanted = former.claimed_by(self.me);
-        match self.directory.claim(session, former, wanted).await {
+    async fn claim_back(&self, session: SessionHash, previous: Ownership) {
+        let wanted = previous.claimed_by(self.me);
+        match self.directory.claim(session, previous, wanted).await {
             Ok(Claim::Won) => {
                 log(
-                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session reclaimed because its owner has no lease"),
+                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %previous.owner.address, "session reclaimed because its owner has no lease"),
                 );
                 self.sessions.on_claimed(session, wanted.epoch);
             }

@@ -44,8 +44,8 @@ pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 
 /// Minimum lifetime of a lease after its heartbeat started: 5.5 s.
 ///
-/// The directory may count the heartbeat as composed up to [`DIRECTORY_TIMEOUT`] earlier
-/// ([`composed_at`](crate::directory::Status::composed_at)).
+/// The directory may count the heartbeat as created up to [`DIRECTORY_TIMEOUT`] earlier
+/// ([`created_at`](crate::directory::Status::created_at)).
 pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOUT);
 
 /// Time of consistency after which no instance has a session whose record is missing: 6 s.

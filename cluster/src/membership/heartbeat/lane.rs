@@ -39,7 +39,7 @@ impl<F: Future<Output = bool>> Lane<F> {
         self.in_flight.push(write);
     }
 
-    /// Returns when there may be room again: after the end of a write, or of the pause.
+    /// Returns when there may be room again, because a write or the pause has ended.
     ///
     /// Never completes if neither is pending.
     pub(super) async fn next_change(&mut self) {

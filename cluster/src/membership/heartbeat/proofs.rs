@@ -20,7 +20,9 @@ impl Heartbeat {
 
     /// Returns `true` if all that the directory may have lost has been written again.
     ///
-    /// Then the owner in a record is the last owner, as far as this instance knows. Returns `false` if the directory does not answer.
+    /// In that case, the owner in a record is the last owner, as far as this instance knows.
+    ///
+    /// Returns `false` if the directory does not answer.
     pub(crate) async fn is_up_to_date(&self) -> bool {
         let leases = self.directory.leases().await;
         leases.is_ok_and(|leases| self.proves_absence(&leases))
@@ -28,12 +30,14 @@ impl Heartbeat {
 
     /// Returns `true` if an answer that was missing before `leases` was read does not exist.
     ///
-    /// Living instances have then rewritten all answers that the directory lost.
+    /// In that case, living instances have rewritten all answers that the directory lost.
     pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
         self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
 
-    /// Returns `true` if answers of calls of this instance are late or will be written by calls of sessions that it must close.
+    /// Returns `true` if answers to calls of this instance are late, or will be written later.
+    ///
+    /// Calls of sessions that this instance must close write their answers later.
     pub(super) fn has_late_answers(&self) -> bool {
         self.sessions.has_unclosed() || self.answers.are_late()
     }

@@ -277,7 +277,7 @@ fn any_replies() -> impl Strategy<Value = Replies> {
     )
 }
 
-/// Runs a plan to its end and returns all of its actions. The last is `None` if a relay was answered.
+/// Runs a plan to completion and returns all of its actions. The last is `None` if a relay was answered.
 fn run(replies: &Replies) -> Vec<Option<Action>> {
     let mut plan = RoutingPlan::new(incarnation(1), replies.is_call);
     let mut failures = replies.failures.iter();

@@ -33,8 +33,8 @@ pub(crate) struct FormerOwners(Mutex<TtlCache<Incarnation>>);
 // === impl FormerOwners ===
 
 impl FormerOwners {
-    pub(super) fn record(&self, session: SessionHash, former: Incarnation) {
-        lock(&self.0).insert(session, former, Instant::now());
+    pub(super) fn record(&self, session: SessionHash, owner: Incarnation) {
+        lock(&self.0).insert(session, owner, Instant::now());
     }
 
     fn get(&self, session: SessionHash) -> Option<Incarnation> {
@@ -63,7 +63,7 @@ impl Router {
             if !snapshot.is_ok_and(|snapshot| self.have_former_calls_ended(session, &snapshot)) {
                 return self.reject(Refusal::Inconsistent);
             }
-            // Read again, because the former instance may have written the answer between the first read and the lookup.
+            // Read again, because the former owner may have written the answer between the first read and the lookup.
             kept = read_answer().await;
         }
         match kept {
@@ -74,7 +74,7 @@ impl Router {
 
     /// Returns `true` if the calls of a session's former owners have ended.
     ///
-    /// All their answers that were not lost are then in the directory.
+    /// In that case, all their answers that were not lost are in the directory.
     ///
     /// Such a call may still be running if another instance owns the session by now. It may also be running if this instance claimed the
     /// session less than [`FORMER_OWNER_TTL`] ago, from an instance that still has its lease.

@@ -1,6 +1,6 @@
 //! A peer's requests while this instance is transferring its sessions.
 //!
-//! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call starts on the peer. If its
+//! A new call waits until no call of its session is in flight. The session is then relinquished, and the call starts on the peer. If its
 //! client cancels the call while it is waiting, the call does not start. No session has the call yet, so this instance answers the call itself.
 //! The session manager reports the cancel. The application has therefore accepted the cancel, whether a client or a peer sent it.
 
@@ -136,7 +136,7 @@ impl WaitingCalls {
         WaitingGuard { calls: self, call }
     }
 
-    /// Cancels the waiting calls of a session with this JSON-RPC id. The application must have accepted the cancel.
+    /// Cancels the waiting calls of a session with the JSON-RPC id `request`. The application must have accepted the cancel.
     pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
         for call in lock(&self.0).iter() {
             if call.session == session && call.request == *request {

@@ -151,7 +151,7 @@ pub(super) enum Event {
     CutClients(Machine),
     /// The balancer sends all requests to one machine, if it has an instance.
     Prefer(Option<Machine>),
-    /// An instance gets this number of further sessions, whose clients are all disconnected.
+    /// An instance gets the given number of further sessions, whose clients are all disconnected.
     Sessions(Machine, usize),
     MadeUp {
         machine: Machine,

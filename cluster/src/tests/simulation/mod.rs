@@ -15,7 +15,7 @@
 //! evicts is missing for up to 70 s. The check `SentAnswer`: an answer that was sent when its client disconnected is lost if its instance
 //! dies.
 //!
-//! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a target folder of its own runs ten times as fast.
+//! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a separate target folder runs ten times as fast.
 //!
 //! # Why not turmoil
 //!

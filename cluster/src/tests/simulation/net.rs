@@ -114,7 +114,7 @@ pub(super) struct Connector {
     pub(super) machine: Machine,
 }
 
-/// A listener for peers.
+/// A peer listener.
 pub(super) struct PeerListener {
     net: Net,
     host: HostId,
@@ -372,7 +372,7 @@ impl Net {
     }
 }
 
-/// Returns the address of a machine's listener for peers.
+/// Returns the address of a machine's peer listener.
 pub(super) fn address_of(machine: Machine) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1 + machine as u8], 9000))
 }

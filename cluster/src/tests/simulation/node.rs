@@ -32,7 +32,7 @@ pub(super) const LEAVE_LIMIT: Ms = 15_000;
 /// Time without an event after which a stream gets a comment: 15 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Delay from the end of its stream until a client resumes: 1 s.
+/// Delay until a client resumes after its stream ended: 1 s.
 pub(super) const RETRY: Ms = 1_000;
 
 /// What all instances share.

@@ -125,7 +125,7 @@ pub(super) enum Client {
     Attached { by: HostId, since: Ms },
     /// Has no stream and will resume.
     Disconnected { since: Ms },
-    /// Requests its stream again, `disconnected` since that time.
+    /// Requests its stream again. Has been disconnected since `disconnected`.
     Resuming { since: Ms, disconnected: Ms },
     /// Has no stream, and never resumes.
     NeverResumes { since: Ms },

@@ -33,7 +33,7 @@ class Facts:
             follower(fact)
 
     def follow(self, tag, follower):
-        """Forwards the facts of instances about a call to `follower`, instead of to its former one."""
+        """Forwards the facts of instances about a call to `follower`, instead of to its previous one."""
         self._followers[tag] = follower
 
     async def until(self, event, tag, limit):

@@ -107,7 +107,7 @@ class Node(Process):
 
     @property
     def peers_at(self):
-        """The address of the instance's listener for peers."""
+        """The address of the instance's peer listener."""
         host, _, port = self.peers.rpartition(":")
         return host, int(port)
 

@@ -22,7 +22,7 @@ class Limits:
 
     def __init__(self, grace, backoff, strict):
         self.grace = grace
-        # Each instance has sent a heartbeat that it composed 2.15 s after the end of the grace or later.
+        # Each instance has sent a heartbeat that it created 2.15 s after the end of the grace or later.
         self.orphan = 3.0 + HEARTBEAT_INTERVAL
         # The sessions are written again first, and unknown ones get 503 for the time of a lease.
         self.orphan_after_outage = LEASE + 3.0 + HEARTBEAT_INTERVAL

@@ -106,7 +106,7 @@ class World:
 
 
 class NetworkWorld(World):
-    """Each instance and Redis have a network of their own. The balancer and the clients share one."""
+    """Each instance, and Redis, has its own network. The balancer and the clients share one."""
 
     def __init__(self, facts, work, program, fault=None):
         self.facts = facts

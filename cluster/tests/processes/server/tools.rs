@@ -34,7 +34,7 @@ pub(crate) struct Tools {
     waiting: Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>,
 }
 
-/// A handler at work. Reports on drop that it was dropped before its end.
+/// A handler at work. Reports on drop that it was dropped before it completed.
 struct Working {
     tag: String,
     has_ended: bool,

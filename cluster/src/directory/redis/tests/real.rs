@@ -234,12 +234,12 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     server.stop();
     let started = Instant::now();
     let (me, any) = (instance(3), session("any"));
-    let former = Ownership::begin(me);
+    let previous = Ownership::begin(me);
     let results = tokio::join!(
         owners.find(any.session),
         live.directory.load(any.session),
         live.directory
-            .claim(any.session, former, former.claimed_by(live.me)),
+            .claim(any.session, previous, previous.claimed_by(live.me)),
         live.directory.register(me, std::slice::from_ref(&any)),
         live.directory.leases(),
     );
@@ -324,8 +324,8 @@ async fn a_malformed_record_is_an_error_and_does_not_delay_other_sessions() {
     );
     assert_eq!(error.to_string(), expected);
     directory.load(text.session).await.unwrap_err();
-    let former = Ownership::begin(me);
-    let claim = directory.claim(text.session, former, former.claimed_by(me));
+    let previous = Ownership::begin(me);
+    let claim = directory.claim(text.session, previous, previous.claimed_by(me));
     claim.await.unwrap_err();
     directory.look_up(list.session).await.unwrap_err();
     let tombstone = Tombstone {
@@ -382,7 +382,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
     keep(0, large.clone()).await.unwrap();
     let since = live.heartbeat.consistent_since();
-    // Answers have a connection of their own, which is closed here.
+    // Answers have a separate connection, which is closed here.
     let clients: String = server.query("CLIENT LIST").await;
     assert_eq!(
         clients.lines().count(),

@@ -129,7 +129,7 @@ impl Server {
         kill_process(pid.unwrap(), signal).unwrap();
     }
 
-    /// Returns the answer to a command, on a connection of its own.
+    /// Returns the reply to a command, on a separate connection.
     pub(super) async fn query<T: FromRedisValue>(&self, command: &str) -> T {
         self.try_query(command).await.unwrap()
     }

@@ -88,11 +88,11 @@ async def _headers(world, number):
             unknown = {**session.headers({name: value}), "mcp-session-id": str(uuid.uuid4())}
             status, headers, _ = await fetch(third.endpoint, "POST", unknown, note)
             _check(world, "forged header of no session", status == 404, status=status)
-    # The listener for peers gets no secret, or a wrong one.
+    # The peer listener gets no secret, or a wrong one.
     peers = owner.endpoint._replace(port=int(owner.peers.rpartition(":")[2]))
     for forged in ({}, {"mcp-cluster": "relay"}, {"mcp-cluster": f"{SECRET}x"}, {"mcp-cluster": SECRET[:-1]}):
         status, _, _ = await fetch(peers, "POST", session.headers(forged), note)
-        _check(world, "peers' listener", status == 403, status=status)
+        _check(world, "peer listener", status == 403, status=status)
     # A request with the secret is never relayed, even if its session is not local.
     unknown = {**session.headers({"mcp-cluster": SECRET}), "mcp-session-id": str(uuid.uuid4())}
     status, _, _ = await fetch(peers, "POST", unknown, note)

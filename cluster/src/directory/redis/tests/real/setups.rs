@@ -101,7 +101,7 @@ async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues()
     group.primary.stop();
     group.assert_used_by(&live, 100).await;
     group.primary.resume();
-    eventually("the former primary is a replica", async || {
+    eventually("the previous primary is a replica", async || {
         group.primary.info("replication", "role").await == "slave"
     })
     .await;
@@ -113,7 +113,7 @@ async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues()
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_former_primary_that_still_answers_is_abandoned() {
+async fn a_previous_primary_that_still_answers_is_abandoned() {
     let group = Group::start().await;
     let live = LiveInstance::begin(group.directory(), 1, 100);
     live.until_consistent().await;
