@@ -92,7 +92,10 @@ impl Node {
             tokio::spawn(ingress::serve(app, arriving));
             cluster
         });
-        environment.watcher.started(id, machine, incarnation);
+        let sessions = &cluster.router().sessions;
+        environment
+            .watcher
+            .started(id, machine, incarnation, sessions);
         Self {
             host,
             machine,

@@ -371,13 +371,14 @@ impl Run {
             }
             Event::LoadSnapshot(number) => {
                 if let Some(snapshot) = self.snapshots.get(&number) {
-                    self.environment.directory.memory.load_snapshot(snapshot);
-                    watcher.directory_lost("data from after a snapshot");
+                    let directory = &self.environment.directory.memory;
+                    let lose = || directory.load_snapshot(snapshot);
+                    watcher.directory_loses("data from after a snapshot", lose);
                 }
             }
             Event::Empty => {
-                self.environment.directory.memory.restart();
-                watcher.directory_lost("all");
+                let directory = &self.environment.directory.memory;
+                watcher.directory_loses("all", || directory.restart());
             }
             Event::Evict(kind, pick) => {
                 if let Some(evicted) = self.environment.directory.memory.evict_any(kind, pick) {

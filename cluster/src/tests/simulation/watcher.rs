@@ -18,11 +18,12 @@
 //! | [`Check::Panic`] | a panic of any task |
 //!
 //! What the rules permit is no failure. An instance may lose its sessions if it was suspended for longer than a lease. It may also lose
-//! them if its directory was unreachable for that time.
+//! them if its directory was unreachable for that time. A session is lost if the directory loses the claim of an instance that has not
+//! restored the session yet, while the session is open on no instance.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use super::{
@@ -34,6 +35,7 @@ use crate::{
     directory::MemoryDirectory,
     ids::{Incarnation, SessionHash},
     lock::lock,
+    sessions::Sessions,
 };
 
 /// Maximum time from a DELETE until its confirmation: 10 s.
@@ -179,12 +181,15 @@ struct Session {
     is_deleted: bool,
     /// The client got 404 for the session.
     is_lost: bool,
+    /// The directory lost the claim of an instance that had not restored the session, which was open on no instance.
+    has_lost_claim: bool,
 }
 
 #[derive(Debug)]
 struct Process {
     machine: Machine,
     incarnation: Incarnation,
+    sessions: Weak<Sessions>,
     state: State,
     /// When the process was suspended, and until when.
     stops: Vec<(Ms, Option<Ms>)>,
@@ -271,10 +276,17 @@ impl Watcher {
 
     // --- instances ---
 
-    pub(super) fn started(&self, host: HostId, machine: Machine, incarnation: Incarnation) {
+    pub(super) fn started(
+        &self,
+        host: HostId,
+        machine: Machine,
+        incarnation: Incarnation,
+        sessions: &Arc<Sessions>,
+    ) {
         let process = Process {
             machine,
             incarnation,
+            sessions: Arc::downgrade(sessions),
             state: State::Alive,
             stops: Vec::new(),
             leaving_since: None,
@@ -356,6 +368,20 @@ impl Watcher {
         self.log().losses.push(now);
     }
 
+    /// Makes the directory lose records. Marks each session whose claim is lost before the session was restored.
+    pub(super) fn directory_loses(&self, data: &str, lose: impl FnOnce()) {
+        let claimed = self.log().unrestored_claims();
+        lose();
+        self.directory_lost(data);
+        let mut log = self.log();
+        for session in claimed {
+            let is_lost = log.recorded_owner(&session).is_none();
+            if let Some(known) = log.sessions.get_mut(&session) {
+                known.has_lost_claim |= is_lost;
+            }
+        }
+    }
+
     /// Records that the directory lost an answer, which no instance detects.
     pub(super) fn evicted_answer(&self, answer: &str) {
         let now = self.post.now();
@@ -385,6 +411,7 @@ impl Watcher {
         let mut log = self.log();
         let known = log.sessions.entry(session.to_owned()).or_default();
         known.served.push((host, now));
+        known.has_lost_claim = false;
     }
 
     pub(super) fn call_started(&self, host: HostId, session: Option<&str>, label: &str) {
@@ -726,6 +753,24 @@ impl Log {
         owners.into_iter().flatten().any(|owner| owner != host)
     }
 
+    /// Returns the sessions that an instance has claimed and not restored, and that are open on no instance.
+    fn unrestored_claims(&self) -> Vec<String> {
+        let sessions = self.sessions.keys().filter(|session| {
+            let owner = self.recorded_owner(session);
+            let served = self.last_served(session).map(|served| served.0);
+            owner.is_some() && owner != served && !self.is_open(session)
+        });
+        sessions.cloned().collect()
+    }
+
+    /// Returns `true` if a session is open on any instance.
+    fn is_open(&self, session: &str) -> bool {
+        let session = SessionHash::of(session);
+        let instances = self.processes.values();
+        let mut instances = instances.filter_map(|process| process.sessions.upgrade());
+        instances.any(|sessions| sessions.is_open(session))
+    }
+
     /// Returns a session's owner in the directory.
     fn recorded_owner(&self, session: &str) -> Option<HostId> {
         let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
@@ -953,7 +998,7 @@ impl Log {
     /// Returns why a session must be known, or `None` if a 404 is permitted.
     fn why_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
         let known = self.sessions.get(session)?;
-        if known.is_deleted {
+        if known.is_deleted || known.has_lost_claim {
             return None;
         }
         let (owner, since) = *known.served.last()?;
