@@ -171,5 +171,5 @@ async fn untrusted_requests_at_the_peer_listener_are_logged_once_a_minute() {
         let answered = sender.send_request(request).await.unwrap();
         assert_eq!(answered.status(), 403);
     }
-    assert_eq!(warnings.count("lacks the secret of the cluster"), 1);
+    assert_eq!(warnings.count("without the cluster's secret"), 1);
 }

@@ -41,7 +41,8 @@ enum Expected {
 pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
     let calls = story.calls.iter().zip(&history.calls).enumerate();
     let fault = calls.filter_map(|(id, (call, its))| {
-        let fault = fault_of_call(story, call, its).or_else(|| fault_of_reports(story, its));
+        let fault = fault_of_call(story, call, its, history);
+        let fault = fault.or_else(|| fault_of_reports(story, its));
         fault.map(|fault| format!("call {id}: {fault}"))
     });
     let mut fault = fault.take(1);
@@ -54,7 +55,12 @@ pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
     })
 }
 
-fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<String> {
+fn fault_of_call(
+    story: &Story,
+    call: &CallStory,
+    its: &CallHistory,
+    history: &History,
+) -> Option<String> {
     let Some((called_at, ClientFact::Called)) = its.client.first() else {
         return Some("it was never sent".to_owned());
     };
@@ -72,14 +78,18 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
         else {
             continue;
         };
-        let away = Detachment {
+        let (known, possible) = retries_of_session(history, since);
+        let [away, away_at_most] = [known, possible].map(|retry_of_session| Detachment {
             story,
             since,
             by_server: *by_server,
-            retry: retry.unwrap_or_default(),
+            retry: retry.unwrap_or_default().max(retry_of_session),
             can_return: *can_return,
             is_resumed_elsewhere: *is_resumed_elsewhere,
-        };
+        });
+        if away.grace() != away_at_most.grace() {
+            return None;
+        }
         let resumed = match next {
             (resumed, ClientFact::Returned { status }) => Some((*resumed, *status)),
             _ => None,
@@ -146,6 +156,34 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             its.handler
         )
     })
+}
+
+/// Returns the longest `retry` of the session's streams that ended before this time: at least, and at most.
+///
+/// It is remembered while the session has a call in flight. Streams that ended at almost the same time may count.
+fn retries_of_session(history: &History, time: Duration) -> (Duration, Duration) {
+    let (mut at_least, mut at_most) = (Duration::ZERO, Duration::ZERO);
+    for call in &history.calls {
+        let has_ended = |(at, report): &(Duration, Report)| {
+            matches!(report, Report::Ended(_)) && *at < time + CLOSE
+        };
+        let is_in_flight = !call.reports.iter().any(has_ended);
+        for (at, fact) in &call.client {
+            let ClientFact::Lost {
+                retry: Some(retry), ..
+            } = fact
+            else {
+                continue;
+            };
+            if *at < time + CLOSE {
+                at_most = at_most.max(*retry);
+            }
+            if is_in_flight && *at + CLOSE < time {
+                at_least = at_least.max(*retry);
+            }
+        }
+    }
+    (at_least, at_most)
 }
 
 /// Checks that nothing is reported twice, and that each report fits the one before.
