@@ -45,6 +45,16 @@ pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a 
     value.filter(|value| !value.is_empty())
 }
 
+/// Returns the value of a header that is text and not empty, and that has the same value wherever it is repeated.
+pub fn same_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next()?;
+    if values.any(|value| value != first) {
+        return None;
+    }
+    first.to_str().ok().filter(|value| !value.is_empty())
+}
+
 /// Returns `true` if a client accepts this media type.
 ///
 /// Of the ranges that match it, the most specific one counts (RFC 9110, section 12.5.1).

@@ -2,8 +2,8 @@
 //!
 //! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer or resumes forever. For a completed
 //! call the client receives an event that repeats its last event id, then the answer without an id. So after another disconnect it
-//! can resume in the same way again. An error is sent alone, whether the call completed or was cancelled. To the SDK, an error after an
-//! event id does not end the call.
+//! can resume in the same way again. An error, of a completed or a cancelled call, is sent without that event. To the SDK, an error
+//! after an event id does not end the call.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 

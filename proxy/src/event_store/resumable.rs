@@ -47,7 +47,7 @@ use super::{
 use crate::{
     headers::{
         EVENT_STREAM, FIRST_REVISION_WITH_PRIMING, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, exactly_one, has_content_coding, has_sessions, is_of_type,
+        accepts, exactly_one, has_content_coding, has_sessions, is_of_type, same_value,
     },
     http_service::read_whole,
     message::{IdKey, Kind, MAX_BODY, Message},
@@ -155,6 +155,8 @@ where
             Method::POST if may_have_sessions(request.headers()) => self.post(request).await,
             Method::DELETE => {
                 let session = exactly_one(request.headers(), &SESSION_ID).map(str::to_owned);
+                let known = session.as_ref().and_then(|id| self.store.session(id));
+                let _pending_ends = known.map(|known| known.begin_end());
                 let response = self.forward(request).await;
                 if let Some(session) = session.filter(|_| response.status().is_success()) {
                     self.store.close(&session);
@@ -192,8 +194,8 @@ where
         let headers = request.headers();
         let id = exactly_one(headers, &SESSION_ID).unwrap_or_default();
         let session = self.store.session(id);
-        let Some(last) = exactly_one(headers, &LAST_EVENT_ID).filter(|last| self.store.owns(last))
-        else {
+        let last = same_value(headers, &LAST_EVENT_ID);
+        let Some(last) = last.filter(|last| self.store.owns(last)) else {
             return self.forward_in(session, request).await;
         };
         let Lookup::Stream(stream, seq) = self.store.look_up(id, last) else {
@@ -254,6 +256,7 @@ where
                     .clone()
                     .zip(key)
                     .and_then(|(session, key)| Some((session.find(&key)?, session)));
+                let _pending_end = call.as_ref().map(|(stream, _)| stream.begin_end());
                 let response = match &call {
                     Some((stream, session)) if is_from_layer => {
                         let cancel = with_body(&body).map(|_| body.clone());

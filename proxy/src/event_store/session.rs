@@ -18,7 +18,7 @@ use super::{
     credentials::{Credentials, SentCredentials},
     event::{Origin, StreamName},
     ring::{BufferLimits, Ring},
-    stream::Stream,
+    stream::{PendingEnd, Stream},
     stream_index::{EndedStreams, StreamIndex},
 };
 use crate::message::IdKey;
@@ -182,6 +182,21 @@ impl Session {
         self.0.index.close();
     }
 
+    /// Returns its streams.
+    pub(super) fn index(&self) -> Arc<StreamIndex<Stream>> {
+        self.0.index.clone()
+    }
+
+    /// Counts a DELETE of the session until the result is dropped.
+    pub(super) fn begin_end(&self) -> Vec<PendingEnd> {
+        self.0
+            .index
+            .streams()
+            .iter()
+            .map(Stream::begin_end)
+            .collect()
+    }
+
     /// Returns when the session was last used, or `None` if it has a stream or a clone, such as that of a request.
     ///
     /// While the event store is locked, this does not change: clones are made of its entry only.
@@ -199,17 +214,6 @@ impl Session {
             latest = latest.max(stream.unread_since()?);
         }
         Some(latest)
-    }
-
-    /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
-    pub(super) fn drop_unread(&self) -> bool {
-        let streams = self.0.index.streams();
-        streams.iter().filter(|stream| stream.drop_unread()).count() > 0
-    }
-
-    /// Returns `true` if a shutdown should wait for one of its streams.
-    pub(super) fn is_in_progress(&self) -> bool {
-        self.0.index.streams().iter().any(Stream::is_in_progress)
     }
 
     /// Returns the number of its streams, including ended ones that are kept.

@@ -18,7 +18,7 @@ use super::{
     budget::{Budget, Limits},
     session::{SESSION_OVERHEAD, Session, SharedState},
     stream::Stream,
-    stream_index::{AllSessions, EndedStreams},
+    stream_index::{AllSessions, EndedStreams, StreamIndex},
 };
 use crate::{
     headers::FIRST_REVISION_WITH_PRIMING,
@@ -161,7 +161,8 @@ impl EventStore {
     ///
     /// An answer is pending or is being read, or its client may still resume within the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
-        self.all_sessions().iter().any(Session::is_in_progress)
+        let mut indexes = self.0.indexes().into_iter();
+        indexes.any(|index| index.streams().iter().any(Stream::is_in_progress))
     }
 
     /// Decides for the layer whether an orphan may be cancelled.
@@ -194,18 +195,14 @@ impl EventStore {
 
     /// Returns the current numbers.
     pub fn stats(&self) -> Stats {
-        let sessions = self.all_sessions();
+        let indexes = self.0.indexes();
         Stats {
-            sessions: sessions.len(),
-            streams: sessions.iter().map(Session::stream_count).sum(),
+            sessions: indexes.len(),
+            streams: indexes.iter().map(|index| index.len()).sum(),
             buffer_bytes: self.0.budget.used(),
             resumes: self.0.resumes.load(Ordering::Relaxed),
             gaps: self.0.ended_streams.gaps(),
         }
-    }
-
-    fn all_sessions(&self) -> Vec<Session> {
-        self.0.sessions().values().cloned().collect()
     }
 
     /// Returns `true` if an event id is of this store, or of another one for the same server.
@@ -279,12 +276,14 @@ impl Shared {
 
     /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
     fn drop_unread(&self) -> bool {
-        let sessions: Vec<_> = self.sessions().values().cloned().collect();
-        sessions
-            .iter()
-            .filter(|session| session.drop_unread())
-            .count()
-            > 0
+        let indexes = self.indexes().into_iter();
+        let dropping = indexes.flat_map(|index| index.streams());
+        dropping.filter(Stream::drop_unread).count() > 0
+    }
+
+    /// Returns the streams of all sessions. A clone of a session would count as a use of it.
+    fn indexes(&self) -> Vec<Arc<StreamIndex<Stream>>> {
+        self.sessions().values().map(Session::index).collect()
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<Arc<str>, Session>> {

@@ -14,6 +14,7 @@ use http::Response;
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
+pub(super) use self::end::PendingEnd;
 use super::{
     call::Call,
     credentials::Credentials,
@@ -93,6 +94,8 @@ struct Inner {
     credentials_renewed: Notify,
     /// Number of clients whose credentials the server is being asked about.
     pending_checks: AtomicUsize,
+    /// Number of pending requests of the client that end the call.
+    pending_ends: AtomicUsize,
 }
 
 struct State {
@@ -156,6 +159,7 @@ impl Stream {
             close_due: Notify::new(),
             credentials_renewed: Notify::new(),
             pending_checks: AtomicUsize::new(0),
+            pending_ends: AtomicUsize::new(0),
         }))
     }
 

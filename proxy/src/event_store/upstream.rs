@@ -392,18 +392,18 @@ where
                 read.extend_from_slice(&bytes);
             }
         }
+        if matches!(
+            status,
+            StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT
+        ) {
+            // The answer of a gateway in front of the server, which may be working on the call.
+            self.stream.lose_answer();
+        }
         match refusal::json_rpc_error(&read) {
             Some(error) => self.stream.end_with_server_error(error),
-            None => {
-                let message = format!("the MCP server answered with HTTP status {status}");
-                match status {
-                    // The answer of a gateway in front of the server, which may be working on the call.
-                    StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => {
-                        self.end_without_answer(&message)
-                    }
-                    _ => self.end_with_error(&message),
-                }
-            }
+            None => self.end_with_error(&format!(
+                "the MCP server answered with HTTP status {status}"
+            )),
         }
     }
 

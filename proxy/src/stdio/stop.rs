@@ -67,6 +67,10 @@ pub(super) async fn stop_process(
                 exit = timeout(stop_timeout, group.wait_for_exit()) => exit.is_ok(),
                 never = then_pending(output.as_mut()) => match never {},
             };
+            if has_exited && reason == EndReason::Closed {
+                // The pipes of a process close a little before the process exits.
+                return ProcessEnd::Exited;
+            }
             group.signal(Signal::TERM);
             let ended = join(group.wait_for_exit(), output);
             let has_ended = timeout(stop_timeout, ended).await.is_ok();

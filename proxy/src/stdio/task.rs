@@ -219,7 +219,9 @@ impl Session {
             let mut state = self.state();
             state.has_answered |= message.kind == Kind::Response;
             match state.routes.route(&message) {
-                Route::Standalone if !is_progress && !self.standalone.is_attached() => {
+                Route::Standalone
+                    if message.kind == Kind::Request && !self.standalone.is_attached() =>
+                {
                     let newest = state.routes.newest(Stream::is_attached);
                     newest.map_or(Route::Standalone, Route::Call)
                 }

@@ -972,6 +972,59 @@ async fn a_server_whose_stream_was_cut_is_notified_that_no_client_waits_for_the_
     assert!(cancel.is_some(), "the tool runs on for nobody");
 }
 
+/// A client that adds the field to headers that have it already.
+#[tokio::test(start_paused = true)]
+async fn a_resume_that_repeats_its_header_field_gets_the_events() {
+    let (setup, primed, server) = Setup::detached().await;
+    server.answer().await;
+    settle().await;
+    let mut resume = resumed(SESSION, primed.id.as_deref().unwrap());
+    let last = resume.headers()["last-event-id"].clone();
+    resume.headers_mut().append("last-event-id", last);
+    let text = in_time(setup.send(resume)).await.unwrap().text().await;
+    assert!(text.contains(&answer(1)), "{text}");
+}
+
+/// Many servers close the streams of a call before they answer the client's own cancel, or its DELETE.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_call_that_its_client_ends_is_not_a_lost_answer() {
+    for deletes in [true, false] {
+        let (mut setup, _client, server) = Setup::called(WITHOUT_PRIMING).await;
+        let waiting = if deletes {
+            let delete = Request::delete("/mcp").header("mcp-session-id", SESSION);
+            setup.send(delete.body(Body::empty()).unwrap())
+        } else {
+            setup.post(cancel_of(1))
+        };
+        let ending = setup.next().await;
+        server.cut().await;
+        settle().await;
+        ending.status(202);
+        assert_eq!(in_time(waiting).await.unwrap().status, 202);
+        let outcome = setup.ended.recv().await.unwrap();
+        let lost = Outcome::Cancelled(CancelReason::ResponseDropped);
+        assert_ne!(outcome, lost, "deletes: {deletes}");
+        let cancel = cancel_within_ten_minutes(&mut setup).await;
+        assert!(cancel.is_none(), "deletes: {deletes}");
+    }
+}
+
+/// The proxy itself answers 502 with such an error if its connection to the server is closed.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_gateway_gave_up_with_an_error_of_its_own_is_notified() {
+    let mut setup = Setup::started(WITH_PRIMING).await;
+    let waiting = setup.post(call(1));
+    let server = setup.next().await;
+    let mut client = in_time(waiting).await.unwrap();
+    let error = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"gone"}}"#;
+    let response = Response::builder().status(502).body(Body::from(error));
+    server.answer(response.unwrap());
+    let rest = client.rest().await;
+    assert!(rest[1].contains("gone"), "{rest:?}");
+    let cancel = cancel_within_ten_minutes(&mut setup).await;
+    assert!(cancel.is_some(), "the tool runs on for nobody");
+}
+
 /// The client has an event stream by then. A gateway in front of the server gives up, or the server itself refuses.
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_gateway_gave_up_is_notified_that_no_client_waits_for_the_answer() {

@@ -432,3 +432,20 @@ async fn a_server_behind_a_wrapper_has_two_seconds_after_sigterm() {
     until(|| client.stdio.stats().children == 0).await;
     assert!(path.exists(), "the server was killed while it cleaned up");
 }
+
+/// A crash, whose pipes close a little before the process exits. A helper that ignores SIGTERM still has its standard error.
+#[tokio::test]
+async fn the_calls_of_a_process_that_crashed_do_not_wait_for_its_helpers() {
+    let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
+        (trap '' TERM; sleep 600) >/dev/null & read line; read line; exec 1>&-; exit 3"#;
+    let client = Client::begin(&serve(shell(script)), WITHOUT_PRIMING).await;
+    let started = Instant::now();
+    let mut call = client
+        .request(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
+        .await;
+    let error = call.answer().await;
+    assert_eq!(error["error"]["code"], -32000, "{error}");
+    // Less than the time that the helper would have after SIGTERM.
+    let limit = Duration::from_millis(1_500);
+    assert!(started.elapsed() < limit, "{:?}", started.elapsed());
+}

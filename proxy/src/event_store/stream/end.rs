@@ -1,12 +1,15 @@
 //! The end of a stream by its writer.
 
-use std::mem;
+use std::{mem, sync::atomic::Ordering};
 
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::time::Instant;
 
 use super::Stream;
 use crate::event_store::event::{Event, error, error_from_json};
+
+/// A pending request of the client that ends the call. It ends when this is dropped.
+pub(in crate::event_store) struct PendingEnd(Stream);
 
 // === impl Stream ===
 
@@ -22,13 +25,36 @@ impl Stream {
 
     /// Like [`end_with_error`](Self::end_with_error), while the server may still be working on the call. So the call is cancelled.
     pub(in crate::event_store) fn end_without_answer(&self, code: i32, message: &str) {
-        // Taken, so that the stream does not count as that of a cancelled call: its client gets the error. Cancelled first, because
-        // the error is an answer for the layer.
-        let token = self.state().token.take();
+        self.lose_answer();
+        self.end_with_error(code, message);
+    }
+
+    /// Reports to the layer that the answer is lost, which cancels the call. Does nothing if the client is ending the call.
+    ///
+    /// Call this before the error that the client gets, because that error is an answer for the layer.
+    pub(in crate::event_store) fn lose_answer(&self) {
+        if self.0.pending_ends.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        let token = {
+            let mut state = self.state();
+            if state.is_cancelled {
+                return;
+            }
+            // Taken, so that the stream does not count as that of a cancelled call: its client gets the error.
+            state.token.take()
+        };
         if let Some(token) = token {
             token.answer_lost();
         }
-        self.end_with_error(code, message);
+    }
+
+    /// Counts a request of the client that ends the call, its own cancel or a DELETE, until the result is dropped.
+    ///
+    /// Meanwhile the end of the stream is not a lost answer: many servers close it before they answer such a request.
+    pub(in crate::event_store) fn begin_end(&self) -> PendingEnd {
+        self.0.pending_ends.fetch_add(1, Ordering::Relaxed);
+        PendingEnd(self.clone())
     }
 
     /// Ends the stream with an error in place of an answer that cannot be forwarded. Notifies the token of an answer.
@@ -88,5 +114,13 @@ impl Stream {
                 self.mark_evictable(until);
             }
         }
+    }
+}
+
+// === impl PendingEnd ===
+
+impl Drop for PendingEnd {
+    fn drop(&mut self) {
+        self.0.0.pending_ends.fetch_sub(1, Ordering::Relaxed);
     }
 }

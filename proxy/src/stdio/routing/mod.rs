@@ -10,8 +10,8 @@
 //!    until all calls with the token have ended. Progress with an unknown token is sent there, too.
 //! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. The client
 //!    of that call may be disconnected. The session task then uses the standalone stream if a client is reading it, or if the stream of
-//!    the call cannot be resumed. If no client is reading the standalone stream, the session task uses the newest of several open calls
-//!    whose stream a client is reading.
+//!    the call cannot be resumed. If no client is reading the standalone stream, the session task sends a request of the server to the
+//!    newest of several open calls whose stream a client is reading.
 //! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and only within
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
