@@ -65,12 +65,12 @@ impl<'a> Orphan<'a> {
         self.call
     }
 
-    /// Returns its detachment, which has not ended.
+    /// Returns the call's detachment, which has not ended.
     pub fn detachment(&self) -> Detachment {
         self.detachment
     }
 
-    /// Returns its grace, as it was decided at the disconnect. Postponements do not change it.
+    /// Returns the call's grace, as it was decided at the disconnect. Postponements do not change it.
     pub fn grace(&self) -> Duration {
         self.grace
     }

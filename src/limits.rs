@@ -123,7 +123,7 @@ impl Default for Limits {
 impl Limit {
     pub(crate) const ALL: [Self; 3] = [Self::Calls, Self::Detached, Self::DetachedOfSession];
 
-    /// Returns its name in logs and metrics.
+    /// Returns the limit's name in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Calls => "calls",

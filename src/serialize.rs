@@ -1,4 +1,4 @@
-//! The feature `serde`. Request ids are as in JSON-RPC, names as in metrics, times in seconds.
+//! The `serde` feature. Request ids are as in JSON-RPC, names as in metrics, times in seconds.
 //!
 //! Session ids are omitted, because a client that knows one can act for the session.
 

@@ -113,7 +113,9 @@ impl Call {
         }
     }
 
-    /// Returns its number and its request id, or `None` if the id is a string or a negative number.
+    /// Returns the call's number and request id.
+    ///
+    /// Returns `None` if the id is a string or a negative number.
     fn numbers(&self) -> Option<(CallNumber, u64)> {
         match self.request {
             RequestId::Number(request) => Some((self.number, request.try_into().ok()?)),
@@ -271,12 +273,12 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until each answer to an ended call has been written or evicted or has expired, at most until `until`.
+    /// Waits until each answer to an ended call has been written or evicted or has expired.
     ///
-    /// Returns `true` unless `until` passed first.
-    pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
+    /// Returns `true` unless `deadline` passed first.
+    pub(crate) async fn flush(&self, deadline: Option<Instant>) -> bool {
         self.enqueue_ended();
-        self.writer.flush(until).await
+        self.writer.flush(deadline).await
     }
 
     /// Marks a call pending. Returns the call that was displaced or rejected, if any.

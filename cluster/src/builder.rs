@@ -56,7 +56,7 @@ enum ConnectErrorKind {
 impl Cluster {
     /// Returns the builder of a cluster with a Redis or Valkey directory.
     ///
-    /// `url` is for example `redis://cache:6379`, the same on all instances. `rediss://` enables TLS and needs the feature `tls`. Behind
+    /// `url` is for example `redis://cache:6379`, the same on all instances. `rediss://` enables TLS and needs the `tls` feature. Behind
     /// Sentinels the host is the name of the primary, see [`sentinels`](ClusterBuilder::sentinels).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
         ClusterBuilder::new(Backend::Redis(RedisAddress::new(url.into())))

@@ -353,7 +353,7 @@ impl Drop for HeartbeatStop<'_> {
 // === impl Shared ===
 
 impl Shared {
-    /// Takes the task. Returns `None` if it was taken before.
+    /// Takes the task. Returns `None` if it has already been taken.
     fn take_heartbeat_task(&self) -> Option<JoinHandle<()>> {
         let mut heartbeat_task = lock(&self.heartbeat_task);
         heartbeat_task.take()

@@ -11,7 +11,7 @@
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
 //!    Therefore no call starts in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
-//! 4. The instance stops once no call of its sessions is in flight, and no POST that it relays. A client may be unable to resume such a POST
+//! 4. The instance stops once no call of its sessions and no POST that it relays is in flight. A client may be unable to resume such a POST
 //!    elsewhere.
 //! 5. The answers of a session are written before a peer is asked to claim it, because the peer reads them from the directory.
 
@@ -44,15 +44,17 @@ use crate::{
     },
 };
 
-/// Minimum duration of the transfer of sessions: 1 s.
+/// Minimum duration of the transfer of sessions, unless the shutdown's limit is shorter: 1 s.
 ///
 /// Chosen because a request may still arrive on a connection that was open when the public listener closed. A client may also still return
 /// for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
-/// Maximum time a peer waits for the answers to ended calls before it claims: 2 s.
+/// Maximum time a peer waits until the answers to ended calls are written: 2 s.
 ///
-/// It also applies at the end of a shutdown, to the answers to cancelled calls and the tombstones of ended sessions.
+/// After that, the client is asked to retry.
+///
+/// At the end of a shutdown, it is the minimum time allowed for writing the answers to cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum time for open peer connections to complete at the end: 5 s.
@@ -61,7 +63,7 @@ pub(crate) const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time until the peer listener is closed: 10 s.
 const CLOSE_TIMEOUT: Duration = CONNECTION_END_TIMEOUT.saturating_mul(2);
 
-/// Delay between checks whether sessions are still being restored: 50 ms.
+/// Delay between checks for sessions that are still being restored: 50 ms.
 const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// The stage of a shutdown.
@@ -89,7 +91,7 @@ pub(crate) struct Shutdown {
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// A shutdown that has started. When dropped, the instance has stopped, and its peer listener closes.
+/// A shutdown that has started. Dropping it stops the instance and closes its peer listener.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -150,7 +152,7 @@ impl Shutdown {
 
     /// Returns `true` if a session was relinquished here during the shutdown or is about to be, or the instance has stopped.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
-        // In the same order as when a session is relinquished: the gate closes, the session is recorded, and its gate is removed.
+        // Checked in the order in which a session is relinquished: its gate is closed, the session is recorded, and the gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
@@ -185,8 +187,8 @@ impl Shutdown {
         if self.stage() == ShutdownStage::Running {
             return true;
         }
-        let until = Instant::now() + FLUSH_TIMEOUT;
-        self.answers.flush(Some(until)).await || self.has_stopped()
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
+        self.answers.flush(Some(deadline)).await || self.has_stopped()
     }
 
     /// Relinquishes a session if no request or call of it is in flight.
@@ -202,7 +204,7 @@ impl Shutdown {
     pub(crate) fn relinquish(&self, session: SessionHash) {
         // An instance that has stopped cancels the last calls instead.
         if self.stage() == ShutdownStage::Transferring {
-            // Answers that are not queued by now are lost when the session is closed.
+            // Answers that are not queued before the session is closed are lost.
             self.answers.enqueue_ended();
             lock(&self.relinquished).insert(session);
             self.sessions.relinquish(session);
@@ -257,9 +259,10 @@ impl fmt::Debug for Shutdown {
 // === impl ShutdownGuard ===
 
 impl ShutdownGuard<'_> {
-    /// Transfers sessions until none has a call in flight, and no POST is being relayed, or until `until`.
+    /// Transfers sessions until none has a call in flight and no POST is being relayed.
     ///
-    /// When it returns before `until`, all gates are closed, and each answer has been written or evicted or has expired.
+    /// Returns at the time `until` at the latest. When it returns earlier, all gates are closed, and each answer has been
+    /// written or evicted or has expired.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
         let transfer = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
@@ -300,17 +303,17 @@ impl ShutdownGuard<'_> {
         self.0.sessions.close_gates();
     }
 
-    /// Waits for the remaining calls until `until`, and cancels the rest. Returns the number of cancelled calls.
-    pub(crate) async fn drain(&self, until: Option<Instant>) -> usize {
+    /// Waits for the remaining calls until `deadline`, and cancels the rest. Returns the number of cancelled calls.
+    pub(crate) async fn drain(&self, deadline: Option<Instant>) -> usize {
         let mut cancelled = 0;
         let calls = lock(&self.0.calls).clone();
         for calls in calls {
-            let remaining = until.map_or(Duration::MAX, |until| until - Instant::now());
+            let remaining = deadline.map_or(Duration::MAX, |deadline| deadline - Instant::now());
             cancelled += calls.drain(remaining).await.cancelled;
         }
         // Flushes the answers to calls that have ended since. Those of calls cancelled at the limit are written after the limit.
         let min_until = Instant::now() + FLUSH_TIMEOUT;
-        let until = until.map(|until| until.max(min_until));
+        let until = deadline.map(|deadline| deadline.max(min_until));
         self.0.answers.flush(until).await;
         let deleted = self.0.sessions.until_all_removed();
         match until {

@@ -46,7 +46,7 @@ const RETRY_DIVISOR: u32 = 4;
 
 /// Minimum grace without a warning: 4 s.
 ///
-/// Chosen because SDKs resume after 1 s if they were sent no `retry`, and may need two attempts.
+/// Chosen because SDKs resume after 1 s if they have received no `retry`, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
 /// The program's options.

@@ -114,7 +114,7 @@ pub struct FrontendLimits {
     pub stall_timeout: Option<Duration>,
 }
 
-/// What the connections of a listener share.
+/// State shared by the connections of a listener.
 #[derive(Debug)]
 struct Shared {
     filter: Arc<RequestFilter>,

@@ -47,7 +47,7 @@ use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
 use crate::{http_service::HttpService, message::sanitize};
 
-/// The target of the spans, which are no part of the log.
+/// The target of the spans, which are not part of the log.
 pub(crate) const TARGET: &str = "mcp_cancel_proxy_trace";
 
 /// The target of the layer's log lines.

@@ -61,7 +61,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// With the feature `axum`, it is a listener for `axum::serve`:
+/// With the `axum` feature, it is a listener for `axum::serve`:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]

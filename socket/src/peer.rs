@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 /// The client's end of a connection.
 ///
 /// In an accept loop of your own, put [`WatchedStream::peer`](super::WatchedStream::peer) into the extensions of every
-/// request. With the feature `axum`, [`WatchedListener`](super::WatchedListener) and
+/// request. With the `axum` feature, [`WatchedListener`](super::WatchedListener) and
 /// `into_make_service_with_connect_info::<Peer>()` insert a `ConnectInfo<Peer>` instead. A handler may use the peer too:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
@@ -203,7 +203,7 @@ impl SharedStream {
         }
     }
 
-    /// Returns `true` if our read side is closed by now, and the peer caused that.
+    /// Returns `true` if our read side is already closed, and the peer caused that.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)

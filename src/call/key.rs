@@ -185,7 +185,7 @@ fn requested_path(extensions: &Extensions) -> Option<&str> {
     Some(uri.path())
 }
 
-/// Returns `None`, because without the feature `axum` the type of its extension is unknown.
+/// Returns `None`, because without the `axum` feature the type of its extension is unknown.
 #[cfg(not(feature = "axum"))]
 fn requested_path(_: &Extensions) -> Option<&str> {
     None

@@ -1,4 +1,4 @@
-//! The attempts of a request.
+//! The attempts to send a request.
 //!
 //! A middleware between the layer and the session manager may send a request more than once. Each attempt that the session manager
 //! accepts is a stream of the call, or a separate call if the first has ended. An attempt affects other calls only once it is
@@ -16,7 +16,7 @@ use crate::{
     registry::{POST_GENERATION, notify_untracked},
 };
 
-/// What happened to one attempt of a request.
+/// The result of one attempt to send a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Accepted,
@@ -28,7 +28,7 @@ enum Attempt {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Starts the dispatch of a further attempt of the request, whose call is in flight.
+    /// Starts the dispatch of another attempt to send a request whose call is in flight.
     fn begin_attempt(&mut self) {
         if let Dispatch::InProgress(attempts) = &mut self.dispatch {
             attempts.in_progress += 1;

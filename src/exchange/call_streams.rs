@@ -24,7 +24,7 @@ struct OverflowStreams {
 // === impl CallStreams ===
 
 impl CallStreams {
-    /// Adds a stream. If an error was set before, returns the error and the stream, on which it must be sent.
+    /// Adds a stream. If an error has already been set, returns the error and the stream, on which it must be sent.
     pub(super) fn add(
         &mut self,
         stream: Weak<dyn StreamHandle>,

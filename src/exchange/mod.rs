@@ -1,12 +1,13 @@
-//! One HTTP request and its response, as it passes through the layer.
+//! One HTTP request and its response, as they pass through the layer.
 //!
 //! The service creates an [`Exchange`] for each request. Both bodies, the response future and the session manager hold it, and report
 //! to it what they observe. The exchange alone decides what that means for its call. The link to it in the request's extensions is
 //! the [`CallToken`](crate::CallToken), which rmcp passes to the session manager and the handler.
 //!
-//! Its parts hold its data. Of the parts, only `state` refers to [`Exchange`]. The other files implement its decisions:
+//! The modules in the first table hold its data. Of these, only `state` refers to [`Exchange`]. The modules in the second table
+//! implement its decisions:
 //!
-//! | part | what it is |
+//! | module | what it is |
 //! |---|---|
 //! | `state` | all its fields |
 //! | `identity` | the session and the protocol revision, from the request's headers |
@@ -14,18 +15,18 @@
 //! | `signal` | the token, and the hooks that fire with it |
 //! | `call_streams` | its open streams, and the error that was sent on them |
 //!
-//! | file | what it decides |
+//! | module | what it decides |
 //! |---|---|
 //! | `classify` | what a request is, from its head |
 //! | `start` | which call the request carries, from its body |
-//! | `attempts` | what each attempt of a request means, if a middleware sends the request more than once |
+//! | `attempts` | what each attempt means when a middleware sends a request more than once |
 //! | `contest` | what a request over a limit means for the in-flight call with the same id |
 //! | `bind` | which call the request carries, and what happens to its streams, from the session manager's reports |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response's head and body mean for the call |
 //! | `tap` | what the bytes of a stream mean for the call |
 //! | `loss` | what the loss of a stream means for the call |
-//! | `end` | how a call ends that is not cancelled |
+//! | `end` | how a call ends if it is not cancelled |
 //! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
 //! | `expired` | what a deadline that has passed means for the call |
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
@@ -45,7 +46,7 @@
 //! 3. A cancel has its effects in the order that `cancel` lists. It becomes pending before its call is removed from the registry,
 //!    because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. Only three operations call the registry
-//!    under the state lock: a call is registered, gets its key, or gets the stream of a further attempt. The lock order is:
+//!    under the state lock: registering a call, setting its key, and adding the stream of another attempt. The lock order is:
 //!    the state, then the shard, then the session entry.
 //! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase. A
 //!    call that becomes known only afterwards is never in flight: it is reported as completed and cannot be found. A call that

@@ -33,7 +33,7 @@ pub(crate) type Registry = registry::Registry<Exchange>;
 
 pub(crate) type SessionState = registry::SessionState<Exchange>;
 
-/// What all exchanges of one service share.
+/// State shared by all exchanges of one service.
 #[derive(Debug)]
 pub(crate) struct LayerShared {
     pub(crate) options: Options,
@@ -160,14 +160,14 @@ pub(super) enum Dispatch {
     NotBound,
     /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
     InProgress(Attempts),
-    /// Every attempt of the request was accepted, refused or abandoned. `is_cancelled` if a deferred cancel was sent after that.
+    /// Every attempt was accepted, refused or abandoned. `is_cancelled` if a deferred cancel was sent after that.
     Done { is_cancelled: bool },
 }
 
 /// What is deferred until the session manager has accepted or refused the request of a call.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// Number of attempts of the request that are in progress. There are several if a middleware sends the request again.
+    /// Number of attempts in progress. There are several if a middleware sends the request again.
     pub(super) in_progress: u32,
     /// Whether the session manager has accepted an attempt or may have accepted one.
     pub(super) was_accepted: bool,

@@ -76,7 +76,7 @@ impl EventIdKey {
     pub(super) fn of_process() -> Self {
         static OF_PROCESS: OnceLock<EventIdKey> = OnceLock::new();
         let random = || {
-            // std seeds the 128 bits of its keys from the system's random numbers.
+            // std seeds the 128 bits of its keys with the system's random number generator.
             let random = RandomState::new();
             let parts: [[u8; 8]; 4] = array::from_fn(|part| random.hash_one(part).to_be_bytes());
             Self::new(parts.as_flattened())

@@ -44,12 +44,12 @@ const MAX_SESSION_ID: usize = 4_096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SessionIds {
-    /// Eight hexadecimal digits of a hash, under a key that is new in every process.
+    /// Eight hexadecimal digits of a keyed hash. The key is random and generated once per process.
     ///
-    /// They relate the lines of a session to one another and have no other use.
+    /// They only serve to correlate the log lines of a session.
     #[default]
     Hashed,
-    /// The plain ids, which relate the log to those of clients and proxies.
+    /// The plain ids, which can be correlated with the logs of clients and proxies.
     ///
     /// An id is truncated after 4,096 characters.
     Verbatim,
@@ -296,8 +296,8 @@ impl HandlerEnd {
 impl SessionIds {
     /// Returns a session id as the log shows it, or `None` for [`SessionIds::Omitted`].
     ///
-    /// Use this string to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
-    /// within a process. It differs in another process, unless both are forks of one process.
+    /// Use this string to correlate other logs, or pages about a session, with the layer's log lines. The hash of an id is the
+    /// same within a process. It differs between processes, but a forked process may inherit its parent's key.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;

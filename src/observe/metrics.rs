@@ -98,7 +98,7 @@ impl Metrics {
     /// Adds the label `tool` to all metrics with the label `method`.
     ///
     /// Its value is the name of one of these tools, or `other`. Calls without a tool do not get the label. A client may name any tool,
-    /// so other names do not become labels. Replaces the names that were set before.
+    /// so other names do not become labels. Replaces the names that are already set.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
@@ -116,7 +116,7 @@ impl Metrics {
         self
     }
 
-    /// Adds the label `tool` with names that can be added later. Replaces the names that were set before.
+    /// Adds the label `tool` with names that can be added later. Replaces the names that are already set.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};

@@ -103,7 +103,7 @@ impl ToolNames {
         true
     }
 
-    /// Records that a call has started. The name of its tool becomes a label of the call if it is known by now.
+    /// Records that a call has started. The name of its tool becomes a label of the call if it is already known.
     pub(super) fn on_started(&self, call: &CallInfo) {
         let _names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let number = u64::from(call.id());

@@ -113,7 +113,7 @@ pub(crate) enum DetachOutcome {
 /// A call that was removed from the registry although it has not ended.
 pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
-/// What all sessions of a registry share.
+/// State shared by all sessions of a registry.
 #[derive(Debug, Default)]
 pub(crate) struct RegistryShared {
     pub(crate) hasher: KeyHasher,

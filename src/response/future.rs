@@ -42,7 +42,7 @@ use crate::{
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Minimum interval at which the future checks whether the call is known by now: 100 ms.
+/// Minimum interval at which the future checks whether the call is already known: 100 ms.
 ///
 /// The interval is longer with a longer [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);

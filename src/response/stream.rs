@@ -1,6 +1,6 @@
 //! A response body of server-sent events, or of an answer that is sent in pieces.
 //!
-//! It passes the inner body on frame by frame. Between two events the layer injects probes, which detect a client that has
+//! It forwards the inner body frame by frame. Between two events the layer injects probes, which detect a client that has
 //! disconnected, and the error for a client whose call was cancelled here. If the inner body was dropped in the middle of an event,
 //! the layer ends that event before the error.
 //!
@@ -32,12 +32,12 @@ use crate::{
     sse::{self, BomFilter, Boundary},
 };
 
-/// Disables the buffering of nginx for this response.
+/// Header with which a response disables buffering by nginx.
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Maximum number of bytes that are delivered at once under a stall timeout: 16 KiB.
 ///
-/// Chosen because it is the default size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
+/// Chosen because it is the default maximum size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
 const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
@@ -62,7 +62,7 @@ pub(super) enum Content {
     Passthrough { remaining: Option<u64> },
     /// The answer itself, with the number of bytes left if its length is known.
     ///
-    /// While only white space was sent, the error of a cancel can replace JSON of unknown length.
+    /// As long as only white space has been sent, the error of a cancel can replace JSON of unknown length.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,
@@ -211,13 +211,14 @@ where
 
     /// Returns the next message for the client after the inner body was dropped.
     ///
-    /// That may be in the middle of an event. Returns `None` if no message is left, or if messages cannot be injected into the body.
+    /// The body may have been dropped in the middle of an event. Returns `None` if no message is left, or if
+    /// messages cannot be injected into the body.
     fn next_remaining_message(&self) -> Option<Bytes> {
         let is_injectable = matches!(self.content, Content::Injectable { .. });
         is_injectable.then(|| self.slot.next_remaining_message())?
     }
 
-    /// Returns the frame, or the piece of it, that is delivered now. Restores the inner body.
+    /// Returns the frame, or the first piece of it, and restores the inner body.
     fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
         let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
@@ -228,14 +229,14 @@ where
             Err(trailers) => trailers,
         };
         self.ended = self.rest.is_empty() && body.is_end_stream();
-        if self.ended || is_trailers || self.content.has_passed() {
+        if self.ended || is_trailers || self.content.is_fully_sent() {
             body.as_mut().guard().complete();
         }
         self.slot.restore(body);
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Returns the part of a frame that is delivered now, and stores the rest.
+    /// Returns the first piece of a frame, which may be all of it, and stores the rest.
     fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
         if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
@@ -342,7 +343,7 @@ impl Content {
         }
     }
 
-    /// Restarts the interval of probes, because bytes were sent.
+    /// Restarts the probe interval, because bytes have been sent.
     fn reset_probes(&mut self) {
         if let Self::Injectable {
             probes: Some(probes),
@@ -370,8 +371,8 @@ impl Content {
         }
     }
 
-    /// Returns `true` if all bytes of a body of known length were sent.
-    fn has_passed(&self) -> bool {
+    /// Returns `true` if all bytes of a body of known length have been sent.
+    fn is_fully_sent(&self) -> bool {
         matches!(
             self,
             Self::Passthrough { remaining: Some(0) }
@@ -411,7 +412,7 @@ impl Probes {
     }
 }
 
-/// Disables buffering by proxies.
+/// Disables buffering by proxies. Headers that are already set are kept.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

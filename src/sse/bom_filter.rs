@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_bom_are_kept_however_they_are_split() {
+    fn bytes_that_are_not_a_bom_are_kept_however_they_are_split() {
         let table: [&[&[u8]]; 6] = [
             &[EVENT],
             &[b"\xef\xbbdata", b": 1\n\n"],

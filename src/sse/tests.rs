@@ -69,7 +69,7 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 }
 
 #[test]
-fn data_that_is_no_message_is_ambiguous() {
+fn data_that_is_not_a_message_is_ambiguous() {
     for (data, reason) in [
         ("hello", ParseFailure::NotJson),
         ("{", ParseFailure::Truncated),
@@ -138,7 +138,7 @@ fn any_line_end_ends_a_line() {
 }
 
 #[test]
-fn a_line_feed_after_a_return_is_no_blank_line() {
+fn a_line_feed_after_a_return_is_not_a_blank_line() {
     assert_events("id: 1\r\nretry: 5\r\n\r\n", &[id("1").retry(5)]);
     assert_events("id: 1\r\n", &[]);
 }

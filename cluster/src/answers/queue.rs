@@ -400,7 +400,7 @@ impl AnswerQueue {
         Some(queued)
     }
 
-    /// Frees a key, unless it has another place by now.
+    /// Frees a key, unless it now has another place.
     fn free(&mut self, key: AnswerKey, number: u64) {
         if let Slot::Occupied(place) = self.places.entry(key)
             && *place.get() == number

@@ -88,15 +88,15 @@ impl AnswerWriter {
         }
     }
 
-    /// Waits until each answer queued by now has been written or evicted or has expired, at most until `until`.
+    /// Waits until each answer that is already queued has been written or evicted or has expired.
     ///
-    /// Returns `true` unless `until` passed first.
-    pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
+    /// Returns `true` unless `deadline` passed first.
+    pub(super) async fn flush(&self, deadline: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all_written = wait_until(&self.progress, || self.queue().is_written_until(end));
-        match until {
+        match deadline {
             // The rest is left to the task.
-            Some(until) => timeout_at(until, all_written).await.is_ok(),
+            Some(deadline) => timeout_at(deadline, all_written).await.is_ok(),
             None => {
                 all_written.await;
                 true

@@ -251,7 +251,7 @@ async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
         let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
-    // The claim also fails if the record was written again with a later epoch.
+    // The claim also fails if the record has been written again with a later epoch.
     register(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();

@@ -260,14 +260,14 @@ impl Leases {
         entries.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Returns `true` if all living instances but `asker` have written their sessions in the run.
+    /// Returns `true` if all live instances but `asker` have written their sessions in the run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let is_other = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
         self.entries.iter().filter(is_other).all(has_written)
     }
 
-    /// Returns `true` if a living instance has late answers.
+    /// Returns `true` if a live instance has late answers.
     pub(crate) fn have_late_answers(&self) -> bool {
         self.entries.iter().any(|lease| lease.has_late_answers)
     }

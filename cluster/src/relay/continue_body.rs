@@ -68,7 +68,7 @@ impl ContinueSignal {
         self.0.is_signalled.load(Ordering::Acquire)
     }
 
-    /// Takes the body back. Returns `None` if the peer has asked for it, or it was taken back before.
+    /// Takes the body back. Returns `None` if the peer has asked for it, or it has already been taken back.
     pub(crate) fn take_back(&self) -> Option<Body> {
         let mut body = self.body();
         if self.is_signalled() {

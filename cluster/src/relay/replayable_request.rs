@@ -63,7 +63,9 @@ impl ReplayableRequest {
         Ok(())
     }
 
-    /// Reads the body completely, or until more than `limit` bytes are read. Does nothing if the body was read completely or was sent.
+    /// Reads the body completely, or until more than `limit` bytes have been read.
+    ///
+    /// Does nothing if the body has already been read completely or sent.
     ///
     /// # Errors
     ///
@@ -91,7 +93,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the body to send, or `None` if it was sent and could not be kept.
+    /// Returns the body to send, or `None` if it has been sent and could not be kept.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
             ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
@@ -109,7 +111,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// Returns the request unchanged, or `None` if its body was sent and could not be kept.
+    /// Returns the request unchanged, or `None` if its body has been sent and could not be kept.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))

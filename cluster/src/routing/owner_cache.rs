@@ -3,8 +3,8 @@
 //! 1. The cache is bounded. Unowned sessions are cached separately, so made-up ids cannot evict owners.
 //! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
 //!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
-//! 3. Sessions of this instance are not cached. Local sessions are known without a lookup, and a session that is no longer local may have
-//!    another owner by now.
+//! 3. Sessions of this instance are not cached. Local sessions are known without a lookup, and a session that is no longer local may already
+//!    have another owner.
 //! 4. A lookup is dropped when no request waits for it. Its result is cached only if the session's entry was not updated or
 //!    invalidated in the meantime.
 
@@ -133,7 +133,7 @@ impl OwnerCache {
         state.remove(session);
     }
 
-    /// Evicts `ownership`, which is wrong or outdated, unless another owner is cached by now.
+    /// Evicts `ownership`, which is wrong or outdated, unless another owner is already cached.
     ///
     /// The result of a pending lookup is not cached.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {

@@ -38,7 +38,7 @@ pub(crate) struct Presence {
 pub(crate) enum Reclaimed {
     /// The request is served here: the session was reclaimed, or provably does not exist.
     Local,
-    /// Another instance owns the session by now.
+    /// Another instance now owns the session.
     Moved,
     Refused(Refusal),
 }

@@ -45,7 +45,7 @@ pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 /// Delay between lookups while another instance is claiming a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// Interval of checks whether a silent owner still owns a call's session: 10 s.
+/// Interval at which a call checks whether a silent owner still owns its session: 10 s.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of attempts to reclaim a session that another instance also claims: 3.
@@ -66,7 +66,7 @@ pub(crate) struct Router {
     pub(crate) shutdown: Shutdown,
     pub(crate) former_owners: FormerOwners,
     pub(crate) waiting_calls: WaitingCalls,
-    /// Permits for the lookups that decide about orphans.
+    /// Permits for the lookups that decide whether an orphan is cancelled.
     pub(crate) confirmation_permits: Semaphore,
 }
 
@@ -160,7 +160,7 @@ impl Router {
     /// Returns the response for a session of this instance that could not be restored.
     ///
     /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, the
-    /// session is given up. The response is then 404, and the client opens a new session. A session that another instance owns by now is
+    /// session is given up. The response is then 404, and the client opens a new session. A session that another instance now owns is
     /// not given up.
     pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
@@ -221,7 +221,7 @@ impl Router {
         };
         let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
-        // Entered until the request has a response, or the session is about to be restored here.
+        // Held until the request has a response, or the session is about to be restored here.
         let _in_flight = is_call.then(|| self.shutdown.enter_relay());
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
@@ -345,8 +345,11 @@ impl Router {
             let is_owner = |snapshot: &SessionSnapshot| match snapshot.record {
                 Some(Record::Owned(ownership)) => ownership.owner == owner,
                 Some(Record::Deleted(_)) => false,
-                // A living owner writes its record again.
-                None => snapshot.leases.of(owner.incarnation).is_some() || !self.is_proof(snapshot),
+                // A live owner writes its record again.
+                None => {
+                    snapshot.leases.of(owner.incarnation).is_some()
+                        || !self.proves_absence(snapshot)
+                }
             };
             if snapshot.is_ok_and(|snapshot| !is_owner(&snapshot)) {
                 return Ok(Err(Failure::Broken));
@@ -358,13 +361,13 @@ impl Router {
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
-            Ok(Found::Unowned(snapshot)) => (Known::Unowned, self.is_proof(&snapshot)),
+            Ok(Found::Unowned(snapshot)) => (Known::Unowned, self.proves_absence(&snapshot)),
             Err(_) => (Known::NoAnswer, false),
         }
     }
 
     /// Returns `true` if a snapshot without an owner proves that there is none.
-    pub(crate) fn is_proof(&self, snapshot: &SessionSnapshot) -> bool {
+    pub(crate) fn proves_absence(&self, snapshot: &SessionSnapshot) -> bool {
         matches!(snapshot.record, Some(Record::Deleted(_)))
             || self.heartbeat.proves_absence(&snapshot.leases)
     }
@@ -379,7 +382,7 @@ impl Router {
 
     /// Reclaims a session of this instance before it is restored. Refuses after [`MAX_RECLAIMS`] lost claims.
     ///
-    /// After that, the claim of a peer that received 421 for this session earlier fails, because the record has changed.
+    /// Once the session is reclaimed, the claim of a peer that received 421 for it earlier fails, because the record has changed.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.

@@ -104,7 +104,7 @@ fn session_of(request: &Request<Body>) -> Option<String> {
 
 /// Answers a peer that a session is not here.
 ///
-/// If the session is here by now, the client is asked to retry instead. If this instance reclaims the session after the answer, the peer's
+/// If the session is now here, the client is asked to retry instead. If this instance reclaims the session after the answer, the peer's
 /// claim fails.
 async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_of(&request);
@@ -281,7 +281,7 @@ async fn unless_failed(
 /// The result of a request that had to restore its session.
 enum Restored {
     Served(Response<Body>),
-    /// The session belongs to another instance by now, or this instance has stopped.
+    /// The session now belongs to another instance, or this instance has stopped.
     Moved(Request<Body>),
 }
 

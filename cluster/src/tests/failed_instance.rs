@@ -100,7 +100,7 @@ async fn a_call_that_may_have_started_is_not_started_again() {
     for has_ended in [false, true] {
         let (_directory, b, mut owner, mcp) = FakeOwner::with_session().await;
         let mut call = mcp.call(1, "hold", json!({ "label": "twice" })).await;
-        // The owner has the whole call by now.
+        // The owner already has the whole call.
         let mut relayed = owner.request().await;
         assert!(!relayed.body.is_empty());
         if has_ended {

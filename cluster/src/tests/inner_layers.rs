@@ -91,7 +91,7 @@ fn redact_events(app: Router) -> Router {
     }))
 }
 
-/// README, "Limits": a kept answer does not pass through the application's layers. A living owner sends the answer through them.
+/// README, "Limits": a kept answer does not pass through the application's layers. A live owner sends the answer through them.
 #[tokio::test]
 async fn a_kept_answer_does_not_pass_through_inner_layers() {
     for is_kept in [false, true] {

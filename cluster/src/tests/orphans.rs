@@ -148,7 +148,7 @@ async fn only_answers_without_a_client_are_stored() {
     }
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-    // Finally a call whose client disconnected. An answer to an earlier call would be in the directory by now.
+    // Finally a call whose client disconnected. An answer to an earlier call would already be in the directory.
     let last_event_id = a.detach(&mcp, 1, "b").await;
     assert!(
         last_event_id.ends_with("~1"),

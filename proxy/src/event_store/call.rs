@@ -38,13 +38,13 @@ impl Call {
         self
     }
 
-    /// Sets its request's token, which is notified of the answer.
+    /// Sets the token of the call's request, which is notified of the answer.
     pub fn token(mut self, token: Option<CallToken>) -> Self {
         self.token = token;
         self
     }
 
-    /// Sets the credentials of its request.
+    /// Sets the credentials of the call's request.
     ///
     /// [`Resumable`](super::Resumable) asks its server about a client that resumes with other credentials. The calls of a
     /// command have no credentials.

@@ -213,7 +213,7 @@ impl Weight {
 impl StreamName {
     const DIGITS: usize = 32;
 
-    /// Returns a new name, or `None` if the system has no random numbers.
+    /// Returns a new name, or `None` if the system's random number generator fails.
     pub(crate) fn random() -> Option<Self> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits).ok()?;

@@ -40,7 +40,7 @@ const NO_SUCH_METHOD: i64 = -32601;
 impl Ping {
     /// Creates a `ping` with a random id, which no other proxy in front of the server uses.
     pub(super) fn new() -> Self {
-        // Without random numbers, no stream exists that a client could resume.
+        // If the random number generator fails, no stream exists that a client could resume.
         let random = getrandom::u64().unwrap_or_default();
         Self {
             id: format!(r#""mcp-cancel-proxy-{random:016x}""#),

@@ -52,7 +52,7 @@ struct Inner {
     _reservation: Reservation,
 }
 
-/// What the sessions of an event store share.
+/// State shared by the sessions of an event store.
 #[derive(Debug)]
 pub(super) struct SharedState {
     pub(super) origin: Origin,
@@ -79,12 +79,12 @@ impl Session {
         }))
     }
 
-    /// Returns its id.
+    /// Returns the session's id.
     pub fn id(&self) -> &str {
         &self.0.id
     }
 
-    /// Returns `true` if its streams may be [primed](Stream::prime).
+    /// Returns `true` if the session's streams may be [primed](Stream::prime).
     ///
     /// Clients of revisions before 2025-11-25 fail on events without a message.
     pub fn primes(&self) -> bool {
@@ -98,7 +98,7 @@ impl Session {
     /// Opens a stream for a call. To make room, evicts streams that may be evicted, removes idle sessions, and drops
     /// droppable events that no client is reading.
     ///
-    /// Returns `None` if there is no room, the session was closed, or the system has no random numbers.
+    /// Returns `None` if there is no room, the session was closed, or the system's random number generator fails.
     pub fn open(&self, call: Call) -> Option<Stream> {
         self.open_stream(Some(call))
     }
@@ -110,20 +110,22 @@ impl Session {
 
     /// Returns the response to a client that opens a stream of the session without an event id.
     ///
-    /// The client gets the events that no client has taken yet. If events were taken before, and the client may be primed, it
-    /// first gets an event without a message, from whose id it can resume.
+    /// The client gets the events that no client has taken yet. If earlier events have been taken and the client supports
+    /// priming, it first gets an event without a message, so that it has an id to resume from.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())
     }
 
-    /// Returns the kept stream of the newest call whose id has this value, or `None`.
+    /// Returns the stream of the newest call with this id.
+    ///
+    /// Returns `None` if there is no such call, or if its stream is no longer kept.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
 
     /// Keeps the credentials of an accepted request while the session has a stream.
     ///
-    /// Does nothing without a stream or room, or if a later request was accepted before.
+    /// Does nothing if the session has no stream, if there is no room, or if the credentials of a later request are already kept.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         self.0.index.accept_credentials(sent);
     }
@@ -136,7 +138,7 @@ impl Session {
 
     fn open_stream(&self, call: Option<Call>) -> Option<Stream> {
         let Inner { index, shared, .. } = &*self.0;
-        // A stream has the text of the id, two keys of it, and an error with it.
+        // The id is stored up to four times: as text, in two keys, and in an error.
         let call_bytes = call
             .as_ref()
             .map_or(0, |call| 4 * call.id.len() + call.extra_bytes);
@@ -177,17 +179,19 @@ impl Session {
         self.0.index.get(name)
     }
 
-    /// Ends all its streams. No stream can be opened afterwards.
+    /// Ends all streams of the session. No stream can be opened afterwards.
     pub(super) fn close(&self) {
         self.0.index.close();
     }
 
-    /// Returns its streams.
+    /// Returns the index of the session's streams.
     pub(super) fn index(&self) -> Arc<StreamIndex<Stream>> {
         self.0.index.clone()
     }
 
-    /// Counts a DELETE of the session until the result is dropped.
+    /// Marks the session's streams as being ended by a DELETE.
+    ///
+    /// The marks last until the returned guards are dropped.
     pub(super) fn begin_end(&self) -> Vec<PendingEnd> {
         self.0
             .index
@@ -197,9 +201,10 @@ impl Session {
             .collect()
     }
 
-    /// Returns when the session was last used, or `None` if it has a stream or a clone, such as that of a request.
+    /// Returns when the session was last used.
     ///
-    /// While the event store is locked, this does not change: clones are made of its entry only.
+    /// Returns `None` if the session has a stream or another clone, such as one held by a request. While the event store is locked,
+    /// an idle session stays idle, because an idle session can only be cloned from the store's entry.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let is_shared = Arc::strong_count(&self.0) > 1;
         self.0.index.idle_since().filter(|_| !is_shared)
@@ -216,7 +221,7 @@ impl Session {
         Some(latest)
     }
 
-    /// Returns the number of its streams, including ended ones that are kept.
+    /// Returns the number of the session's streams, including ended ones that are kept.
     pub(super) fn stream_count(&self) -> usize {
         self.0.index.len()
     }

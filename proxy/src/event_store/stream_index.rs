@@ -194,7 +194,7 @@ impl<S: Clone> StreamIndex<S> {
 
     /// Keeps the credentials of an accepted request until there is no stream.
     ///
-    /// Does nothing without a stream or room, or if a later request was accepted before.
+    /// Does nothing if the session has no stream, if there is no room, or if the credentials of a later request are already kept.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         let mut reservation = self.global_reservation();
         if reservation.grow(sent.bytes).is_err() {
@@ -276,14 +276,14 @@ impl<S: Clone> StreamIndex<S> {
         state.streams.is_empty().then_some(state.last_used)
     }
 
-    /// Returns its streams.
+    /// Returns the indexed streams.
     pub(super) fn streams(&self) -> Vec<S> {
         let state = self.state();
         let entries = state.streams.values();
         entries.map(|entry| entry.stream.clone()).collect()
     }
 
-    /// Returns the number of its streams.
+    /// Returns the number of indexed streams.
     pub(super) fn len(&self) -> usize {
         self.state().streams.len()
     }

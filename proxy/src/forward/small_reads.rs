@@ -1,7 +1,7 @@
 //! Connections that are opened in bounded time, and read a little at a time.
 //!
-//! The timeout of the TCP connector covers the TCP handshake alone. [`SmallReads`] applies the same timeout to the name lookup and
-//! the TLS handshake as well.
+//! The timeout of the TCP connector covers the TCP handshake alone. [`SmallReads`] applies the same timeout to the whole
+//! connection attempt, including the name lookup and the TLS handshake.
 //!
 //! hyper doubles its buffer each time a read has filled it, up to 400 KiB. Behind a client that is not reading, a connection
 //! to the server holds up to three such buffers. Here no read fills even the smallest buffer, so the buffer does not grow. hyper's
@@ -22,10 +22,10 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// Maximum number of bytes of a read: one byte less than hyper's smallest buffer.
+/// Maximum number of bytes per read: one byte less than hyper's smallest buffer.
 const MAX_READ: usize = 8 * 1024 - 1;
 
-/// Time to open a connection to the server: 5 s.
+/// Maximum time to open a connection to the server: 5 s.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connector whose connections read a little at a time, or such a connection.

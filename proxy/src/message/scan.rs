@@ -86,7 +86,7 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Returns `true` if the part that was read has `"jsonrpc": "2.0"`.
+    /// Returns `true` if the part read so far has `"jsonrpc": "2.0"`.
     pub(crate) fn has_version(&self) -> bool {
         let version = self.version.as_ref();
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
@@ -104,7 +104,7 @@ impl Scanner {
         !is_other && method.is_some_and(|method| is_droppable(&method))
     }
 
-    /// Returns `true` if the whole message was read and is a request.
+    /// Returns `true` if the whole message has been read and is a request.
     pub(crate) fn is_request(&self) -> bool {
         self.has_ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
     }
@@ -193,7 +193,7 @@ impl Scanner {
     }
 }
 
-/// Sets a member. Returns `true` if the member was set before.
+/// Sets a member. Returns `true` if the member was already set.
 fn set(member: &mut Presence, value: &[u8]) -> bool {
     let value = match value {
         NULL => Presence::Null,

@@ -8,16 +8,20 @@ use crate::message::{IdKey, Scanner};
 /// Maximum length of a line: 16 MiB, which is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// Maximum number of bytes that are kept of a line that is too long: 200.
+/// Maximum number of bytes kept from the start of a line that is too long: 200.
 const MAX_EXCERPT: usize = 200;
 
-/// Maximum capacity that is kept after a line: 64 KiB.
+/// Capacity above which the buffer is replaced by a smaller one: 64 KiB.
+///
+/// It is replaced once it holds at most [`READ_SIZE`] bytes.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Number of bytes that are read at a time: 16 KiB.
+/// Minimum free capacity of the buffer before a read: 16 KiB.
 const READ_SIZE: usize = 16 * 1024;
 
-/// A byte order mark, with which servers in .NET and PowerShell start their output. Not part of a line.
+/// The byte order mark that servers written in .NET or PowerShell emit first.
+///
+/// It is stripped from lines.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits the output of a process into lines.
@@ -27,18 +31,18 @@ const BOM: &[u8] = b"\xef\xbb\xbf";
 pub struct Lines {
     max: usize,
     buffer: BytesMut,
-    /// Number of bytes of the buffer that were scanned and have no line break.
+    /// Number of bytes at the start of the buffer that are scanned and contain no line break.
     scanned: usize,
-    /// The current line is too long and is discarded while it is being read.
+    /// Set while the current line is too long. Its bytes are discarded as they are read.
     skipped: Option<Skipped>,
 }
 
 /// A line that is not empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, without white space around it and a byte order mark at its start.
+    /// A whole line, without surrounding white space or a leading byte order mark.
     ///
-    /// It shares the buffer that it was read into. Copy a line to keep it, because it keeps the whole buffer.
+    /// To keep a line, copy it, because the line keeps the whole buffer allocated.
     Whole(Bytes),
     /// A line that was too long and was discarded.
     TooLong {
@@ -49,7 +53,7 @@ pub enum Line {
     },
 }
 
-/// What is kept of a line that is too long.
+/// State kept for a line that is too long.
 #[derive(Debug)]
 struct Skipped {
     beginning: Bytes,
@@ -59,7 +63,7 @@ struct Skipped {
 // === impl Lines ===
 
 impl Lines {
-    /// Splits lines of at most this length.
+    /// Creates a splitter for lines of at most `max` bytes.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self {
@@ -192,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_a_line() {
+    fn a_byte_order_mark_is_not_part_of_a_line() {
         let lines = cut(
             100,
             [&b"\xef\xbb"[..], b"\xbf{}\r\n\xef\xbb\xbf\n\xef\xbb\n"],
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_that_a_too_long_line_answers_is_found() {
+    fn the_call_answered_by_an_overlong_line_is_found() {
         let line =
             br#"{"result":{"id":8,"text":"xxxxxxxxxxxxxxxxxxxxxxxx"},"jsonrpc":"2.0","id":7}"#;
         for size in [1, 10, 100] {

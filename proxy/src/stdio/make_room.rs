@@ -66,7 +66,7 @@ impl Inner {
         });
         let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
         unused.sort_unstable_by_key(|(since, ..)| *since);
-        // A client may use one of them by now.
+        // A client may have started to use one of them.
         let (_, id, _) = unused
             .iter()
             .find(|(.., session)| session.end_if_unused(before))?;

@@ -31,7 +31,7 @@ fn only_a_tool_call_has_a_tool() {
 }
 
 #[test]
-fn a_tool_name_of_another_type_is_no_tool() {
+fn a_tool_name_of_another_type_is_not_a_tool_name() {
     for name in ["1", "null", "[]", r#"{"name":"x"}"#] {
         let body = with_params(&format!(r#"{{"name":{name}}}"#));
         assert_eq!(request_in(body.as_bytes()), plain_request(7, "tools/call"));
@@ -144,7 +144,7 @@ fn an_integer_of_any_length_is_the_id_that_serde_json_reads() {
 }
 
 #[test]
-fn an_integer_with_a_leading_zero_is_no_json() {
+fn an_integer_with_a_leading_zero_is_not_json() {
     for text in [
         "00",
         "01",
@@ -185,7 +185,7 @@ fn a_string_of_any_length_is_the_text_that_serde_json_reads() {
 }
 
 #[test]
-fn a_control_character_at_any_place_of_a_used_string_is_no_json() {
+fn a_control_character_anywhere_in_a_used_string_is_not_json() {
     for length in 0..20 {
         for byte in 0..b' ' {
             let name = format!("{}{}x", "x".repeat(length), char::from(byte));

@@ -13,9 +13,9 @@ use redis::{
 use super::source::{Sentinels, Source};
 use crate::directory::DirectoryError;
 
-/// How long sent data may be unacknowledged before the connection counts as dead: 2 s.
+/// How long sent data may remain unacknowledged before the connection counts as dead: 2 s.
 ///
-/// After a network outage, TCP's own retransmission may wait about as long as the outage lasted.
+/// Applies on Linux only. After a network outage, TCP's own retransmission may wait about as long as the outage lasted.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The address of a Redis or Valkey server, as the application configures it.
@@ -43,7 +43,8 @@ impl RedisAddress {
     ///
     /// # Errors
     ///
-    /// Returns an error if a URL cannot be parsed or needs a feature that is not enabled, or if the root certificate cannot be used.
+    /// Returns an error if a URL cannot be parsed, disables certificate verification or needs a feature that is not enabled. Also returns an
+    /// error if Sentinels are given and `url` does not name the primary, or if the root certificate cannot be used.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.parse(&self.url)?;
         self.check_trust(&primary)?;
@@ -124,7 +125,7 @@ impl RedisAddress {
 
     #[cfg(feature = "tls")]
     fn with_trust(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
-        choose_provider();
+        install_default_provider();
         let Some(certificates) = self.certificates() else {
             return Ok(info);
         };
@@ -142,7 +143,9 @@ impl RedisAddress {
         Ok(())
     }
 
-    /// Returns an error if there is a root certificate that is not PEM, or that cannot apply.
+    /// Returns an error if a root certificate is set but cannot be used.
+    ///
+    /// That is so if it is not valid PEM, or if the connection does not use TLS.
     #[cfg(feature = "tls")]
     fn check_trust(&self, primary: &ConnectionInfo) -> Result<(), DirectoryError> {
         use rustls::pki_types::{CertificateDer, pem::PemObject as _};
@@ -182,15 +185,15 @@ const CERTIFICATE_WITHOUT_TLS: &str =
 #[cfg(feature = "tls")]
 const NO_CERTIFICATE: &str = "the root certificate of the directory is not a certificate in PEM";
 
-/// Chooses ring, unless the program has chosen another cryptography provider.
+/// Installs ring as the default crypto provider, unless the program has installed one.
 ///
-/// rustls panics if several providers are compiled in and none is chosen.
+/// rustls panics if several providers are compiled in and none is installed.
 #[cfg(feature = "tls")]
-fn choose_provider() {
+fn install_default_provider() {
     use rustls::crypto::{CryptoProvider, ring};
 
     if CryptoProvider::get_default().is_none() {
-        // Another thread may have chosen one in the meantime.
+        // Another thread may have installed one in the meantime.
         let _other = ring::default_provider().install_default();
     }
 }

@@ -30,7 +30,7 @@ impl Heartbeat {
 
     /// Returns `true` if an answer that was missing before `leases` was read does not exist.
     ///
-    /// In that case, living instances have rewritten all answers that the directory lost.
+    /// In that case, live instances have rewritten all answers that the directory lost.
     pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
         self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
@@ -47,7 +47,7 @@ impl Heartbeat {
         self.health().run() == Some(&leases.run)
     }
 
-    /// Returns `true` if all other living instances have written their sessions in this run.
+    /// Returns `true` if all other live instances have written their sessions in this run.
     fn all_have_written(&self, leases: &Leases) -> bool {
         self.is_in_run(leases) && leases.all_have_written(self.me.incarnation)
     }

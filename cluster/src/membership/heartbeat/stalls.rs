@@ -6,12 +6,12 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::membership::turned_away::TurnedAway;
 
-/// Interval of the checks whether this process has stalled: 200 ms.
+/// Interval at which this process is checked for stalls: 200 ms.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Maximum length of a stall that is not reported: 400 ms. A longer stall may leave clients waiting whose requests were not read.
 ///
-/// Chosen as two intervals of the check. Owners allow for it before they rely on a heartbeat.
+/// Chosen as two check intervals. Owners allow for it before they rely on a heartbeat.
 pub(crate) const MAX_UNREPORTED_STALL: Duration = CHECK_INTERVAL.saturating_mul(2);
 
 /// Counts clients as turned away after each stall of this process, forever.

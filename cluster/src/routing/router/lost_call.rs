@@ -76,7 +76,7 @@ impl Router {
     ///
     /// In that case, all their answers that were not lost are in the directory.
     ///
-    /// Such a call may still be running if another instance owns the session by now. It may also be running if this instance claimed the
+    /// Such a call may still be running if another instance now owns the session. It may also be running if this instance claimed the
     /// session less than [`FORMER_OWNER_TTL`] ago, from an instance that still has its lease.
     fn have_former_calls_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
         let has_other_owner =

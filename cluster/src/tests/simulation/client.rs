@@ -157,10 +157,10 @@ impl Client {
         }))
     }
 
-    /// Opens sessions and makes calls until `until`.
-    pub(super) async fn run(self, until: Ms) {
+    /// Opens sessions and makes calls until `deadline`.
+    pub(super) async fn run(self, deadline: Ms) {
         self.pause(self.roll(1_500)).await;
-        while self.now() < until {
+        while self.now() < deadline {
             let Some(session) = self.session().await else {
                 self.pause(RETRY).await;
                 continue;

@@ -35,7 +35,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Delay until a client resumes after its stream ended: 1 s.
 pub(super) const RETRY: Ms = 1_000;
 
-/// What all instances share.
+/// State shared by all instances.
 #[derive(Clone)]
 pub(super) struct Environment {
     pub(super) net: Net,

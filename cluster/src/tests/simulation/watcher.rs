@@ -2,9 +2,9 @@
 //!
 //! | check | violated by |
 //! |---|---|
-//! | [`Check::Owner`] (a) | a call that starts on an instance after another living one has started to serve its session |
+//! | [`Check::Owner`] (a) | a call that starts on an instance after another live one has started to serve its session |
 //! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or disconnected for less than a grace |
-//! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a living instance has turned away within the grace |
+//! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a live instance has turned away within the grace |
 //! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
 //! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
 //! | [`Check::Answer`] (d) | a call that ended in time, whose client gets an error in place of the answer, or no reply |
@@ -17,7 +17,7 @@
 //! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
-//! What the rules permit is no failure. An instance may lose its sessions if it was suspended for longer than a lease. It may also lose
+//! What the rules permit is not a failure. An instance may lose its sessions if it was suspended for longer than a lease. It may also lose
 //! them if its directory was unreachable for that time. A session is lost if the directory loses the claim of an instance that has not
 //! restored the session yet, while the session is open on no instance.
 
@@ -498,7 +498,7 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("{by} confirms that {} is deleted", short(session)));
         let mut log = self.log();
-        // Without a living owner or a record, the confirming instance knew no such session. The README states that limit.
+        // Without a live owner or a record, the confirming instance knew no such session. The README states that limit.
         let owner = log.last_served(session).map(|served| served.0);
         if !owner.is_some_and(|owner| log.is_alive(owner)) && log.recorded_owner(session).is_none()
         {

@@ -204,7 +204,7 @@ impl Stream {
 // === impl StreamIndex ===
 
 impl StreamIndex<Stream> {
-    /// Removes and closes a stream. Does nothing if it has been removed before.
+    /// Removes and closes a stream. Does nothing if it has already been removed.
     fn evict(&self, number: u64) {
         if let Some(stream) = self.remove(number) {
             stream.close(self.ended_streams().as_deref());

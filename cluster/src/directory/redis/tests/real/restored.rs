@@ -27,7 +27,7 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let snapshot = server.folder().join("dump.rdb");
     let old = fs::read(&snapshot).unwrap();
 
-    // Then the living instance owns these ten, and forty that the snapshot does not have. The instance claims five of the ten once more.
+    // Then the live instance owns these ten, and forty that the snapshot does not have. The instance claims five of the ten once more.
     let live = LiveInstance::begin(directory.clone(), 1, 50);
     live.until_consistent().await;
     for id in 0..5_u8 {
