@@ -1,12 +1,12 @@
 //! A server that a test controls, byte by byte.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use bytes::BytesMut;
 use http::HeaderMap;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::{Mutex, mpsc},
     task::JoinHandle,
 };
@@ -23,6 +23,8 @@ pub(crate) struct Upstream {
     received: Mutex<mpsc::UnboundedReceiver<ReceivedRequest>>,
     to_test: mpsc::UnboundedSender<ReceivedRequest>,
     accepting: JoinHandle<()>,
+    /// Has the port while connections are refused.
+    refusing: Option<TcpSocket>,
 }
 
 /// A request and its connection. Its drop closes the connection.
@@ -45,6 +47,7 @@ impl Upstream {
             addr,
             received: received.into(),
             accepting: accept(listener, to_test.clone()),
+            refusing: None,
             to_test,
         }
     }
@@ -54,14 +57,24 @@ impl Upstream {
     pub(crate) async fn refuse(&mut self) {
         self.accepting.abort();
         let _aborted = (&mut self.accepting).await;
+        // The kernel refuses connections to a socket that does not listen. A process that another test has just forked may still have
+        // the listener, until it runs its program.
+        let bound = async {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.set_reuseaddr(true).expect("it is not bound yet");
+            while socket.bind(self.addr).is_err() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            socket
+        };
+        self.refusing = Some(within("the end of the listener", bound).await);
     }
 
     /// Accepts connections again.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn accept_again(&mut self) {
-        let listener = TcpListener::bind(self.addr)
-            .await
-            .expect("the port is free");
+        let socket = self.refusing.take().expect("it refuses connections");
+        let listener = socket.listen(1024).expect("a listener");
         self.accepting = accept(listener, self.to_test.clone());
     }
 
