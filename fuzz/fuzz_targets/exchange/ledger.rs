@@ -346,7 +346,9 @@ impl Records {
         let record = self.calls.get(&call.id()).expect("it has started");
         let mut slots = self.slots.iter().enumerate();
         !slots.any(|(number, slot)| {
-            let is_of_call = number == record.slot || slot.resumes == Some(call.id());
+            // The loss of the first stream was judged when the call was detached. Its client may still have to read an error there.
+            let is_first = number == record.slot && !record.is_detached;
+            let is_of_call = is_first || slot.resumes == Some(call.id());
             is_of_call && self.current != Some(number) && slot.is_open()
         })
     }
