@@ -74,7 +74,7 @@ const MAX_HTTP2_REQUESTS: u32 = 2_048;
 /// Above it, the connection ends with all its calls. A reverse proxy has the requests of many clients on one connection. If the program
 /// stands still for a moment, all clients of [`MAX_HTTP2_REQUESTS`] may disconnect in the meantime. hyper's default is 20. A client
 /// that resets its requests on purpose takes no more memory than with as many that it does not reset.
-const MAX_HTTP2_RESETS: usize = 2_048;
+const MAX_HTTP2_RESETS: usize = MAX_HTTP2_REQUESTS as usize;
 
 /// How long the body of a refused request is read: 5 s.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);

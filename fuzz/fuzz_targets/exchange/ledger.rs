@@ -12,7 +12,7 @@ use fuzz::{
     parsers::by_sseer,
 };
 use mcp_cancel_on_disconnect::{
-    CallId, CallInfo, CallToken, CancelReason, Event, Outcome, RequestId,
+    CallId, CallInfo, CallToken, CancelReason, Event, Outcome, RequestId, observe::DetachCause,
 };
 use serde_json::Value;
 
@@ -90,6 +90,8 @@ struct Call {
     session: Option<String>,
     request: RequestId,
     is_detached: bool,
+    /// The inner response was lost inside the layer. The client may still have to read the layer's error on the first stream.
+    is_lost_inside: bool,
     ended: Option<Outcome>,
 }
 
@@ -222,9 +224,10 @@ impl Ledger {
         let mut records = self.records();
         match event {
             Event::Started { call, .. } => records.start(call),
-            Event::Detached { call, .. } => {
+            Event::Detached { call, cause, .. } => {
                 assert!(stalls || records.has_no_stream(call), "detached too early");
                 let call = records.in_flight(call, "detached");
+                call.is_lost_inside |= *cause == DetachCause::ResponseDropped;
                 assert!(!call.is_detached, "detached twice");
                 call.is_detached = true;
             }
@@ -326,6 +329,7 @@ impl Records {
             session: call.session().map(str::to_owned),
             request: call.request_id().clone(),
             is_detached: false,
+            is_lost_inside: false,
             ended: None,
         };
         assert!(
@@ -346,8 +350,7 @@ impl Records {
         let record = self.calls.get(&call.id()).expect("it has started");
         let mut slots = self.slots.iter().enumerate();
         !slots.any(|(number, slot)| {
-            // The loss of the first stream was judged when the call was detached. Its client may still have to read an error there.
-            let is_first = number == record.slot && !record.is_detached;
+            let is_first = number == record.slot && !record.is_lost_inside;
             let is_of_call = is_first || slot.resumes == Some(call.id());
             is_of_call && self.current != Some(number) && slot.is_open()
         })

@@ -86,8 +86,17 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
+    /// Like [`answers`](Self::answers), for text that is a message only if it has `"jsonrpc": "2.0"`.
+    pub(crate) fn answers_with_version(self) -> Option<IdKey> {
+        if self.has_version() {
+            self.answers()
+        } else {
+            None
+        }
+    }
+
     /// Returns `true` if the part read so far has `"jsonrpc": "2.0"`.
-    pub(crate) fn has_version(&self) -> bool {
+    fn has_version(&self) -> bool {
         let version = self.version.as_ref();
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }

@@ -152,10 +152,9 @@ impl Skipped {
     }
 
     fn into_line(self) -> Line {
-        let is_message = self.scanner.has_version();
         Line::TooLong {
             beginning: self.beginning,
-            answers: self.scanner.answers().filter(|_| is_message),
+            answers: self.scanner.answers_with_version(),
         }
     }
 }

@@ -207,9 +207,7 @@ impl Session {
             .filter(|message| message.has_version);
         let Some(message) = message else {
             rate.log_unparsed(&self.log_id, "a line that is not a message", &text);
-            let scanner = Scanner::of(&text);
-            let is_message = scanner.has_version();
-            if let Some(call) = scanner.answers().filter(|_| is_message) {
+            if let Some(call) = Scanner::of(&text).answers_with_version() {
                 self.on_answer_lost(&call, UNREADABLE);
             }
             return;

@@ -142,24 +142,39 @@ fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     [preface, &settings, &head].concat()
 }
 
+/// Returns the fields of a call in a session.
+fn post_fields(authority: &str) -> [(&str, &str); 7] {
+    [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", authority),
+        (":path", "/mcp"),
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+        ("mcp-session-id", "s"),
+    ]
+}
+
+/// Opens a connection with call 1, which the server has received.
+async fn open_with_call(
+    upstream: &Upstream,
+    proxy: &Running,
+    fields: &[(&str, &str)],
+) -> (Connection, ReceivedRequest) {
+    let mut client = Connection::open(proxy.addr).await;
+    let body = frame(0, 1, 1, call("1").as_bytes());
+    client.write(&[opening(4, fields), body].concat()).await;
+    let received = upstream.next_request().await;
+    (client, received)
+}
+
 #[tokio::test]
 async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() {
     const GOAWAY: u8 = 7;
     let (upstream, proxy) = Running::start(&["--grace=immediate"]).await;
     let authority = proxy.addr.to_string();
-    let fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":authority", &authority),
-        (":path", "/mcp"),
-        ("content-type", "application/json"),
-        ("accept", "application/json, text/event-stream"),
-        ("mcp-session-id", "s"),
-    ];
-    let mut client = Connection::open(proxy.addr).await;
-    let body = frame(0, 1, 1, call("1").as_bytes());
-    client.write(&[opening(4, &fields), body].concat()).await;
-    let mut received = upstream.next_request().await;
+    let fields = post_fields(&authority);
+    let (mut client, mut received) = open_with_call(&upstream, &proxy, &fields).await;
 
     client.write(&frame(GOAWAY, 0, 0, &[0; 8])).await;
 
@@ -233,19 +248,8 @@ async fn requests_that_are_reset_at_once_end_no_other_call_of_the_connection() {
     const CANCEL: [u8; 4] = [0, 0, 0, 8];
     let (upstream, proxy) = Running::start(&["--grace=immediate"]).await;
     let authority = proxy.addr.to_string();
-    let fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":authority", &authority),
-        (":path", "/mcp"),
-        ("content-type", "application/json"),
-        ("accept", "application/json, text/event-stream"),
-        ("mcp-session-id", "s"),
-    ];
-    let mut client = Connection::open(proxy.addr).await;
-    let body = frame(0, 1, 1, call("1").as_bytes());
-    client.write(&[opening(4, &fields), body].concat()).await;
-    let mut received = upstream.next_request().await;
+    let fields = post_fields(&authority);
+    let (mut client, mut received) = open_with_call(&upstream, &proxy, &fields).await;
     received.stream().await;
 
     let mut burst = Vec::new();
