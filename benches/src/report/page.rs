@@ -73,9 +73,8 @@ const HEADLINES: [(&str, Shown, &str); 4] = [
 
 /// Renders the summary for the README. A bench that was not run has no line.
 pub fn summary(sections: &[Section]) -> String {
-    let mut page = "With layer and session manager, compared with bare rmcp ([the report](benches/report/README.md) has all of \
-                    it):\n"
-        .to_owned();
+    let mut page =
+        "With the layer and the session manager, compared with bare rmcp ([full report](benches/report/README.md)):\n".to_owned();
     for (what, shown, text) in HEADLINES {
         let mut targets = sections.iter().flat_map(|section| &section.targets);
         let target = targets.find(|target| target.what == what);
