@@ -70,7 +70,7 @@ pub(crate) async fn ownership(
 /// Returns `true` if an instance has its lease.
 pub(crate) async fn is_alive(directory: &impl Directory, owner: Owner) -> bool {
     let leases = directory.leases().await.unwrap();
-    leases.of(owner.incarnation).is_some()
+    leases.get(owner.incarnation).is_some()
 }
 
 /// Claims a session of `former` for `owner`.

@@ -347,7 +347,7 @@ impl Router {
                 Some(Record::Deleted(_)) => false,
                 // A live owner writes its record again.
                 None => {
-                    snapshot.leases.of(owner.incarnation).is_some()
+                    snapshot.leases.get(owner.incarnation).is_some()
                         || !self.proves_absence(snapshot)
                 }
             };
@@ -374,7 +374,7 @@ impl Router {
 
     async fn lease_state(&self, owner: Owner) -> LeaseState {
         match self.directory.leases().await {
-            Ok(leases) if leases.of(owner.incarnation).is_some() => LeaseState::Alive,
+            Ok(leases) if leases.get(owner.incarnation).is_some() => LeaseState::Alive,
             Ok(leases) if self.heartbeat.proves_absence(&leases) => LeaseState::Expired,
             Ok(_) | Err(_) => LeaseState::NoAnswer,
         }

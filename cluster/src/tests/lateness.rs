@@ -143,7 +143,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
         assert_eq!(head.header("retry-after"), Some("1"));
     }
     let leases = link_a.memory.leases().await.unwrap();
-    assert!(leases.of(incarnation).is_some(), "B has its lease");
+    assert!(leases.get(incarnation).is_some(), "B has its lease");
     sleep(SECOND).await;
     let was_running = a.witness.is_running("a");
     let mut resumed_at_a = mcp.resume(&last_event_id).await;

@@ -30,7 +30,7 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
             parse_run(info).unwrap_err().to_string(),
-            "the directory holds a value that no instance wrote: INFO names no run_id"
+            "the directory holds a value that no instance wrote: INFO reports no run_id"
         );
     }
 }
@@ -46,8 +46,8 @@ fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
     };
     let fields = vec![lease(a, 100_500), lease(b, 101_500)];
     let leases = parse_leases(fields, (100, 0), "run_id:run").unwrap();
-    assert!(leases.of(a).is_some(), "control");
-    assert!(leases.of(b).is_none(), "control");
+    assert!(leases.get(a).is_some(), "control");
+    assert!(leases.get(b).is_none(), "control");
     assert_eq!(leases.turned_away, Some(Duration::ZERO));
 }
 

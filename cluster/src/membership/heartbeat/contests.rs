@@ -38,7 +38,7 @@ impl Heartbeat {
         let Ok(leases) = self.directory.leases().await else {
             return;
         };
-        let has_lease = |ownership: &Ownership| leases.of(ownership.owner.incarnation).is_some();
+        let has_lease = |ownership: &Ownership| leases.get(ownership.owner.incarnation).is_some();
         let (live_owner, dead_owner): (Vec<_>, Vec<_>) = contested
             .into_iter()
             .partition(|(_, ownership)| has_lease(ownership));

@@ -158,7 +158,7 @@ impl DirectoryHealth {
         let time = self.clock_at(now)?;
         let is_outdated = now.saturating_duration_since(at) > OVERDUE_THRESHOLD;
         Some(if is_outdated {
-            time.before(MAX_BACKWARD_CLOCK_STEP)
+            time.saturating_sub(MAX_BACKWARD_CLOCK_STEP)
         } else {
             time
         })
@@ -167,7 +167,7 @@ impl DirectoryHealth {
     /// Extrapolates the directory's clock, assuming that it has not stepped. Returns `None` if it is not known.
     fn clock_at(&self, now: Instant) -> Option<DirectoryTime> {
         let (at, time) = self.clock?;
-        Some(time.after(now.saturating_duration_since(at)))
+        Some(time.saturating_add(now.saturating_duration_since(at)))
     }
 
     /// Returns the lapse for which sessions must be verified, or `None` if there is none.

@@ -15,7 +15,7 @@ impl Heartbeat {
             let health = self.health();
             health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
         };
-        is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
+        is_settled && leases.get(self.me.incarnation).is_some() && self.all_have_written(leases)
     }
 
     /// Returns `true` if all that the directory may have lost has been written again.

@@ -127,7 +127,7 @@ async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat(
         loop {
             sleep(STEP).await;
             let leases = memory.leases().await.unwrap();
-            let age = leases.of(first.me.incarnation).map(|lease| lease.age);
+            let age = leases.get(first.me.incarnation).map(|lease| lease.age);
             if let Some(age) = age.filter(|age| *age < suspended) {
                 let reported = leases.turned_away;
                 assert!(

@@ -81,7 +81,7 @@ impl Router {
     fn have_former_calls_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
         let has_other_owner =
             matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
-        let has_lease = |former| snapshot.leases.of(former).is_some();
+        let has_lease = |former| snapshot.leases.get(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
         !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&snapshot.leases)
     }
