@@ -140,7 +140,7 @@ impl Heartbeat {
     }
 
     /// Waits until a session that is open here may serve new requests, or is closed.
-    pub(crate) async fn until_decided(&self, id: &str) {
+    pub(crate) async fn wait_until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
         self.sessions.until(is_decided).await;

@@ -102,7 +102,7 @@ fn a_call_that_may_have_started_is_refused_and_its_session_claimed_if_the_owner_
     ] {
         let mut plan = broken_plan();
         let action = plan.on_lease(owner(2), LeaseState::Expired);
-        assert_eq!(action, Action::Claim(owner(2), Cause::LeaseOver));
+        assert_eq!(action, Action::Claim(owner(2), Cause::LeaseLapsed));
         assert_eq!(plan.on_claim(claimed, true, true), broken, "{claimed:?}");
     }
     // An instance that has stopped does not claim.
@@ -141,7 +141,7 @@ fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
     }
     let unreachable = Action::Refuse(Refusal::OwnerUnreachable);
     let rows = [
-        (LeaseState::Expired, claim(Cause::LeaseOver)),
+        (LeaseState::Expired, claim(Cause::LeaseLapsed)),
         (LeaseState::Alive, unreachable),
         (LeaseState::NoAnswer, Action::Refuse(Refusal::Inconsistent)),
     ];
@@ -368,7 +368,7 @@ proptest! {
                     prop_assert_eq!(failure.unwrap(), &Some(Failure::Moved));
                 }
                 [Action::CheckLease(_), Action::Claim(_, cause)] => {
-                    prop_assert_eq!(*cause, Cause::LeaseOver);
+                    prop_assert_eq!(*cause, Cause::LeaseLapsed);
                     prop_assert_eq!(replies.lease, LeaseState::Expired);
                 }
                 [action, Action::Claim(..)] => prop_assert!(false, "a claim after {:?}", action),
