@@ -1,4 +1,4 @@
-//! The part of the contract about leases and answers.
+//! The part of the contract that covers leases and answers.
 
 use bytes::Bytes;
 
@@ -48,7 +48,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             ..Status::default()
         },
     ];
-    // The report of any instance counts, and outlives that instance's lease.
+    // Any instance's report counts, and it outlives that instance's lease.
     let mut latest = None;
     for status in statuses {
         directory.acquire_lease(me, &status).await.unwrap();
@@ -107,7 +107,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
             .await
             .is_some_and(|age| age >= 3 * second && age < 4 * second)
     );
-    // An older heartbeat was overtaken.
+    // An older heartbeat has been overtaken.
     assert!(
         directory
             .heartbeat(me, &created(5 * second))
@@ -205,7 +205,7 @@ pub(super) async fn a_heartbeat_reports_once_that_a_record_of_its_instance_was_r
     assert_eq!(heartbeat(former, 3).await, (true, true));
     assert_eq!(heartbeat(former, 4).await, (true, false), "once is enough");
     assert_eq!(heartbeat(owner, 4).await, (true, false));
-    // An owner without a lease verifies its sessions in any case.
+    // An owner without a lease verifies its sessions anyway.
     directory.release_lease(owner).await.unwrap();
     let latest = Registration {
         epoch: later.epoch.next(),

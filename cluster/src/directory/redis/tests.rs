@@ -35,7 +35,7 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     }
 }
 
-/// The clock of the backend was set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived
+/// The backend's clock has been set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived
 /// since.
 #[test]
 fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
@@ -81,7 +81,7 @@ async fn an_unsupported_url_is_an_error_that_names_the_reason() {
         assert!(RedisDirectory::new(&tls).is_ok());
         assert!(error_of(&unverified).contains("#insecure"));
     } else {
-        assert!(error_of(&tls).contains("the feature `tls`"));
+        assert!(error_of(&tls).contains("`tls` feature"));
     }
     let sentinel = |url: &str, sentinel: &str| RedisAddress {
         sentinels: vec![sentinel.to_owned()],
