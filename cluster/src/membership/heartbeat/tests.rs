@@ -382,7 +382,7 @@ async fn a_lookup_before_a_restart_proves_nothing_after_it() {
     assert!(!first.heartbeat.proves_absence(&snapshot.leases));
 }
 
-/// An instance that saw the owner without a lease claims the session once the owner has one.
+/// An instance saw the owner without a lease, but claims the session only once it has one again.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     let memory = MemoryDirectory::default();
