@@ -23,7 +23,7 @@ use crate::{
 /// Maximum total size of the kept answers. Beyond that, the earliest-written are evicted first.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
-/// What each answer counts for in addition to its own bytes.
+/// The number of bytes that each answer counts for in addition to its length.
 const ANSWER_OVERHEAD: usize = 256;
 
 /// What the directory's clock reads when it starts.
@@ -46,7 +46,7 @@ pub struct MemoryDirectory(Arc<Mutex<State>>);
 
 #[cfg_attr(test, derive(Clone))]
 struct State {
-    /// How often the directory has been restarted.
+    /// The number of restarts so far.
     starts: u64,
     /// When the directory's clock read [`CLOCK_START`].
     started: Instant,

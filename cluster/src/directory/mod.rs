@@ -68,7 +68,9 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads all leases.
     async fn leases(&self) -> Result<Leases, DirectoryError>;
 
-    /// Reads what is needed to restore a session, or `None` if it has no record or a tombstone.
+    /// Returns what is needed to restore a session.
+    ///
+    /// Returns `None` if the session has no record, or only a tombstone.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
     /// Writes an owner's sessions, and returns the records that differ from what was to be written.
@@ -104,8 +106,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Renews the lease if it has not lapsed, but never acquires one.
     ///
-    /// A lease with a later [`number`](Status::number) is left unchanged. When the instance last turned a client away is stored even if it
-    /// has no lease.
+    /// A lease with a later [`number`](Status::number) is left unchanged. The time at which the instance last turned a client away is stored
+    /// even if it has no lease.
     async fn heartbeat(
         &self,
         owner: Owner,
@@ -192,10 +194,10 @@ pub(crate) struct Lease {
     ///
     /// By then, any instance that has not renewed its lease in that run no longer has one.
     pub(crate) is_settled: bool,
-    /// Whether answers to its calls are late, or may be.
+    /// Whether answers to its calls are late, or may still be.
     ///
-    /// Calls may still be running in sessions that the instance must close. An answer is late if its call ended a while ago and it is still
-    /// not known to be in the directory.
+    /// They may still be while calls are possibly running in sessions that the instance must close. An answer is late if its call ended a
+    /// while ago and it is still not known to be in the directory.
     pub(crate) has_late_answers: bool,
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the session's record, `p` the `initialize` parameters | 1 h after it was written |
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
-//! | `mcp:a:<session>:<incarnation>:<call>` |  10 min after its call | 10 min after its call |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer to a call that ended without its client | 10 min after its call ended |
 //!
 //! `<session>` is a hash and `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat
 //! was created, in milliseconds on the backend's clock. `<number>` grows with each of the instance's heartbeats. `<run>` is the run in
@@ -61,7 +61,7 @@ mod source;
 
 /// How long the leases' key is kept after any instance's last heartbeat.
 ///
-/// It is kept for long because a backend that evicts the keys closest to expiry then evicts this one last.
+/// This is long so that a backend that evicts the keys closest to expiry evicts this one last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Redis or Valkey, over two connections that are reestablished when they break.
@@ -169,8 +169,8 @@ impl RedisDirectory {
 
     /// Sends a command about an answer, on the connection for answers. The command may be executed twice.
     ///
-    /// That connection can be idle until the backend or the network closes it. A new connection is then used for the second
-    /// attempt.
+    /// That connection may have been idle for a long time, so the backend or the network may have closed it. The second attempt then uses a
+    /// new one.
     async fn query_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
         let mut connection = self.connections.for_answers().await?;
         match command.query_async(&mut connection).await {
@@ -185,8 +185,8 @@ impl RedisDirectory {
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
         let result: Result<(), RedisError> = self.query_answers(command).await;
         Ok(result.inspect_err(|error| {
-            // Any other refusal, such as of writes while the memory is full, would happen on every connection. It is no reason to renew the
-            // connection that heartbeats use.
+            // Any other refusal, for example because the memory is full, would happen on every connection, so it is no reason to renew the
+            // one that heartbeats use.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed

@@ -2,12 +2,13 @@
 //!
 //! 1. A single task registers sessions, deletes them and holds the lease. It writes sessions in several concurrent batches, which
 //!    heartbeats do not wait for. Writes of the same session can complete in any order, because the records themselves are ordered
-//!    ([`Record`](crate::ids::Record)). 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to
-//!    be written. The interval drops to [`RETRY_INTERVAL`] while the directory is not answering, and to [`MIN_INTERVAL`] while clients are
-//!    being turned away. 3. A loss, which is either a new run of the backend or a lapsed lease, ends the consistency before the lease is
-//!    acquired again. An instance that reads its own lease and then finds the directory consistent therefore knows that nothing was lost in
-//!    between. 4. Among other things, each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all
-//!    of this instance's sessions have been written. `is_settled` is set once this instance has found the directory consistent for
+//!    ([`Record`](crate::ids::Record)).
+//! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. The interval drops to
+//!    [`RETRY_INTERVAL`] while the directory is not answering, and to [`MIN_INTERVAL`] while clients are being turned away.
+//! 3. A loss, which is either a new run of the backend or a lapsed lease, ends the consistency before the lease is acquired again. An
+//!    instance that reads its own lease and then finds the directory consistent therefore knows that nothing was lost in between.
+//! 4. Among other things, each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all of this
+//!    instance's sessions have been written. `is_settled` is set once this instance has found the directory consistent for
 //!    [`SETTLE_PERIOD`]. `has_late_answers` is set while answers to its calls are late, or while calls of sessions that it must close may
 //!    still be running. `turned_away` is how long ago this instance last turned a client away. A missing record proves that the session
 //!    does not exist only if [`Heartbeat::proves_absence`] returns `true`.

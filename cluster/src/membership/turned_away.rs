@@ -2,8 +2,8 @@
 //!
 //! A client counts as turned away if the cluster's layer answers 503 to a request that belongs to a session, or if any layer answers 408,
 //! 429 or 5xx to a resume of a local call. A client also counts while it is waiting for an unresponsive owner or inner service, and
-//! afterwards if it has not been served. Stalls of this process, suspends of the machine and forward steps of the directory's clock count
-//! as well, because clients may have been waiting during them.
+//! afterwards if it has not been served. It counts as well if this process stalls, the machine is suspended, or the directory's clock steps
+//! forward, because clients may have been waiting in the meantime.
 //!
 //! Each heartbeat reports how long ago a client was last turned away ([`Status`](crate::directory::Status)). Turning a client away brings
 //! the next heartbeat forward, so even an instance that dies soon afterwards has usually reported it. The directory keeps the latest time

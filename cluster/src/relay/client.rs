@@ -1,11 +1,13 @@
 //! Relays a request to its session's owner, on a new connection.
 //!
 //! 1. Only the response owns the connection. Dropping the response closes the connection, which is how the owner sees that the client has
-//!    disconnected. 2. Frames are passed on as they arrive, without reading ahead, so that backpressure from a slow client reaches the
-//!    owner. 3. Each connection carries one request, and a POST's body is sent only when the peer requests it. That way no call starts
-//!    twice, and a call whose body has not been requested has not started. 4. The response head must arrive within [`HEAD_TIMEOUT`], unless
-//!    a POST's body has been requested. In that case a call may have started, which has no time limit, and it is left to the kernel to
-//!    detect a dead peer. 5. A response that does not identify its sender as a peer is discarded.
+//!    disconnected.
+//! 2. Frames are passed on as they arrive, without reading ahead, so that backpressure from a slow client reaches the owner.
+//! 3. Each connection carries one request, and a POST's body is sent only when the peer requests it. That way no call starts twice, and a
+//!    call whose body has not been requested has not started.
+//! 4. The response head must arrive within [`HEAD_TIMEOUT`], unless a POST's body has been requested. A call may then have started, and
+//!    since calls have no time limit, it is left to the kernel to detect a dead peer.
+//! 5. A response that does not identify its sender as a peer is discarded.
 
 use std::{
     future::poll_fn,
@@ -69,7 +71,7 @@ pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
 /// Maximum number of fields that a relay adds to a request head.
 const MAX_ADDED: usize = 8;
 
-/// Fields that concern one connection, besides those listed in `Connection`. `Expect` is fulfilled here.
+/// Fields that concern one connection, besides those listed in `Connection`. `Expect` is handled here.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,

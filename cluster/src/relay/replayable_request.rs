@@ -1,8 +1,9 @@
 //! A request that can be sent again until an instance has accepted it.
 //!
-//! 1. The body is not read until the request has to be sent or classified, or restores its session. 2. A body of up to [`MAX_REPLAY`] is
-//!    then read in full and can be sent again unchanged. A longer one is sent once, frame by frame. 3. A request that has not been sent is
-//!    whole, however long it is. 4. A body that stalls fails ([`limit_idle`]), even while it is being sent.
+//! 1. The body is not read until the request has to be sent or classified, or restores its session.
+//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be sent again unchanged. A longer one is sent once, frame by frame.
+//! 3. A request that has not been sent is whole, however long it is.
+//! 4. A body that stalls fails ([`limit_idle`]), even while it is being sent.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};

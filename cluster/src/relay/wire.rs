@@ -3,9 +3,9 @@
 //! Clients never receive these fields from another instance, and cannot send them either:
 //!
 //! 1. The layer strips the fields from every client request before any other code reads it, and the relay strips them from every response.
-//!    2. A peer's request is marked by an extension, which no bytes on a connection can create. 3. A response without an `mcp-cluster`
-//!    field is not accepted as a peer's, whatever its status. The address may have been reassigned, or the peer may have rejected the
-//!    secret with an unmarked 403.
+//! 2. A peer's request is marked by an extension, which no bytes on a connection can create.
+//! 3. A response without an `mcp-cluster` field is not accepted as a peer's, whatever its status. The address may have been reassigned, or
+//!    the peer may have rejected the secret with an unmarked 403.
 
 use std::{fmt, net::SocketAddr};
 

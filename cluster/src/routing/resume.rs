@@ -1,11 +1,12 @@
 //! Resumes of calls that run here, and of calls that ended with an earlier incarnation.
 //!
-//! 1. An event id from the session's current generation is passed on, in the form in which the session manager assigned it. 2. An event id
-//!    from any other generation is held back. The event is from another incarnation, or from before the session was restored here, and the
-//!    session manager could mistake its id for one that belongs to a different call. If the event belongs to a call, the client gets the
-//!    kept answer, or an error because the server is no longer running, and then the stream ends. Both are sent only if the application
-//!    accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new stream. 3. An
-//!    event id that no instance created is passed on unchanged.
+//! 1. An event id from the session's current generation is passed on, in the form in which the session manager assigned it.
+//! 2. An event id from any other generation is held back. The event is from another incarnation, or from before the session was restored
+//!    here, and the session manager could mistake its id for one that belongs to a different call. If the event belongs to a call, the
+//!    client gets the kept answer, or an error because the server is no longer running, and then the stream ends. Both are sent only if the
+//!    application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new
+//!    stream.
+//! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;
 use bytes::Bytes;

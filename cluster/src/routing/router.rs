@@ -175,7 +175,7 @@ impl Router {
         self.reject(Refusal::Inconsistent)
     }
 
-    /// Gives up a session after too many failed attempts to restore it. Returns `true` if it has.
+    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if so.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let unrestorable = self.sessions.restore_attempts.unrestorable(session);

@@ -1,9 +1,10 @@
 //! A restore that runs while its request is being served.
 //!
 //! 1. A restore ends as soon as its session is restored, even if the response has no head yet, because an inner layer may hold back the
-//!    head until the call has ended. 2. Otherwise a restore ends with the response head. If an inner layer sends the head early, as
-//!    `commit_after` does, the restore continues while the body is being read, until the session is restored or the body ends. 3. The
-//!    session's other requests wait for the restore to end, but for no longer than [`RESTORE_TIMEOUT`].
+//!    head until the call has ended.
+//! 2. Otherwise a restore ends with the response head. If an inner layer sends the head early, as `commit_after` does, the restore
+//!    continues while the body is being read, until the session is restored or the body ends.
+//! 3. The session's other requests wait for the restore to end, but for no longer than [`RESTORE_TIMEOUT`].
 
 use std::{
     mem,

@@ -42,7 +42,7 @@ pub(crate) trait Inner:
 
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
 
-/// Marks a request that an instance serves, so that its inner layers do not route it again.
+/// Marks a request as served by an instance, whose inner layers then do not route it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 

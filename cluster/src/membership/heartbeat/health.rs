@@ -1,16 +1,17 @@
 //! Decides from heartbeats whether the directory is consistent. Reads no clock and does no I/O.
 //!
 //! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written has been written since. It
-//!    stops being consistent when a heartbeat fails, or finds another run of the backend or no lease. 2. After each of these events,
-//!    everything must be written again before the directory counts as consistent. Further failed heartbeats do not restart the writes, so
-//!    they complete even with a backend that answers only every other request. 3. If the lease has been lost, each session is written at a
-//!    new epoch once the lease has been acquired again. An instance that saw no lease but only then claims a session loses that claim. New
-//!    epochs wait for as long as a later claim by another instance may have been lost. In the meantime no instance proves anything, and so
-//!    none claims. 4. If heartbeats stop altogether, the directory is not consistent either, because an answer counts only for the lifetime
-//!    of the lease that it renewed. 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the
-//!    process stalled or heartbeats went unanswered, each session is verified before it serves anything new ([`Lapse`]). As long as
-//!    heartbeats are sent but fail, sessions are served all the same, because availability takes precedence in that case, unless the lease
-//!    is required.
+//!    stops being consistent when a heartbeat fails, or finds another run of the backend or no lease.
+//! 2. After each of these events, everything must be written again before the directory counts as consistent. Further failed heartbeats do
+//!    not restart the writes, so they complete even with a backend that answers only every other request.
+//! 3. If the lease has been lost, each session is written at a new epoch once the lease has been acquired again. An instance that saw no
+//!    lease, but claims a session only after that write, loses its claim. New epochs wait for as long as a later claim by another instance
+//!    may have been lost. In the meantime no instance proves anything, and so none claims.
+//! 4. If heartbeats stop altogether, the directory is not consistent either, because an answer counts only for the lifetime of the lease
+//!    that it renewed.
+//! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
+//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). As long as heartbeats are sent but fail, sessions are
+//!    served all the same, because availability takes precedence in that case, unless the lease is required.
 
 use std::time::Duration;
 

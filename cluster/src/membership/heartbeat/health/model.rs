@@ -41,7 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
 impl History {
     /// Returns since when the directory is consistent by definition.
     ///
-    /// That is the first time that everything was written after the last event that broke the consistency and an answered heartbeat since.
+    /// That is when everything was first written after both the last event that broke the consistency and an answered heartbeat since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
         let is_heartbeat = |event: &Event| matches!(event, Event::Intact | Event::Broken);
         let breaks = |event: &Event| matches!(event, Event::Failed | Event::Broken);
