@@ -491,7 +491,7 @@ async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool,
         .leases()
         .await
         .unwrap()
-        .of(b.me.incarnation)
+        .get(b.me.incarnation)
         .is_some();
     pass(pause).await;
     let is_running = a.witness.is_running("a");
