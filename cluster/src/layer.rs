@@ -192,7 +192,7 @@ where
                 async move { serve_peer(&router, &mut inner, request).await },
             );
         }
-        let fields = Fields::of(request.headers());
+        let fields = Fields::parse(request.headers());
         let (action, guard) = self.router.classify(fields.session);
         let has_session = fields.session.is_some();
         if fields.has_internal {

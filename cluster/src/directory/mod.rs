@@ -106,8 +106,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Renews the lease if it has not lapsed, but never acquires one.
     ///
-    /// A lease with a later [`number`](Status::number) is left unchanged. The time at which the instance last turned a client away is stored
-    /// even if it has no lease.
+    /// A lease with a later [`number`](Status::number) is left unchanged. The time at which the instance last turned a client away is
+    /// stored even if it has no lease.
     async fn heartbeat(
         &self,
         owner: Owner,

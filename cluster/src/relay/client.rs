@@ -274,7 +274,7 @@ impl Relay {
         }
         let client = client_address(&head.extensions);
         if let Some(client) = client {
-            headers.append(header::FORWARDED, forwarded(client));
+            headers.append(header::FORWARDED, forwarded_element(client));
         }
         self.secret.attach(headers, client);
         request
@@ -372,7 +372,7 @@ fn client_address(extensions: &Extensions) -> Option<SocketAddr> {
 }
 
 /// Returns the element that a proxy appends to `Forwarded` (RFC 7239, section 4).
-fn forwarded(client: SocketAddr) -> HeaderValue {
+fn forwarded_element(client: SocketAddr) -> HeaderValue {
     let value = match client.ip().to_canonical() {
         IpAddr::V4(ip) => format!("for={ip}"),
         IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
@@ -529,7 +529,7 @@ mod tests {
             ("[::ffff:192.0.2.1]:80", "for=192.0.2.1"),
             ("[2001:db8::1]:80", "for=\"[2001:db8::1]\""),
         ] {
-            assert_eq!(forwarded(client.parse().unwrap()), value);
+            assert_eq!(forwarded_element(client.parse().unwrap()), value);
         }
     }
 

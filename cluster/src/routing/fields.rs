@@ -24,7 +24,7 @@ pub(crate) struct Fields<'a> {
 // === impl Fields ===
 
 impl<'a> Fields<'a> {
-    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+    pub(crate) fn parse(headers: &'a HeaderMap) -> Self {
         let mut has_internal = false;
         let mut session_id = None;
         for (name, value) in headers {
@@ -58,7 +58,7 @@ mod tests {
             (HeaderName::from_static(name), value)
         });
         let headers: HeaderMap = named.collect();
-        let fields = Fields::of(&headers);
+        let fields = Fields::parse(&headers);
         (fields.session.map(str::to_owned), fields.has_internal)
     }
 

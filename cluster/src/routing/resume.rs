@@ -68,7 +68,7 @@ pub(crate) fn rewrite_event_id(
 }
 
 fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<RewriteOutcome> {
-    let session = Fields::of(headers).session.map(SessionHash::of)?;
+    let session = Fields::parse(headers).session.map(SessionHash::of)?;
     let mut event_ids = headers.get_all(&LAST_EVENT_ID).iter();
     let (Some(event_id), None) = (event_ids.next(), event_ids.next()) else {
         return None;

@@ -189,7 +189,7 @@ impl Router {
     /// Waits until a session that this instance has relinquished is fully closed.
     ///
     /// Returns at once for any other session.
-    pub(crate) async fn until_closed(&self, id: &str) {
+    pub(crate) async fn wait_until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
         self.sessions.relinquished.until_closed(session).await;
     }
@@ -201,7 +201,7 @@ impl Router {
         if request.method() != Method::GET {
             return RewriteOutcome::Unchanged;
         }
-        let session = Fields::of(request.headers()).session;
+        let session = Fields::parse(request.headers()).session;
         let generation = session
             .filter(|id| self.sessions.has_open_gate(id))
             .map(|id| self.generations.of(id));
@@ -221,7 +221,7 @@ impl Router {
 
     /// Routes a request whose session is not known to be open here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
-        let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
+        let Some(id) = Fields::parse(request.headers()).session.map(str::to_owned) else {
             return Routed::Local(request, None);
         };
         let session = SessionHash::of(&id);
@@ -306,7 +306,7 @@ impl Router {
                     Action::Refuse(Refusal::SessionMoved)
                 }
                 Action::Serve | Action::Transfer | Action::Moved => {
-                    self.until_closed(&id).await;
+                    self.wait_until_closed(&id).await;
                     return end_wait(waiting, Routed::local(replayable, None));
                 }
                 Action::Refuse(refusal) => {

@@ -100,7 +100,7 @@ pub(crate) async fn serve_peer<S: Inner>(
 }
 
 fn session_id(request: &Request<Body>) -> Option<String> {
-    Fields::of(request.headers()).session.map(str::to_owned)
+    Fields::parse(request.headers()).session.map(str::to_owned)
 }
 
 /// Answers a peer that a session is not here.
@@ -218,7 +218,7 @@ async fn restore_and_serve<S: Inner>(
     if turn.is_some()
         && let Some(id) = &session
     {
-        router.until_closed(id).await;
+        router.wait_until_closed(id).await;
         match router.reclaim(SessionHash::of(id)).await {
             Reclaimed::Local => {}
             Reclaimed::Moved => return Ok(Restored::Moved(request)),

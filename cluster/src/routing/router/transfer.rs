@@ -46,7 +46,7 @@ struct WaitingGuard<'a> {
 impl Router {
     /// Decides where to serve a peer's request. For a new call or stream, transfers its session first.
     pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
-        let session = Fields::of(request.headers()).session.map(str::to_owned);
+        let session = Fields::parse(request.headers()).session.map(str::to_owned);
         let mut replayable = ReplayableRequest::new(request);
         let kind = match RequestKind::classify(&mut replayable).await {
             Ok(kind) => kind,
