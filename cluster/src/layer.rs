@@ -23,7 +23,7 @@ use crate::{
         plan::Action,
         resume::RewriteOutcome,
         router::Router,
-        serving::{RoutedBy, serve, serve_peer, serve_remote, unless_relinquished},
+        serving::{RoutedBy, replace_if_relinquished, serve, serve_peer, serve_remote},
     },
     sessions::drain_gate::InFlightGuard,
 };
@@ -192,7 +192,7 @@ where
                 async move { serve_peer(&router, &mut inner, request).await },
             );
         }
-        let fields = Fields::of(request.headers());
+        let fields = Fields::parse(request.headers());
         let (action, guard) = self.router.classify(fields.session);
         let has_session = fields.session.is_some();
         if fields.has_internal {
@@ -268,7 +268,11 @@ where
                 router,
             } => {
                 let response = ready!(future.poll(cx))?.into_response();
-                Poll::Ready(Ok(unless_relinquished(router, response, guard.as_ref())))
+                Poll::Ready(Ok(replace_if_relinquished(
+                    router,
+                    response,
+                    guard.as_ref(),
+                )))
             }
             KindProjected::Opening { future, router } => {
                 let response = ready!(future.poll(cx))?;

@@ -266,7 +266,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             Either::Left(create.map_ok(|events| (Either::Left(events), guard)))
         } else {
             Either::Right(Box::pin(async move {
-                let decision = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
+                let decision = timeout(UNDECIDED_TIMEOUT, self.heartbeat.wait_until_decided(id));
                 if decision.await.is_err() {
                     let not_started = stream::once(ready(not_started(&message)));
                     return Ok((Either::Right(not_started), None));

@@ -1,4 +1,4 @@
-//! The membership of this instance: its lease, and what its heartbeats report.
+//! This instance's membership: its lease, and what its heartbeats report.
 
 pub(crate) mod heartbeat;
 pub(crate) mod turned_away;

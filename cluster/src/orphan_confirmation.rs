@@ -180,7 +180,7 @@ async fn decide(router: &Router, session: SessionHash, mut wait: OrphanWait) -> 
     };
     // After a failover, the backend may lack leases and reports, and this instance may not have detected that yet.
     let is_current =
-        snapshot.leases.of(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases);
+        snapshot.leases.get(me).is_some() && router.heartbeat.is_in_run(&snapshot.leases);
     if !is_current {
         return Confirmation::Postpone(grace);
     }

@@ -1,4 +1,4 @@
-//! One hop from the instance that a request reaches to its session's owner.
+//! The one hop from the instance that receives a request to the session's owner.
 
 pub(crate) mod body_idle;
 pub(crate) mod client;

@@ -1,4 +1,4 @@
-//! The contract of a directory, as tests that run against each implementation.
+//! A directory's contract, as tests that run against each implementation.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -8,7 +8,7 @@ use super::*;
 
 mod leases_and_answers;
 
-/// Returns a new instance at the address with the given number. Each call returns another incarnation.
+/// Returns a new instance at the address with this number. Each call returns a new incarnation.
 pub(crate) fn instance(number: u8) -> Owner {
     Owner {
         address: (Ipv4Addr::new(10, 0, 0, number), 9000).into(),
@@ -16,7 +16,7 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// Returns the registration of a session that starts now.
+/// Returns the registration of a session that is just starting.
 pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),
@@ -56,7 +56,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
-/// Returns the ownership of a session that is stored in a directory.
+/// Returns a session's ownership as stored in a directory.
 pub(crate) async fn ownership(
     directory: &impl Directory,
     session: SessionHash,
@@ -70,10 +70,10 @@ pub(crate) async fn ownership(
 /// Returns `true` if an instance has its lease.
 pub(crate) async fn is_alive(directory: &impl Directory, owner: Owner) -> bool {
     let leases = directory.leases().await.unwrap();
-    leases.of(owner.incarnation).is_some()
+    leases.get(owner.incarnation).is_some()
 }
 
-/// Claims a session of `former` for `owner`.
+/// Claims one of `former`'s sessions for `owner`.
 pub(crate) async fn claim_from(
     directory: &impl Directory,
     session: SessionHash,
@@ -91,7 +91,7 @@ pub(crate) async fn owner_of(directory: &impl Directory, session: SessionHash) -
     ownership.map(|ownership| ownership.owner)
 }
 
-/// Returns the record that `owner` wrote with the given registration.
+/// Returns the record that `owner` has written with this registration.
 fn owned(owner: Owner, written: &Registration) -> Record {
     let epoch = written.epoch;
     Record::Owned(Ownership { owner, epoch })
@@ -125,7 +125,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(differing, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
-    // A directory that was restored from a snapshot has such an older record.
+    // A directory that has been restored from a snapshot holds such an older record.
     let latest = Registration {
         epoch: later.epoch.next(),
         ..taken.clone()
@@ -134,7 +134,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
     let differing = register(first, &[later]).await;
     assert_eq!(differing, [(taken.session, owned(second, &latest))]);
-    // If two instances have the same epoch, the larger incarnation owns the session.
+    // If two instances have the same epoch, the session belongs to the larger incarnation.
     let [smaller, larger] = {
         let mut both = [instance(3), instance(4)];
         both.sort_by_key(|owner| owner.incarnation.to_string());
@@ -160,7 +160,7 @@ async fn a_new_epoch_is_registered_only_over_a_record_of_its_owner(directory: &i
     let read = ownership(directory, mine.session).await.unwrap();
     claim_from(directory, taken.session, me, other).await;
     let current = ownership(directory, taken.session).await.unwrap();
-    // Later than the epoch of the other instance.
+    // Later than the other instance's epoch.
     let renewed = current.epoch.next();
     let renewals = both.map(|registered| Registration {
         renewed: Some(renewed),
@@ -173,7 +173,7 @@ async fn a_new_epoch_is_registered_only_over_a_record_of_its_owner(directory: &i
         epoch: renewed,
     };
     assert_eq!(ownership(directory, mine.session).await, Some(now));
-    // Without a record, a later claim may have been lost.
+    // If there is no record, a later claim may have been lost.
     let renewal = Registration {
         renewed: Some(renewed),
         ..lost.clone()
@@ -246,7 +246,7 @@ async fn a_claim_is_won_only_on_the_current_record(directory: &impl Directory) {
     assert_eq!(claimed, Claim::Won);
     assert_eq!(ownership(directory, taken.session).await, Some(now));
     for claimer in [late, owner] {
-        // Within one millisecond the owner's second claim would equal its first.
+        // Within one millisecond, the owner's second claim would be equal to its first.
         let wanted = now.claimed_by(claimer);
         let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
@@ -354,7 +354,7 @@ async fn a_former_owner_does_not_register_a_deleted_session(directory: &impl Dir
         .unwrap();
     claim_from(directory, hash, former, owner).await;
     let read = ownership(directory, hash).await.unwrap();
-    // An owner that no longer knows its epoch can also delete the session.
+    // Even an owner that no longer knows its epoch can delete the session.
     let tombstone = Tombstone {
         by: owner.incarnation,
         epoch: deleted.epoch,
@@ -381,7 +381,7 @@ async fn a_former_owner_does_not_register_a_deleted_session(directory: &impl Dir
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));
     }
-    // A session that the directory has lost also gets a tombstone.
+    // A session that the directory has lost gets a tombstone as well.
     let lost = session("deleted and lost").session;
     directory.delete(lost, tombstone).await.unwrap();
     let snapshot = directory.look_up(lost).await.unwrap();

@@ -1,11 +1,11 @@
-//! Errors of a directory.
+//! The errors a directory can return.
 
 use std::{
     error::Error,
     fmt::{self, Display, Formatter},
 };
 
-/// The reason why a request to the directory failed.
+/// Why a request to the directory failed.
 #[derive(Debug)]
 pub(crate) struct DirectoryError {
     message: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct DirectoryError {
 // === impl DirectoryError ===
 
 impl DirectoryError {
-    /// There was no answer in time.
+    /// The directory did not answer in time.
     pub(crate) fn timed_out() -> Self {
         Self {
             message: "the directory did not answer in time",
@@ -23,7 +23,7 @@ impl DirectoryError {
         }
     }
 
-    /// The backend cannot be a directory or cannot be reached with this configuration.
+    /// The backend cannot serve as a directory, or cannot be reached with this configuration.
     pub(crate) fn unusable(message: &'static str) -> Self {
         Self {
             message,
@@ -31,7 +31,7 @@ impl DirectoryError {
         }
     }
 
-    /// The backend could not be reached, or refused.
+    /// The backend could not be reached, or refused the request.
     pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             message: "the directory failed",

@@ -21,23 +21,23 @@ use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash,
 /// What is wrong with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing.
+    /// Nothing is wrong.
     None,
-    /// The directory is stalled. Queued requests are executed when it resumes, whether or not the caller still waits.
+    /// The directory is stalled. It executes queued requests when it resumes, even if their callers have stopped waiting.
     Stopped,
     /// Every request fails.
     Fails,
-    /// Every request is executed, and its answer is lost.
+    /// Every request is executed, but its reply is lost.
     NoReply,
     /// Every request takes this long.
     Slow(Duration),
-    /// Every request with this command is executed, and its answer is lost.
+    /// Every request with this command is executed, but its reply is lost.
     NoReplyAt(&'static str),
     /// Every request with this command takes this long.
     SlowAt(&'static str, Duration),
     /// Every request with this command fails.
     FailsAt(&'static str),
-    /// The directory returns this owner for every session.
+    /// The directory names this owner for every session.
     WrongOwner(Owner),
 }
 
@@ -50,13 +50,13 @@ pub(crate) struct Faulty {
     gate: Option<Arc<dyn Gate>>,
 }
 
-/// Decides when, and whether, a request is executed. The simulation has one for each instance.
+/// Decides when, and whether, a request is executed. In the simulation each instance has its own.
 pub(crate) trait Gate: Debug + Send + Sync {
-    /// Returns the request as this gate executes it.
+    /// Wraps a request so that it is executed as this gate allows.
     fn pass(&self, command: &'static str, request: ErasedRequest) -> ErasedRequest;
 }
 
-/// A request to the directory. The type of its answer is erased.
+/// A request to the directory whose reply type has been erased.
 pub(crate) type ErasedRequest = BoxFuture<'static, Result<Box<dyn Any + Send>, DirectoryError>>;
 
 // === impl Faulty ===
@@ -71,7 +71,7 @@ impl Faulty {
         }
     }
 
-    /// Returns the same directory, as one instance reaches it.
+    /// Returns the same directory as seen by an instance behind `gate`.
     pub(crate) fn behind(&self, gate: impl Gate + 'static) -> Self {
         Self {
             gate: Some(Arc::new(gate)),
@@ -83,7 +83,7 @@ impl Faulty {
         self.fault.send_replace(fault);
     }
 
-    /// Returns the number of requests with this command. Requests through a gate are not counted.
+    /// Returns the number of requests with this command, not counting those through a gate.
     pub(crate) fn request_count(&self, command: &str) -> usize {
         self.commands
             .lock()

@@ -1,6 +1,6 @@
 //! A directory that always answers in time, if only with an error.
 //!
-//! An answer that waited while this process stalled is discarded, because it may be out of date.
+//! If this process stalls while an answer is waiting to be read, that answer is discarded, because it may be out of date.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,20 +14,19 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout of all requests except those for answers: 500 ms.
+/// Timeout for every request that is not about an answer.
 ///
 /// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Timeout for writing, reading or removing an answer: 5 s.
+/// Timeout for writing, reading or removing an answer.
 ///
-/// Chosen because a directory with a latency of 2 s must be able to confirm 1 MiB. The resume of a lost call waits for it, and no other
-/// request does.
+/// This is long enough to get 1 MiB confirmed by a directory with a latency of 2 s. Only the resume of a lost call ever waits this long.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A directory that answers or fails within a timeout. Clones share the directory.
 ///
-/// The timeout is [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`].
+/// The timeout is [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`] for requests about answers.
 #[derive(Debug, Clone)]
 pub(crate) struct Limited(Arc<dyn Directory>);
 
@@ -42,10 +41,10 @@ impl Limited {
 async fn limited<T>(
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    within(DIRECTORY_TIMEOUT, answer).await
+    with_timeout(DIRECTORY_TIMEOUT, answer).await
 }
 
-async fn within<T>(
+async fn with_timeout<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
@@ -123,7 +122,7 @@ impl Directory for Limited {
             return Err(DirectoryError::too_large());
         }
         let kept = self.0.keep_answer(session, incarnation, call, answer, time);
-        within(ANSWERS_TIMEOUT, kept).await
+        with_timeout(ANSWERS_TIMEOUT, kept).await
     }
 
     async fn remove_answer(
@@ -132,7 +131,7 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
     ) -> Result<(), DirectoryError> {
-        within(
+        with_timeout(
             ANSWERS_TIMEOUT,
             self.0.remove_answer(session, incarnation, call),
         )
@@ -145,7 +144,7 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
-        within(ANSWERS_TIMEOUT, self.0.answer(session, incarnation, call)).await
+        with_timeout(ANSWERS_TIMEOUT, self.0.answer(session, incarnation, call)).await
     }
 }
 
@@ -156,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// Simulates a stall of this process, after which an old answer is read.
+    /// Simulates a stall of this process, after which it reads an old answer.
     #[tokio::test(start_paused = true)]
     async fn an_answer_after_the_timeout_is_discarded() {
         for (stall, is_returned) in [

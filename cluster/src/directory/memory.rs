@@ -1,4 +1,4 @@
-//! A directory in memory, for instances that are all in one process.
+//! A directory in memory, for instances that all run in one process.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,19 +20,19 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum size of the kept answers: 64 MiB. Above that, the answers that were written first are removed.
+/// Maximum total size of the kept answers. Beyond that, the earliest-written are evicted first.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
-/// Size that is counted for each answer in addition to its bytes: 256.
+/// The number of bytes that each answer counts for in addition to its length.
 const ANSWER_OVERHEAD: usize = 256;
 
-/// The directory's clock when it starts.
+/// What the directory's clock reads when it starts.
 const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// A directory in memory, for several instances in one process. Clones share the directory.
 ///
-/// It is for tests, demonstrations, and servers with one runtime per core. Like a Redis, it keeps a session for an hour after
-/// its owner last registered or claimed it. It keeps an answer for ten minutes after its call ended, and at most 64 MiB of answers.
+/// It is meant for tests, demos, and servers that run one runtime per core. Like a Redis directory, it keeps a session for an hour after
+/// its owner last registered or claimed it, and an answer for ten minutes after its call ended. It holds up to 64 MiB of answers.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -46,16 +46,16 @@ pub struct MemoryDirectory(Arc<Mutex<State>>);
 
 #[cfg_attr(test, derive(Clone))]
 struct State {
-    /// Number of restarts.
+    /// The number of restarts so far.
     starts: u64,
-    /// When the directory's clock was at [`CLOCK_START`].
+    /// When the directory's clock read [`CLOCK_START`].
     started: Instant,
     sessions: HashMap<SessionHash, StoredSession>,
     leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away.
     turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
-    /// The keys of `answers`, in the order in which they were written.
+    /// The keys of `answers`, in the order they were written.
     write_order: VecDeque<AnswerKey>,
     answer_bytes: usize,
 }
@@ -67,7 +67,7 @@ struct StoredSession {
     expires: Instant,
 }
 
-/// A lease, and the status that its instance wrote with it.
+/// A lease, with the status that its instance wrote along with it.
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
     renewed: Instant,
@@ -76,7 +76,7 @@ struct StoredLease {
     written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
-    /// Whether another owner has replaced a record of the instance since.
+    /// Whether another owner has replaced one of the instance's records since.
     was_replaced: bool,
 }
 
@@ -106,7 +106,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Loses all its data and keeps running.
+    /// Loses all of its data but keeps running.
     #[cfg(test)]
     pub(crate) fn flush(&self) {
         let mut state = self.state();
@@ -301,11 +301,11 @@ impl Directory for MemoryDirectory {
 
 impl State {
     fn time(&self, now: Instant) -> DirectoryTime {
-        CLOCK_START.after(now - self.started)
+        CLOCK_START.saturating_add(now - self.started)
     }
 
-    /// Renews a lease unless a later status has renewed it. Returns whether a record of its instance was replaced in the meantime, or
-    /// `None` if there is no lease.
+    /// Renews a lease unless a later status already has. Returns whether one of its instance's records has been replaced in the meantime,
+    /// or `None` if there is no lease.
     fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> Option<bool> {
         self.sweep(now);
         self.record_turned_away(status, now);
@@ -318,7 +318,7 @@ impl State {
         Some(was_replaced)
     }
 
-    /// Returns when a status was created, or `now` if that is unknown or later.
+    /// Returns when a status was created, or `now` if that is unknown or in the future.
     fn created_at(&self, status: &Status, now: Instant) -> Instant {
         let ago = status.created_at.map(|at| self.time(now).since(at));
         now.checked_sub(ago.unwrap_or_default()).unwrap_or(now)
@@ -363,7 +363,7 @@ impl State {
         }
     }
 
-    /// Returns when a lease last lapsed. A lease that was released has not lapsed.
+    /// Returns when a lease last lapsed. A released lease has not lapsed.
     fn last_lapse(&self, now: Instant) -> Option<Instant> {
         let lapsed = self.leases.values().filter(|lease| !lease.is_valid(now));
         lapsed.map(|lease| lease.renewed + LEASE_TTL).max()
@@ -398,8 +398,8 @@ impl State {
         }
     }
 
-    /// Removes expired leases, records and answers. An expired answer remains stored while one that was written earlier has not expired.
-    /// [`answer`](Directory::answer) returns no expired answer.
+    /// Removes expired leases, records and answers. An expired answer stays in memory for as long as one written before it has not expired,
+    /// but [`answer`](Directory::answer) does not return it.
     fn sweep(&mut self, now: Instant) {
         self.turned_away = self.turned_away.max(self.last_lapse(now));
         self.leases.retain(|_, lease| lease.is_valid(now));

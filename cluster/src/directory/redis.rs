@@ -1,20 +1,20 @@
-//! The directory in a Redis or Valkey server.
+//! A directory in a Redis or Valkey server.
 //!
 //! | key | value | expires |
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the session's record, `p` the `initialize` parameters | 1 h after it was written |
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
-//! | `mcp:a:<session>:<incarnation>:<call>` | the answer to a call that ended without its client | 10 min after its call |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer to a call that ended without its client | 10 min after its call ended |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
-//! created, by the backend's clock, in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which
-//! all sessions of the instance have been written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or `-`. The
-//! word `replaced` is appended when another owner replaces a record of the instance, until its next heartbeat. A lease lasts for 6 s. The field
-//! `turned-away` is not a lease. It is the time at which any instance last turned a client away, or at which a lease last lapsed. All
-//! leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
+//! `<session>` is a hash and `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat
+//! was created, in milliseconds on the backend's clock. `<number>` grows with each of the instance's heartbeats. `<run>` is the run in
+//! which all of the instance's sessions have been written, or `-`. `<marks>` are `settled` and `late-answers`, separated by a comma, or
+//! `-`. When another owner replaces one of the instance's records, the word `replaced` is appended until the instance's next heartbeat. A
+//! lease lasts 6 s. The `turned-away` field is not a lease: it holds the time at which an instance last turned a client away or a lease
+//! last lapsed. All leases share one key, so they are lost together, and each instance notices the loss at its next heartbeat.
 //!
-//! Each compare-and-set is a script that decides on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
-//! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
+//! Each compare-and-set is a script that decides on a single key. The backend's user needs `~mcp:*` and `+hget +hmget +hset +hdel +hgetall
+//! +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels also `+role`.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -59,12 +59,12 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the key of the leases is kept after the last heartbeat of any instance: one day.
+/// How long the leases' key is kept after any instance's last heartbeat.
 ///
-/// Chosen to be long, because a backend that evicts by remaining time then removes them last.
+/// This is long so that a backend that evicts the keys closest to expiry evicts this one last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A Redis or a Valkey, on two connections, which are reestablished when they break.
+/// Redis or Valkey, over two connections that are reestablished when they break.
 pub(crate) struct RedisDirectory {
     connections: Connections,
     inspection: Inspection,
@@ -75,11 +75,11 @@ pub(crate) struct RedisDirectory {
 // === impl RedisDirectory ===
 
 impl RedisDirectory {
-    /// Returns the directory at an address. It connects with the first command.
+    /// Returns the directory at an address. The first command connects to it.
     ///
     /// # Errors
     ///
-    /// Returns an error if the address cannot be parsed or cannot be used with the features of this build.
+    /// Returns an error if the address cannot be parsed, or cannot be used with this build's features.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         let source = address.source()?;
         let inspection = Inspection::new(matches!(source, Source::Sentinels(_)));
@@ -93,11 +93,11 @@ impl RedisDirectory {
 
     /// Inspects the backend if it answers within [`DIRECTORY_TIMEOUT`].
     ///
-    /// Otherwise the first heartbeat that is answered inspects it. An error of the connection is only logged.
+    /// Otherwise this is left to the first heartbeat that is answered. A connection error is only logged.
     ///
     /// # Errors
     ///
-    /// Returns an error if the backend cannot be a directory.
+    /// Returns an error if the backend cannot serve as a directory.
     pub(crate) async fn inspect(&self) -> Result<(), DirectoryError> {
         let properties = async {
             let mut connection = self.connections.source().connect_once().await?;
@@ -105,7 +105,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, properties).await {
             Ok(Ok(properties)) => self.inspection.evaluate(properties),
-            // Heartbeats retry, but observe only a timeout, so the error is logged here.
+            // Heartbeats will retry, but all they see is a timeout, so the error is logged now.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
                 Ok(())
@@ -152,8 +152,8 @@ impl RedisDirectory {
         pipeline.cmd("INFO").arg("server");
         let reply = pipeline.query_async(&mut connection).await;
         let reply = reply.inspect_err(|error: &RedisError| {
-            // The backend may have become a replica, and its name may resolve to another server now. Or the backend refuses the
-            // connection, which is not retried automatically.
+            // The backend may have become a replica, with its name now resolving to another server. Or it may be refusing the connection,
+            // which is not retried automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }
@@ -167,10 +167,10 @@ impl RedisDirectory {
         })
     }
 
-    /// Sends a command about an answer, on the connection for answers. Such a command may be executed twice.
+    /// Sends a command about an answer, on the connection for answers. The command may be executed twice.
     ///
-    /// That connection may be idle for a long time, so the backend or the network may have closed it. The second attempt uses a new
-    /// connection.
+    /// That connection may have been idle for a long time, so the backend or the network may have closed it. The second attempt then uses a
+    /// new one.
     async fn query_answers<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
         let mut connection = self.connections.for_answers().await?;
         match command.query_async(&mut connection).await {
@@ -181,12 +181,12 @@ impl RedisDirectory {
         }
     }
 
-    /// Writes or removes an answer. If the backend is a replica or refuses the user, the next commands use new connections.
+    /// Writes or removes an answer. If the backend turns out to be a replica or refuses the user, later commands use new connections.
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
         let result: Result<(), RedisError> = self.query_answers(command).await;
         Ok(result.inspect_err(|error| {
-            // Other refusals, such as writes when the memory is full, would occur on every connection. The connections of the heartbeats
-            // must not be renewed for them.
+            // Any other refusal, for example because the memory is full, would happen on every connection, so it is no reason to renew the
+            // one that heartbeats use.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
@@ -250,7 +250,7 @@ impl Directory for RedisDirectory {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // A restarted backend no longer has the script.
+        // A backend that has been restarted no longer has the script.
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));
@@ -266,7 +266,7 @@ impl Directory for RedisDirectory {
         let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
         if records.len() != sessions.len() {
             return Err(DirectoryError::unreadable(
-                "the number of replies differs from that of the commands",
+                "the number of replies does not match the number of commands",
             ));
         }
         let mut differing = Vec::new();
@@ -380,7 +380,6 @@ impl Directory for RedisDirectory {
     }
 }
 
-/// Appends the commands that read the leases.
 fn append_lease_queries(pipeline: &mut Pipeline) {
     pipeline.cmd("HGETALL").arg(LEASES);
     pipeline.cmd("TIME");

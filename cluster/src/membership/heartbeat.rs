@@ -1,16 +1,17 @@
-//! Keeps the lease, tracks the consistency of the directory, and writes the local sessions.
+//! Keeps the lease, tracks the directory's consistency, and writes the local sessions.
 //!
-//! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do
-//!    not wait for them. Writes of one session need no order, because the records themselves are ordered ([`Record`](crate::ids::Record)).
-//! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. While the directory does
-//!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are being turned away, [`MIN_INTERVAL`].
-//! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
-//!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
-//! 4. Each heartbeat reports, among others, four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this
-//!    instance have been written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`].
-//!    `has_late_answers` is set while answers to its calls are late, or calls of sessions that it must close may still be running.
-//!    `turned_away` is the time since this instance last turned a client away. A missing record proves that the session does not exist only
-//!    if [`Heartbeat::proves_absence`] returns `true`.
+//! 1. A single task registers sessions, deletes them and holds the lease. It writes sessions in several concurrent batches, which
+//!    heartbeats do not wait for. Writes of the same session can complete in any order, because the records themselves are ordered
+//!    ([`Record`](crate::ids::Record)).
+//! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. The interval drops to
+//!    [`RETRY_INTERVAL`] while the directory is not answering, and to [`MIN_INTERVAL`] while clients are being turned away.
+//! 3. A loss, which is either a new run of the backend or a lapsed lease, ends the consistency before the lease is acquired again. An
+//!    instance that reads its own lease and then finds the directory consistent therefore knows that nothing was lost in between.
+//! 4. Among other things, each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all of this
+//!    instance's sessions have been written. `is_settled` is set once this instance has found the directory consistent for
+//!    [`SETTLE_PERIOD`]. `has_late_answers` is set while answers to its calls are late, or while calls of sessions that it must close may
+//!    still be running. `turned_away` is how long ago this instance last turned a client away. A missing record proves that the session
+//!    does not exist only if [`Heartbeat::proves_absence`] returns `true`.
 
 use std::{
     convert::Infallible,
@@ -56,25 +57,26 @@ mod lane;
 mod proofs;
 mod stalls;
 
-/// Interval of heartbeats: 2 s. Chosen so that the lease outlives two lost heartbeats.
+/// How often heartbeats are sent. The lease survives the loss of two in a row.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Interval of attempts while the directory does not answer: 500 ms.
+/// How often heartbeats are attempted while the directory is not answering.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Minimum interval of heartbeats, while clients are being turned away: 250 ms.
+/// Minimum interval between heartbeats, which applies while clients are being turned away.
 ///
-/// Chosen so that a directory with a hundred such instances gets at most 400 heartbeats a second.
+/// With a hundred instances turning clients away, the directory gets at most 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
+/// How often to scan for sessions that were written a while ago and should be written again.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of concurrent batches of sessions: 8. Chosen so that a directory with a latency of 300 ms accepts 3,000 sessions
-/// a second.
+/// Maximum number of session batches written at a time.
+///
+/// A directory with a latency of 300 ms then accepts 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
 
-/// Maximum number of concurrent batches of deletions: 4.
+/// Maximum number of deletion batches written at a time.
 const MAX_DELETIONS: usize = 4;
 
 /// Keeps the lease and writes the local sessions.
@@ -85,14 +87,14 @@ pub(crate) struct Heartbeat {
     turned_away: Arc<TurnedAway>,
     answers: Arc<Answers>,
     health: Mutex<DirectoryHealth>,
-    /// Number of the next status.
+    /// The number of the next status.
     next_number: AtomicU64,
     unreachable_warning: RateLimitedWarning,
     unwritten_warning: RateLimitedWarning,
     stop: Notify,
-    /// Wakes the task to send a heartbeat at once.
+    /// Makes the task send a heartbeat right away.
     heartbeat_due: Notify,
-    /// Notified after each heartbeat that the directory answered. Wakes the writes after the directory was unreachable.
+    /// Notified after each answered heartbeat. Resumes the writes once the directory is reachable.
     directory_reachable: Notify,
 }
 
@@ -123,14 +125,14 @@ impl Heartbeat {
         })
     }
 
-    /// Returns the time since which the directory has been consistent, or `None` if it is not.
+    /// Returns since when the directory has been consistent, or `None` if it is not.
     pub(crate) fn consistent_since(&self) -> Option<Instant> {
         self.health().consistent_since(Instant::now())
     }
 
     /// Returns `true` if a session that is open here may serve new requests.
     ///
-    /// Otherwise another instance may have claimed the session, which must be verified first ([`Lapse`](crate::sessions::Lapse)).
+    /// Otherwise another instance may have claimed the session, which has to be verified first ([`Lapse`](crate::sessions::Lapse)).
     pub(crate) fn may_serve(&self, id: &str) -> bool {
         let lapse = self.health().lapse(Instant::now());
         if lapse.is_none() && !self.sessions.has_contested() {
@@ -139,8 +141,8 @@ impl Heartbeat {
         self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
-    /// Waits until a session that is open here may serve new requests, or is closed.
-    pub(crate) async fn until_decided(&self, id: &str) {
+    /// Waits until a session that is open here either may serve new requests or is closed.
+    pub(crate) async fn wait_until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
         self.sessions.until(is_decided).await;
@@ -149,32 +151,36 @@ impl Heartbeat {
 
     /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be called only once.
     ///
-    /// Then writes what is queued, sends a last status and releases the lease. If the directory does not accept that, the lease expires.
+    /// After that it writes what is still queued, sends a last status and releases the lease. If the directory does not accept this, the
+    /// lease expires.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lease lapses, and nothing more is written.
+    /// If the future is dropped, the lease lapses and nothing more is written.
     pub(crate) async fn run(self: Arc<Self>) {
         select! {
             biased;
-            // Before the heartbeats, so that the first heartbeat after a stall reports it.
+            // Polled before the heartbeats, so that the first heartbeat after a stall reports it.
             never = stalls::watch(&self.turned_away) => match never {},
             () = self.send_heartbeats() => {}
             never = self.run_writes() => match never {},
             never = self.run_contested() => match never {},
         }
-        // The most recently opened sessions must be in the directory, so that other instances can claim them.
-        let _not_written = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
-        // This status reports when this instance last turned a client away. A lease that expires counts as such a report.
+        // The most recently opened sessions must be in the directory, or else other instances could not claim them.
+        let _ = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
+        // This status reports when this instance last turned a client away. If the lease has to expire instead, that counts as such a
+        // report.
         let reported = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::set_directory_consistent(false);
         if reported.is_err() || self.directory.release_lease(self.me).await.is_err() {
-            log(|| tracing::debug!("could not release the lease; it will expire"));
+            log(|| tracing::debug!("could not release the lease, so it will expire on its own"));
         }
     }
 
-    /// Ends [`run`](Self::run). The lease is released, so that other instances claim the sessions without delay.
+    /// Ends [`run`](Self::run).
+    ///
+    /// This releases the lease, so that other instances can claim the sessions without delay.
     pub(crate) fn stop(&self) {
         self.stop.notify_one();
     }
@@ -205,21 +211,21 @@ impl Heartbeat {
                 () = self.stop.notified() => return,
                 () = sleep_until(next) => {}
                 () = self.heartbeat_due.notified() => {}
-                () = self.until_turned_away(started + MIN_INTERVAL) => {}
+                () = self.wait_until_turned_away(started + MIN_INTERVAL) => {}
             }
         }
     }
 
-    /// Waits for a turned-away client that no heartbeat has reported, at least until `earliest`.
-    async fn until_turned_away(&self, earliest: Instant) {
-        self.turned_away.until_unreported().await;
+    /// Waits for a turned-away client that has not been reported yet, and at least until `earliest`.
+    async fn wait_until_turned_away(&self, earliest: Instant) {
+        self.turned_away.wait_until_unreported().await;
         sleep_until(earliest).await;
     }
 
     async fn send_heartbeat(&self, started: Instant) {
         if let Err(error) = self.try_send_heartbeat(started).await {
             self.health().on_heartbeat_failed();
-            let consequence = "No session starts or is claimed here, and no orphaned call is cancelled, until the directory accepts heartbeats";
+            let consequence = "Until the directory accepts heartbeats again, no session starts or is claimed here, and no orphaned call is cancelled";
             self.unreachable_warning.warn(&format_args!(
                 "directory heartbeat failed: {error}. {consequence}"
             ));
@@ -239,14 +245,15 @@ impl Heartbeat {
             .created_at
             .is_some_and(|at| reply.time.since(at) > health::MAX_HEARTBEAT_AGE)
         {
-            // The directory's clock has stepped, or this machine was suspended. The lease was renewed as of a time that is too early.
+            // The directory's clock has stepped, or this machine was suspended. Either way, the lease has been renewed as of too early a
+            // time.
             started = Instant::now();
             reply = self.report(started, &self.status()).await?;
         }
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
-            // A new instance has no sessions, so it must not delay the proofs of other instances.
+            // A new instance has no sessions, so there is no reason for it to delay other instances' proofs.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
             self.directory.acquire_lease(self.me, &status).await?;
         }
@@ -266,8 +273,8 @@ impl Heartbeat {
 
     /// Sends a status and reads the directory's clock from the reply.
     ///
-    /// Counts clients as turned away if that clock stepped forward or this machine was suspended. Rechecks the sessions if a record of
-    /// this instance was replaced.
+    /// If that clock has stepped forward or this machine was suspended, clients count as turned away. If one of this instance's records has
+    /// been replaced, its sessions are checked again.
     async fn report(
         &self,
         started: Instant,
@@ -286,8 +293,8 @@ impl Heartbeat {
 
     /// Returns `true` if new epochs are due and this instance may take them.
     ///
-    /// Returns `false` if no renewal is due, or while another instance's claim may have been lost, because a new epoch would supersede
-    /// that claim. No instance claims during that time.
+    /// While another instance's claim may have been lost, new epochs have to wait, because they would supersede that claim. During that
+    /// time no instance claims sessions.
     async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),
@@ -313,7 +320,7 @@ impl Heartbeat {
         Status {
             written_in,
             is_settled,
-            // Read after `written_in`: a session that another instance has claimed is contested before it is confirmed.
+            // Read after `written_in`, because a session that another instance has claimed becomes contested before it is confirmed.
             has_late_answers: self.has_late_answers(),
             turned_away: self.turned_away.age(now),
             created_at,
@@ -321,10 +328,10 @@ impl Heartbeat {
         }
     }
 
-    /// Writes all queued sessions and deletions, forever.
+    /// Writes queued sessions and deletions, forever.
     async fn run_writes(&self) -> Infallible {
         let mut entries = Lane::new(MAX_WRITES, RETRY_INTERVAL);
-        // A separate lane, so that a slow or failing deletion delays no session.
+        // Deletions have a lane of their own, so that slow or failing ones do not delay any session.
         let mut deletions = Lane::new(MAX_DELETIONS, RETRY_INTERVAL);
         loop {
             if !self.health().is_unreachable() {
@@ -351,7 +358,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what is queued now, until a write fails.
+    /// Writes everything that is queued now, until a write fails.
     async fn write_all(&self) {
         let next = || {
             self.sessions
@@ -365,7 +372,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes a batch. Returns `true` if the directory accepted it.
+    /// Writes a batch. Returns `true` if the directory has accepted it.
     async fn write(&self, work: Work) -> bool {
         let written = match work {
             Work::Delete(batch) => {
@@ -391,7 +398,7 @@ impl Heartbeat {
         };
         if let Err(error) = &written {
             self.unwritten_warning.warn(&format_args!(
-                "sessions of this instance have not been written yet: {error}"
+                "this instance's sessions have not been written yet: {error}"
             ));
         }
         written.is_ok()
@@ -402,13 +409,13 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances wait for the status with which this one reports that everything has been written.
+            // Other instances are waiting for the status in which this one reports that everything has been written.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable_warning.clear() {
             log(|| {
                 tracing::info!(
-                    "the directory is reachable again, and all sessions of this instance have been written"
+                    "the directory is reachable again, and all of this instance's sessions have been written"
                 )
             });
         }

@@ -1,14 +1,14 @@
 //! Tracks when this instance last turned a client away.
 //!
-//! A client counts as turned away if its session's request gets 503 from the cluster's layer. So does a client whose resume of a local call
-//! gets 408, 429 or 5xx from any layer. A client also counts while it is waiting for an unresponsive owner or inner service, and afterwards
-//! if it was not served. A stall of this process, a suspended machine, or a forward step of the directory's clock counts as well, because
-//! clients may have waited.
+//! A client counts as turned away if the cluster's layer answers 503 to a request that belongs to a session, or if any layer answers 408,
+//! 429 or 5xx to a resume of a local call. A client also counts while it is waiting for an unresponsive owner or inner service, and
+//! afterwards if it has not been served. It counts as well if this process stalls, the machine is suspended, or the directory's clock steps
+//! forward, because clients may have been waiting in the meantime.
 //!
-//! Each heartbeat reports how long ago a client was last turned away ([`Status`](crate::directory::Status)). A turned-away client brings
-//! the next heartbeat forward, so even an instance that dies soon afterwards will usually have reported the client. The directory has the
-//! latest time that any instance reported, including instances that no longer run. For a while after that time, owners do not cancel any
-//! orphan, because the call may be that client's. The report does not identify a session, so one time covers all clients and is sent with
+//! Each heartbeat reports how long ago a client was last turned away ([`Status`](crate::directory::Status)). Turning a client away brings
+//! the next heartbeat forward, so even an instance that dies soon afterwards has usually reported it. The directory keeps the latest time
+//! reported by any instance, including those that are no longer running. For a while after that time, owners do not cancel any orphans,
+//! because the orphaned call may be that client's. The report does not identify a session, so a single time covers all clients and fits in
 //! the heartbeat.
 
 use std::{
@@ -24,18 +24,18 @@ use tokio::{
 
 use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
-/// Default time within which a turned-away client may return: 40 s.
+/// How long a turned-away client may take to return, by default.
 ///
-/// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait at most 30 s.
+/// Clients are asked to retry after 1 s, and SDKs with delays of their own wait at most 30 s.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// Time after which a client that has not been served counts as turned away: 250 ms.
+/// How long a client may go unserved before it counts as turned away.
 ///
-/// Applies to relayed requests other than POST, and to reading the body of such a request before a restore. Also applies to resumes
-/// that wait for the inner service or its response. The call's grace may expire in the meantime.
+/// This applies to relayed requests other than POST, to reading the body of such a request before a restore, and to resumes that wait for
+/// the inner service or its response. Their call's grace may expire while they wait.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
-/// Maximum time until an unserved client counts as turned away: 750 ms.
+/// The longest it takes for an unserved client to count as turned away.
 ///
 /// This is the timeout of one lookup plus [`SLOW_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);
@@ -43,7 +43,7 @@ pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(S
 /// Tracks when a client was last turned away.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
-    /// Time within which a turned-away client may return.
+    /// How long a turned-away client may take to return.
     pub(crate) backoff: Duration,
     state: Mutex<State>,
     /// Wakes the task that sends heartbeats.
@@ -53,13 +53,13 @@ pub(crate) struct TurnedAway {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Instant>,
-    /// Number of waiting clients.
+    /// The number of clients that are waiting.
     waiting: usize,
 }
 
 /// Counts a client as waiting until dropped.
 ///
-/// The client is then recorded as turned away unless [marked as served](Self::mark_served).
+/// Unless it has been [marked as served](Self::mark_served), the client is then recorded as turned away.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     turned_away: Arc<TurnedAway>,
@@ -77,20 +77,20 @@ impl TurnedAway {
         }
     }
 
-    /// Waits for a client to be turned away or to start waiting.
+    /// Waits until a client is turned away or starts waiting.
     ///
-    /// Returns at once if that has happened since this last returned.
-    pub(crate) async fn until_unreported(&self) {
+    /// Returns at once if that has happened since the last time this returned.
+    pub(crate) async fn wait_until_unreported(&self) {
         self.unreported.notified().await;
     }
 
-    /// Records that a client was, or may have been, turned away.
+    /// Records that a client has been, or may have been, turned away.
     pub(crate) fn record(&self) {
         self.state().last = Some(Instant::now());
         self.unreported.notify_one();
     }
 
-    /// Records that a client is waiting for an owner or an inner service that may not answer.
+    /// Records that a client is waiting for an owner or an inner service that may never answer.
     pub(crate) fn begin_wait(self: &Arc<Self>) -> Waiting {
         self.state().waiting += 1;
         self.unreported.notify_one();
@@ -100,9 +100,9 @@ impl TurnedAway {
         }
     }
 
-    /// Awaits `serving`, and counts the client as waiting after [`SLOW_THRESHOLD`].
+    /// Awaits `serving`, and counts the client as waiting once [`SLOW_THRESHOLD`] has passed.
     ///
-    /// After that time, the client is recorded as turned away if `serving` fails or is dropped.
+    /// From then on, the client is recorded as turned away if `serving` fails or is dropped.
     pub(crate) async fn record_if_slow<T, E>(
         self: &Arc<Self>,
         serving: impl Future<Output = Result<T, E>>,
@@ -119,9 +119,9 @@ impl TurnedAway {
         result
     }
 
-    /// Returns how long ago a client was last turned away.
+    /// Returns how long ago a client was last turned away, or `None` if that has never happened.
     ///
-    /// Returns zero while one is waiting, or `None` if none ever was turned away.
+    /// While any client is waiting, this is zero.
     pub(crate) fn age(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
         let since = if state.waiting > 0 {
@@ -140,7 +140,7 @@ impl TurnedAway {
 // === impl Waiting ===
 
 impl Waiting {
-    /// Records that the client was served.
+    /// Records that the client has been served.
     pub(crate) fn mark_served(mut self) {
         self.is_served = true;
     }

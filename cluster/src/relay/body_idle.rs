@@ -1,6 +1,6 @@
-//! A limit on pauses of a request body.
+//! Limits how long a request body may pause.
 //!
-//! A client that sends half a body and stays connected would otherwise block every task that waits for the body.
+//! Otherwise a client that sends half a body and then stays connected would block every task that is waiting for the body.
 
 use std::{
     error::Error,
@@ -15,23 +15,23 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-/// Maximum pause of a request body while it is being read: 30 s.
+/// How long a request body may pause while it is being read.
 ///
-/// Chosen because a lost packet is retransmitted sooner on any working link.
+/// On any working link, a lost packet is retransmitted sooner than that.
 pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// No byte of a request body arrived for [`BODY_IDLE_TIMEOUT`].
+/// No byte of a request body has arrived for [`BODY_IDLE_TIMEOUT`].
 #[derive(Debug)]
 struct BodyStalled;
 
 /// A body that fails with [`BodyStalled`].
 struct IdleLimited {
     body: Body,
-    /// Set while the reader is waiting for the next frame. A body that is not read does not stall.
+    /// Set while the reader is waiting for the next frame. A body that is not being read cannot stall.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-/// Returns a body that fails once no byte arrives for [`BODY_IDLE_TIMEOUT`] while it is being read.
+/// Returns a body that fails if it is being read but no byte arrives for [`BODY_IDLE_TIMEOUT`].
 pub(crate) fn limit_idle(body: Body) -> Body {
     if body.is_end_stream() {
         return body;
@@ -39,7 +39,7 @@ pub(crate) fn limit_idle(body: Body) -> Body {
     Body::new(IdleLimited { body, pause: None })
 }
 
-/// Returns `true` if an error was caused by a body that stalled.
+/// Returns `true` if an error was caused by a stalled body.
 pub(crate) fn is_stalled(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -88,7 +88,7 @@ impl fmt::Display for BodyStalled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "no byte of the request body arrived for {} s",
+            "no byte of the request body has arrived for {} s",
             BODY_IDLE_TIMEOUT.as_secs()
         )
     }
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a body of `frame_count` frames, each after `pause`. After them, the body ends if `is_complete`, and stalls otherwise.
+    /// Returns a body of `frame_count` frames, with `pause` before each. It then ends if `is_complete`, and stalls otherwise.
     fn body(frame_count: u64, pause: Duration, is_complete: bool) -> Body {
         let frames = stream::iter(0..frame_count).then(move |_| async move {
             sleep(pause).await;

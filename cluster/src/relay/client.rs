@@ -1,12 +1,12 @@
 //! Relays a request to its session's owner, on a new connection.
 //!
-//! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
-//!    client has disconnected.
-//! 2. Frames are passed on as they arrive, without reading ahead. Backpressure of a slow client therefore reaches the owner.
-//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call starts twice, and a
-//!    call whose body was not asked for has not started.
-//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have started a call,
-//!    which has no time limit. The kernel detects dead peers.
+//! 1. Only the response owns the connection. Dropping the response closes the connection, which is how the owner sees that the client has
+//!    disconnected.
+//! 2. Frames are passed on as they arrive, without reading ahead, so that backpressure from a slow client reaches the owner.
+//! 3. Each connection carries one request, and a POST's body is sent only when the peer requests it. That way no call starts twice, and a
+//!    call whose body has not been requested has not started.
+//! 4. The response head must arrive within [`HEAD_TIMEOUT`], unless a POST's body has been requested. A call may then have started, and
+//!    since calls have no time limit, it is left to the kernel to detect a dead peer.
 //! 5. A response that does not identify its sender as a peer is discarded.
 
 use std::{
@@ -55,23 +55,23 @@ use crate::{
     sessions::drain_gate::InFlightGuard,
 };
 
-/// Timeout for a connection to a peer: 1 s.
+/// Timeout for connecting to a peer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Timeout for the head of a response, unless the body of a POST was asked for: 10 s.
+/// Timeout for the response head, unless a POST's body has been requested.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time after which a relay that still waits may have started a call: 12 s.
+/// A relay that is still waiting after this long may have started a call.
 ///
-/// Chosen because the timeouts for the connection and the head have expired by then.
+/// By then, the timeouts for the connection and the response head have expired.
 pub(crate) const UNSTARTED_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
 
-/// Maximum number of fields that a relay adds to a head: 8.
+/// Maximum number of fields that a relay adds to a request head.
 const MAX_ADDED: usize = 8;
 
-/// Fields of one connection, in addition to those listed in `Connection`. `Expect` is fulfilled here.
+/// Fields that concern one connection, besides those listed in `Connection`. `Expect` is handled here.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
@@ -105,7 +105,7 @@ const END_TO_END: [HeaderName; 17] = [
     HeaderName::from_static("x-real-ip"),
 ];
 
-/// The state that all relays of an instance share.
+/// The state shared by all of an instance's relays.
 #[derive(Debug)]
 pub(crate) struct Relay {
     network: Network,
@@ -115,9 +115,9 @@ pub(crate) struct Relay {
     untrusted_answer_warning: RateLimitedWarning,
 }
 
-/// The body of a response, with the connection on which it arrives.
+/// A response body, with the connection on which it arrives.
 struct HopBody {
-    /// Dropped first, so the connection is closed before anything else is dropped.
+    /// Dropped first, so that the connection is closed before anything else is dropped.
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
@@ -127,7 +127,7 @@ struct HopBody {
 
 type HopConnection = Connection<TokioIo<Stream>, Body>;
 
-/// Completes when the client's connection has ended, as the kernel reports it.
+/// Completes when the client's connection has ended, as reported by the kernel.
 type ClientDisconnect = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 // === impl Relay ===
@@ -147,7 +147,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// Returns an error if the body cannot be read, or the head has more fields than a peer accepts.
+    /// Returns an error if the body cannot be read, or if the request head has more fields than a peer accepts.
     pub(crate) async fn prepare(&self, replayable: &mut ReplayableRequest) -> Result<(), Refusal> {
         if replayable.head.headers.len() + MAX_ADDED > MAX_FIELDS {
             return Err(Refusal::TooManyFields);
@@ -155,9 +155,9 @@ impl Relay {
         replayable.read().await
     }
 
-    /// Sends a request to an owner. The response keeps `in_flight` until its body is dropped.
+    /// Sends a request to an owner. The response holds on to `in_flight` until its body is dropped.
     ///
-    /// After a failure, `replayable` can be sent again if it is still whole. Its body counts as unsent if the peer has not asked for it.
+    /// After a failure, `replayable` can be sent again if it is still whole. Its body counts as unsent if the peer has not requested it.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -165,7 +165,7 @@ impl Relay {
         in_flight: Option<InFlightGuard>,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            let message = "the directory names an address that no peer may have";
+            let message = "the directory names an address that peers may not have";
             let address = owner.address;
             self.untrusted_address_warning
                 .warn(&format_args!("{message}: {address}"));
@@ -195,13 +195,12 @@ impl Relay {
         }
         Err(match failure {
             Failure::Broken if is_unsent => Failure::Unreachable,
-            // A POST without a body may have started, too.
+            // A POST without a body may have started as well.
             Failure::Silent | Failure::Unreachable if is_call && !is_unsent => Failure::Broken,
             failure => failure,
         })
     }
 
-    /// Opens a connection to a peer.
     async fn connect(&self, address: SocketAddr) -> Result<Stream, Failure> {
         match timeout(CONNECT_TIMEOUT, self.network.connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),
@@ -216,7 +215,7 @@ impl Relay {
         }
     }
 
-    /// Returns the response from the owner, or the reason there is none.
+    /// Returns the owner's response, or why there is none.
     async fn await_response(
         &self,
         stream: Stream,
@@ -242,7 +241,8 @@ impl Relay {
                 });
             }
             Responder::Moved(_) | Responder::Unmarked => {
-                let message = "the server at a peer's address is not a peer, or has another secret";
+                let message =
+                    "the server at a peer's address is not a peer, or has a different secret";
                 let (address, status) = (owner.address, response.status());
                 self.untrusted_answer_warning
                     .warn(&format_args!("{message}: {address}, {status}"));
@@ -262,26 +262,26 @@ impl Relay {
         let headers = request.headers_mut();
         headers.clone_from(&head.headers);
         remove_hop_by_hop(headers);
-        // hyper announces the length of the body that is sent, regardless of the client's field.
+        // hyper announces the length of the body that is actually sent, whatever the client's field contains.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        // An HTTP/2 request carries the host in its URI. The application checks the host on the peer as it would here.
+        // An HTTP/2 request has the host in its URI. The application checks the host on the peer just as it would here.
         let authority = head.uri.authority();
         if !headers.contains_key(header::HOST)
             && let Some(host) = authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
         {
             headers.insert(header::HOST, host);
         }
-        let client = client(&head.extensions);
+        let client = client_address(&head.extensions);
         if let Some(client) = client {
-            headers.append(header::FORWARDED, forwarded(client));
+            headers.append(header::FORWARDED, forwarded_element(client));
         }
         self.secret.attach(headers, client);
         request
     }
 }
 
-/// Defers the body of a request until the peer asks for it.
+/// Defers a request's body until the peer requests it.
 fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
     let (signal, body) = ContinueSignal::defer(std::mem::take(request.body_mut()));
     *request.body_mut() = body;
@@ -296,7 +296,7 @@ fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
     signal
 }
 
-/// Writes a request and waits for the head of its response.
+/// Writes a request and waits for the response head.
 async fn exchange(
     stream: Stream,
     request: Request<Body>,
@@ -335,7 +335,7 @@ async fn exchange(
     }
 }
 
-/// Drives a connection while it is open.
+/// Drives a connection for as long as it is open.
 fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
     if let Some(open) = connection
         && let Poll::Ready(ended) = Pin::new(open).poll(cx)
@@ -363,8 +363,8 @@ fn client_disconnect(extensions: &Extensions) -> Option<ClientDisconnect> {
     Some(Box::pin(async move { peer.closed().await }))
 }
 
-/// Returns the address of the client, or `None` if the server does not provide it.
-fn client(extensions: &Extensions) -> Option<SocketAddr> {
+/// Returns the client's address, or `None` if the server does not provide it.
+fn client_address(extensions: &Extensions) -> Option<SocketAddr> {
     let connect_info: Option<&ConnectInfo<SocketAddr>> = extensions.get();
     connect_info
         .map(|info| info.0)
@@ -372,7 +372,7 @@ fn client(extensions: &Extensions) -> Option<SocketAddr> {
 }
 
 /// Returns the element that a proxy appends to `Forwarded` (RFC 7239, section 4).
-fn forwarded(client: SocketAddr) -> HeaderValue {
+fn forwarded_element(client: SocketAddr) -> HeaderValue {
     let value = match client.ip().to_canonical() {
         IpAddr::V4(ip) => format!("for={ip}"),
         IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
@@ -380,7 +380,7 @@ fn forwarded(client: SocketAddr) -> HeaderValue {
     HeaderValue::try_from(value).unwrap_or(HeaderValue::from_static("for=unknown"))
 }
 
-/// Returns the URI in origin form, as it was before a router removed a prefix.
+/// Returns the URI in origin form, as it was before any router removed a prefix.
 fn origin_form(head: &Parts) -> Uri {
     let original: Option<&OriginalUri> = head.extensions.get();
     let uri = original.map_or(&head.uri, |original| &original.0);
@@ -388,9 +388,9 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the known hop-by-hop fields, and those listed in `Connection`.
+/// Removes the known hop-by-hop fields, as well as those listed in `Connection`.
 ///
-/// Fields that are meant for all recipients remain, because `Connection` must not list them (RFC 9110, section 7.6.1).
+/// Fields meant for all recipients are kept, because `Connection` must not list them (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -529,11 +529,11 @@ mod tests {
             ("[::ffff:192.0.2.1]:80", "for=192.0.2.1"),
             ("[2001:db8::1]:80", "for=\"[2001:db8::1]\""),
         ] {
-            assert_eq!(forwarded(client.parse().unwrap()), value);
+            assert_eq!(forwarded_element(client.parse().unwrap()), value);
         }
     }
 
-    /// Set up by `into_make_service_with_connect_info::<Peer>()`, which the manual recommends.
+    /// `into_make_service_with_connect_info::<Peer>()`, which the manual recommends, sets this up.
     #[tokio::test]
     async fn the_address_of_a_watched_connection_is_the_clients() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

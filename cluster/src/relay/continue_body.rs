@@ -1,7 +1,7 @@
-//! The body of a relayed call, sent once the peer asks for it (`Expect: 100-continue`).
+//! A relayed call's body, which is sent once the peer requests it (`Expect: 100-continue`).
 //!
-//! A peer that has not asked has not started the call, even if the connection broke. The call can then be sent again, regardless of its
-//! length.
+//! A peer that has not requested the body cannot have started the call, even if the connection broke. The call can then be sent again, no
+//! matter how long it is.
 
 use std::{
     pin::Pin,
@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body as _, Frame, SizeHint};
 
-/// Whether the peer has asked for the body. Clones share the state.
+/// Whether the peer has requested the body. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct ContinueSignal(Arc<Deferred>);
 
@@ -30,10 +30,10 @@ struct Deferred {
     body: Mutex<Option<Body>>,
 }
 
-/// The deferred body, in the form that is sent.
+/// The deferred body, in the form in which it is sent.
 struct ContinueBody {
     signal: ContinueSignal,
-    /// The length of the body, if known.
+    /// The body's length, if known.
     length: Option<u64>,
     body: Option<Body>,
 }
@@ -57,18 +57,18 @@ impl ContinueSignal {
         (signal, Body::new(body))
     }
 
-    /// Called when the peer asks for the body.
+    /// Called when the peer requests the body.
     pub(crate) fn on_continue(&self) {
         self.0.is_signalled.store(true, Ordering::Release);
         self.0.waker.wake();
     }
 
-    /// Returns `true` if the peer has asked for the body.
+    /// Returns `true` if the peer has requested the body.
     pub(crate) fn is_signalled(&self) -> bool {
         self.0.is_signalled.load(Ordering::Acquire)
     }
 
-    /// Takes the body back. Returns `None` if the peer has asked for it, or it has already been taken back.
+    /// Takes the body back, unless the peer has requested it or it has already been taken back.
     pub(crate) fn take_back(&self) -> Option<Body> {
         let mut body = self.body();
         if self.is_signalled() {
@@ -103,7 +103,7 @@ impl http_body::Body for ContinueBody {
         }
         match &mut this.body {
             Some(body) => Pin::new(body).poll_frame(cx),
-            None => Poll::Ready(Some(Err(axum::Error::new("the body was taken back")))),
+            None => Poll::Ready(Some(Err(axum::Error::new("the body has been taken back")))),
         }
     }
 

@@ -1,30 +1,35 @@
-//! Failures of a relay.
+//! The ways in which a relay can fail.
 
-/// The reason why a relay failed.
+/// Why a relay failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The connection was refused. Nothing was sent. The owner may be alive behind a firewall that rejects.
-    Refused,
-    /// The owner answered that it relinquished the session.
-    Moved,
-    /// Another instance answered at the owner's address and does not have the session.
-    Misdirected,
-    /// The address is not admitted, no peer answered there, or the connection ended before the body of a call was asked for.
-    Unreachable,
-    /// No head arrived in time, and no call can have started.
-    Silent,
-    /// The connection ended before the head, or a POST that may have started has no head. Or the body cannot be sent again.
+    /// The connection was refused, so nothing has been sent.
     ///
-    /// Also used if the client has disconnected, because the result is not used in that case.
+    /// The owner may still be alive, behind a firewall that rejects connections.
+    Refused,
+    /// The owner answered that it has relinquished the session.
+    Moved,
+    /// Another instance, which does not have the session, answered at the owner's address.
+    Misdirected,
+    /// No peer answered, so no call can have started.
+    ///
+    /// The address is not admitted, no peer answered there, or the connection ended before a call's body was requested.
+    Unreachable,
+    /// No response head arrived in time, and no call can have started.
+    Silent,
+    /// The request may have started but has no response, or its body cannot be sent again.
+    ///
+    /// The connection ended before the response head arrived, or a POST that may have started has no response head. This is also used if
+    /// the client has disconnected, in which case the result is not used.
     Broken,
-    /// The body of the request stalled while it was being sent.
+    /// The request's body stalled while it was being sent.
     Stalled,
 }
 
 // === impl Failure ===
 
 impl Failure {
-    /// Returns the label of the metric.
+    /// Returns the metric's label.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Refused => "refused",

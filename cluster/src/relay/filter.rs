@@ -1,6 +1,7 @@
-//! A filter for peer addresses, applied to incoming connections and to relays.
+//! A filter for peers' addresses, applied both to incoming connections and to relays.
 //!
-//! Without it, anyone who can write to the directory could choose the addresses to which requests and their credentials are relayed.
+//! Without it, anyone who can write to the directory could choose the addresses to which requests, including their credentials, are
+//! relayed.
 
 use std::{
     fmt,

@@ -1,6 +1,6 @@
-//! The network between instances: TCP, or in tests of this crate a simulated one.
+//! The network between instances: TCP, or a simulated one in this crate's tests.
 //!
-//! Outside of tests [`Network`] and [`Stream`] have one variant each, so neither costs a branch.
+//! Outside of tests, [`Network`] and [`Stream`] each have only one variant, so they do not even cost a branch.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ pub(crate) enum Network {
     Simulated(Box<dyn simulated::Dialer>),
 }
 
-/// A connection that [`Network`] opened.
+/// A connection opened by a [`Network`].
 pub(crate) enum Stream {
     Tcp(TcpStream),
     #[cfg(test)]
@@ -36,11 +36,11 @@ pub(crate) enum Stream {
 pub(crate) trait Listener: Send + 'static {
     type Stream: Accepted;
 
-    /// Returns the next connection and the address of its peer. Cancel safe.
+    /// Returns the next connection and its peer's address. Cancel safe.
     fn accept(&self) -> impl Future<Output = (Self::Stream, SocketAddr)> + Send;
 }
 
-/// A connection that a [`Listener`] accepted.
+/// A connection accepted by a [`Listener`].
 pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Returns the kernel's view of the peer, or `None` for a simulated connection.
     fn peer(&self) -> Option<Peer>;
@@ -49,7 +49,7 @@ pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
 // === impl Network ===
 
 impl Network {
-    /// Opens a connection. The caller applies a timeout.
+    /// Opens a connection. It is up to the caller to apply a timeout.
     pub(crate) async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         match self {
             Self::Tcp => connect(address).await.map(Stream::Tcp),
@@ -59,10 +59,10 @@ impl Network {
     }
 }
 
-/// Returns the socket options that detect an owner from which nothing new arrives for 30 s.
+/// Returns the socket options that detect an owner that has sent nothing new for 30 s.
 ///
-/// The owner takes 90 s to detect that nothing arrives from this instance. In a one-way partition, the clients of this instance therefore
-/// count as turned away before the owner considers their calls detached. The owner's retransmissions do not prevent this.
+/// The owner takes 90 s to detect that nothing arrives from this instance. In a one-way partition, this instance's clients therefore count
+/// as turned away before the owner considers their calls detached. The owner's retransmissions do not get in the way of this.
 fn dead_owner_options() -> DeadPeer {
     let second = Duration::from_secs(1);
     let probes = DeadPeer::new().idle(10 * second).interval(5 * second);
@@ -71,14 +71,14 @@ fn dead_owner_options() -> DeadPeer {
 
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
-    // On one machine a connection to a port without a listener can connect to itself.
+    // On a single machine, a connection to a port that has no listener can end up connected to itself.
     if stream.local_addr().is_ok_and(|local| local == address) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    // Nagle's algorithm would delay a small write by up to 40 ms, until the previous write is acknowledged.
-    let _best_effort = stream.set_nodelay(true);
+    // Nagle's algorithm would hold back a small write for up to 40 ms, until the previous one is acknowledged.
+    let _ = stream.set_nodelay(true);
     // Options that the kernel does not know are skipped.
-    let _best_effort = dead_owner_options().apply(&stream);
+    let _ = dead_owner_options().apply(&stream);
     Ok(stream)
 }
 
@@ -156,7 +156,7 @@ impl Listener for WatchedListener {
     async fn accept(&self) -> (WatchedStream, SocketAddr) {
         let (stream, address) = self.accept().await;
         // Nagle's algorithm would delay small events.
-        let _best_effort = stream.tcp().set_nodelay(true);
+        let _ = stream.tcp().set_nodelay(true);
         (stream, address)
     }
 }
@@ -167,7 +167,7 @@ impl Accepted for WatchedStream {
     }
 }
 
-/// The interface that the simulated network implements.
+/// The interface that a simulated network implements.
 #[cfg(test)]
 pub(crate) mod simulated {
     use std::fmt::Debug;

@@ -1,9 +1,8 @@
 //! A request that can be sent again until an instance has accepted it.
 //!
-//! 1. The body is not read until the request must be sent or classified, or restores its session.
-//! 2. A body of at most [`MAX_REPLAY`] is then read completely and can be sent again unchanged. A longer body is sent once, frame by
-//!    frame.
-//! 3. A request that was not sent is whole, regardless of its length.
+//! 1. The body is not read until the request has to be sent or classified, or restores its session.
+//! 2. A body of up to [`MAX_REPLAY`] is then read in full and can be sent again unchanged. A longer one is sent once, frame by frame.
+//! 3. A request that has not been sent is whole, however long it is.
 //! 4. A body that stalls fails ([`limit_idle`]), even while it is being sent.
 
 use axum::body::Body;
@@ -18,12 +17,12 @@ use crate::{
     relay::body_idle::{is_stalled, limit_idle},
 };
 
-/// Maximum length of a body that can be sent again: 64 KiB.
+/// Maximum length of a body that can be sent again.
 ///
-/// Chosen because messages of a session are far shorter, except for large arguments.
+/// Session messages are far shorter than this, except for large arguments.
 const MAX_REPLAY: usize = 64 * 1024;
 
-/// A request whose body is kept for further attempts, if it is short enough.
+/// A request whose body is kept for further attempts, provided that it is short enough.
 #[derive(Debug)]
 pub(crate) struct ReplayableRequest {
     pub(crate) head: Parts,
@@ -49,33 +48,33 @@ impl ReplayableRequest {
         Self { head, body }
     }
 
-    /// Reads the body if it is short enough to be kept, unless that was done.
+    /// Reads the body if it is short enough to be kept, unless it has already been read.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected in the middle of its request, or stalled. In both cases, the request is no longer whole.
+    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer whole.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
             ReplayableBody::Unread(body) => ReplayableBody::read(body, MAX_REPLAY).await?,
-            already_read => already_read,
+            other => other,
         };
         Ok(())
     }
 
-    /// Reads the body completely, or until more than `limit` bytes have been read.
+    /// Reads the body in full, or until more than `limit` bytes have been read.
     ///
-    /// Does nothing if the body has already been read completely or sent.
+    /// Does nothing if the body has already been read in full or sent.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected in the middle of its request, or stalled. In both cases, the request is no longer whole.
+    /// Returns an error if the client disconnected mid-request, or stalled. Either way, the request is no longer whole.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
                 ReplayableBody::read(body, limit).await?
             }
-            already_read => already_read,
+            other => other,
         };
         Ok(())
     }
@@ -85,7 +84,7 @@ impl ReplayableRequest {
         !matches!(self.body, ReplayableBody::Sent)
     }
 
-    /// Returns the body, or `None` if it was not read completely.
+    /// Returns the body, or `None` if it has not been read in full.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         match &self.body {
             ReplayableBody::Whole(bytes) => Some(bytes),
@@ -97,14 +96,14 @@ impl ReplayableRequest {
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
             ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
-            long => match std::mem::replace(long, ReplayableBody::Sent) {
+            body => match std::mem::replace(body, ReplayableBody::Sent) {
                 ReplayableBody::Long(body) | ReplayableBody::Unread(body) => Some(body),
                 ReplayableBody::Whole(_) | ReplayableBody::Sent => None,
             },
         }
     }
 
-    /// Restores a body of which no byte was sent.
+    /// Puts back a body if none of it has been sent.
     pub(crate) fn restore_body(&mut self, body: Body) {
         if !self.is_whole() {
             self.body = ReplayableBody::Long(body);
@@ -126,7 +125,7 @@ impl ReplayableBody {
         let mut more = BytesMut::new();
         while let Some(frame) = body.frame().await {
             // MCP does not use trailers.
-            let Ok(data) = frame.map_err(|error| refusal_of(&error))?.into_data() else {
+            let Ok(data) = frame.map_err(|error| refusal_for(&error))?.into_data() else {
                 continue;
             };
             if first.is_empty() {
@@ -155,7 +154,7 @@ impl ReplayableBody {
 }
 
 /// Returns the reason to refuse a request whose body cannot be read.
-fn refusal_of(error: &axum::Error) -> Refusal {
+fn refusal_for(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
     } else {
@@ -168,7 +167,7 @@ fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
-/// Returns a body that starts with the part that was already read.
+/// Returns a body that starts with the part that has already been read.
 fn chain(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))

@@ -1,10 +1,10 @@
-//! The peer listener. Requests that other instances relay are served here or answered with 421.
+//! The peer listener: requests relayed by other instances are served or answered with 421.
 //!
 //! 1. Only connections from admitted addresses are accepted, and only requests with the cluster's secret are processed.
-//! 2. An extension marks a request as a peer's. The internal header fields are removed before any other code reads the request. If the
-//!    peer reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
-//! 3. The listener stays open while calls end and sessions are transferred. When it closes, connections that were established by then are
-//!    served, and have 5 s to complete. Each connection carries one request.
+//! 2. A peer's request is marked by an extension, and its internal header fields are stripped before any other code reads it. If the peer
+//!    reports the client's address, the request carries `ConnectInfo<SocketAddr>` and `ConnectInfo<Peer>` with that address.
+//! 3. The listener stays open while calls end and sessions are transferred. Once it closes, connections that have already been established
+//!    are still served, and have 5 s to complete. Each connection carries one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
@@ -31,21 +31,21 @@ use crate::{
     shutdown::{CONNECTION_END_TIMEOUT, ShutdownStage},
 };
 
-/// Timeout for the head of a request: 10 s.
+/// Timeout for a request head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of header fields in a head: 512.
+/// Maximum number of header fields in a request or response head.
 ///
-/// Chosen because any head that hyper accepts from a client by default must fit. Over HTTP/1.1 that is 100 fields. Over HTTP/2 it is
-/// 16 KiB, counting 32 bytes for each field in addition to its name and value.
+/// Any head that hyper accepts from a client by default must fit. Over HTTP/1.1 that is 100 fields, and over HTTP/2 it is 16 KiB, where
+/// each field counts for 32 bytes in addition to its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
-/// Maximum number of body bytes that are read from a refused request: 64 KiB.
+/// How much of a refused request's body is read.
 ///
-/// They are read because closing a connection with unread bytes may lose the response.
+/// Closing a connection with unread bytes could lose the response.
 const MAX_DRAINED: usize = 64 * 1024;
 
-/// Timeout for reading the body of a refused request: 1 s.
+/// Timeout for reading a refused request's body.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Decides which connections and requests are accepted.
@@ -121,7 +121,7 @@ pub(crate) fn watch_peers(listener: TcpListener) -> WatchedListener {
 
 /// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or its sender is dropped.
 ///
-/// After that, waits for the open connections, for at most [`CONNECTION_END_TIMEOUT`].
+/// After that, waits up to [`CONNECTION_END_TIMEOUT`] for open connections to end.
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
@@ -132,16 +132,16 @@ pub(crate) async fn serve(
     let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
-            // Accepting has priority, so connections that were established before the listener closes are served.
+            // Accepting takes precedence, so that connections established before the listener closes are served.
             biased;
             (stream, address) = listener.accept() => {
                 if peer_auth.admits(address) {
                     connections.spawn(serve_connection(stream, app.clone(), peer_auth.clone()));
                 }
             }
-            Some(_ended) = connections.join_next() => {}
-            // An error means that the sender was dropped, so no shutdown can follow.
-            _closed = &mut closed => break,
+            Some(_) = connections.join_next() => {}
+            // An error means that the sender has been dropped, so no shutdown can follow.
+            _ = &mut closed => break,
         }
     }
     drop(listener);
@@ -153,7 +153,7 @@ pub(crate) async fn serve(
 
 /// Returns the 421 response for a session that is not local.
 ///
-/// Unless the peer defers the body with `Expect`, reads and discards up to [`MAX_DRAINED`] of it, for at most [`DRAIN_TIMEOUT`].
+/// Unless the peer defers the body with `Expect`, this reads and discards up to [`MAX_DRAINED`] of it, for at most [`DRAIN_TIMEOUT`].
 pub(crate) async fn moved_response(
     headers: &HeaderMap,
     body: Body,
@@ -161,7 +161,7 @@ pub(crate) async fn moved_response(
 ) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
-        let _drained = timeout(DRAIN_TIMEOUT, rest).await;
+        let _ = timeout(DRAIN_TIMEOUT, rest).await;
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
@@ -182,7 +182,7 @@ async fn serve_connection(stream: impl Accepted, app: impl App, peer_auth: Arc<P
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(MAX_FIELDS);
-    // Without keep-alive there are no idle connections to close, and no connection is closed while a request is arriving on it.
+    // Without keep-alive there are no idle connections to close, and no connection is closed while a request is still arriving on it.
     let connection = builder
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
@@ -207,7 +207,7 @@ async fn serve_request(
     extensions.insert(FromPeer);
     if let Some(client) = client {
         extensions.insert(ConnectInfo(client));
-        // The `Peer` still watches the peer's connection, which ends with the client's.
+        // This `Peer` still watches the peer's connection, which ends when the client's does.
         if let Some(peer) = extensions.remove::<Peer>() {
             let peer = peer.with_addr(client);
             extensions.insert(peer.clone());

@@ -1,12 +1,11 @@
 //! The internal header fields that instances add to relayed requests and responses.
 //!
-//! Clients never receive these fields from another instance and cannot send them:
+//! Clients never receive these fields from another instance, and cannot send them either:
 //!
-//! 1. The layer removes the fields from every request from a client before any other code reads the request. The relay removes them from
-//!    every response.
-//! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
-//! 3. A response without the field `mcp-cluster` is not accepted as a peer's, regardless of its status. The address may have been
-//!    reassigned, or the peer refuses the secret, with an unmarked 403.
+//! 1. The layer strips the fields from every client request before any other code reads it, and the relay strips them from every response.
+//! 2. A peer's request is marked by an extension, which no bytes on a connection can create.
+//! 3. A response without an `mcp-cluster` field is not accepted as a peer's, whatever its status. The address may have been reassigned, or
+//!    the peer may have rejected the secret with an unmarked 403.
 
 use std::{fmt, net::SocketAddr};
 
@@ -15,27 +14,27 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::ids::Incarnation;
 
-/// In a request, the shared secret. In a response, the incarnation of the instance that answered.
+/// In a request, the shared secret. In a response, the incarnation of the responding instance.
 ///
-/// The incarnation is preceded by [`MOVED`] if that instance does not have the session.
+/// [`MOVED`] precedes the incarnation if that instance does not have the session.
 static CLUSTER: HeaderName = HeaderName::from_static("mcp-cluster");
 
-/// The address of the client whose request is relayed.
+/// The address of the client whose request is being relayed.
 static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 
-/// Prefix of the incarnation in the response of an instance that does not have the session.
+/// Precedes the incarnation in a response from an instance that does not have the session.
 ///
-/// A 421 alone could be the application's.
+/// A 421 on its own could be the application's.
 const MOVED: &str = "moved ";
 
-/// The value if no secret is set. It distinguishes relayed requests from others.
+/// The value to send if no secret is set, which distinguishes relayed requests from others.
 const NO_SECRET: &str = "relay";
 
 /// Marks a request that arrived on the peer listener.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
-/// The shared bearer secret, and another one that is accepted while the secret is being rotated.
+/// The shared bearer secret, and another that is accepted while the secret is being rotated.
 #[derive(Clone)]
 pub(crate) struct Secret {
     sent: HeaderValue,
@@ -51,13 +50,13 @@ pub(crate) struct InvalidSecret;
 /// Who answered a relayed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
-    /// An instance that answered the request itself, possibly by asking for a retry.
+    /// An instance that answered the request itself, if only by asking for a retry.
     Peer(Incarnation),
     /// An instance that does not have the session.
     ///
-    /// Another instance may have this address now: compare the incarnation with the owner's.
+    /// A different instance may have this address by now, so compare its incarnation with the owner's.
     Moved(Incarnation),
-    /// Not a peer, or a peer with another secret.
+    /// Not a peer, or a peer with a different secret.
     Unmarked,
 }
 
@@ -92,7 +91,7 @@ impl Secret {
         })
     }
 
-    /// Replaces the internal fields of a request with the secret, and the address of the client if known.
+    /// Replaces a request's internal fields with the secret and, if known, the client's address.
     pub(crate) fn attach(&self, headers: &mut HeaderMap, client: Option<SocketAddr>) {
         strip(headers);
         headers.insert(&CLUSTER, self.sent.clone());
@@ -102,7 +101,9 @@ impl Secret {
         }
     }
 
-    /// Returns `true` if a request carries exactly one secret, and that secret is accepted. Both secrets are compared in constant time.
+    /// Returns `true` if a request carries exactly one secret and that secret is accepted.
+    ///
+    /// Both secrets are compared in constant time.
     pub(crate) fn verify(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(&CLUSTER).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
@@ -125,7 +126,7 @@ impl Default for Secret {
 
 fn field_value(secret: &str) -> Result<HeaderValue, InvalidSecret> {
     let mut value = HeaderValue::from_str(secret).map_err(|_| InvalidSecret)?;
-    // A field value loses its surrounding spaces in transit.
+    // A field value loses its surrounding whitespace in transit.
     if secret.is_empty() || secret.trim() != secret {
         return Err(InvalidSecret);
     }
@@ -152,7 +153,7 @@ pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
     }
 }
 
-/// Marks a response as sent by this instance, and the session as not local.
+/// Marks a response as sent by this instance, which does not have the session.
 pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
     if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{me}")) {
         headers.insert(&CLUSTER, value);
@@ -162,7 +163,7 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
 // === impl Responder ===
 
 impl Responder {
-    /// Returns the sender of a response and removes the internal fields.
+    /// Returns who sent a response, and removes the internal fields from it.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let value = headers.remove(&CLUSTER);
         strip(headers);

@@ -1,6 +1,6 @@
-//! The fields of a head that decide its routing.
+//! The header fields that decide where a request is routed.
 //!
-//! They are read in one pass, because a separate lookup for each would cost more.
+//! They are read in a single pass, which is cheaper than looking up each one.
 
 use http::{HeaderMap, HeaderName};
 
@@ -9,13 +9,13 @@ use crate::relay::wire;
 /// The header field with the session id.
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// [`SESSION_ID`] without its prefix `mcp-`.
+/// [`SESSION_ID`] without its `mcp-` prefix.
 const SESSION_ID_SUFFIX: &str = "session-id";
 
-/// The fields of a request that decide its routing.
+/// The fields that decide where a request is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
-    /// The session id, if it is not empty and can be read. If the field is repeated, only the first one counts, as in rmcp.
+    /// The session id, if it is readable and not empty. Of repeated fields only the first counts, as in rmcp.
     pub(crate) session: Option<&'a str>,
     /// Whether there are fields that only peers may set.
     pub(crate) has_internal: bool,
@@ -24,11 +24,11 @@ pub(crate) struct Fields<'a> {
 // === impl Fields ===
 
 impl<'a> Fields<'a> {
-    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+    pub(crate) fn parse(headers: &'a HeaderMap) -> Self {
         let mut has_internal = false;
         let mut session_id = None;
         for (name, value) in headers {
-            // A single comparison excludes nearly all names.
+            // A single comparison rules out nearly all names.
             let Some(name) = name.as_str().strip_prefix("mcp-") else {
                 continue;
             };
@@ -58,7 +58,7 @@ mod tests {
             (HeaderName::from_static(name), value)
         });
         let headers: HeaderMap = named.collect();
-        let fields = Fields::of(&headers);
+        let fields = Fields::parse(&headers);
         (fields.session.map(str::to_owned), fields.has_internal)
     }
 

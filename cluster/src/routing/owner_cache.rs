@@ -1,11 +1,11 @@
-//! The owners of remote sessions: those that are cached, and lookups of the rest.
+//! The owners of remote sessions, cached where possible and looked up otherwise.
 //!
-//! 1. The cache is bounded. Unowned sessions are cached separately, so made-up ids cannot evict owners.
-//! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
-//!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
-//! 3. Sessions of this instance are not cached. Local sessions are known without a lookup, and a session that is no longer local may already
-//!    have another owner.
-//! 4. A lookup is dropped when no request waits for it. Its result is cached only if the session's entry was not updated or
+//! 1. The cache is bounded. Unowned sessions are cached separately, so that made-up ids cannot evict owners.
+//! 2. Concurrent requests share one lookup per session. At most [`MAX_LOOKUPS`] lookups run at a time, and none takes longer than
+//!    [`DIRECTORY_TIMEOUT`], which includes waiting for a permit.
+//! 3. This instance's own sessions are not cached. As long as they are local, no lookup is needed, and once they no longer are, they may
+//!    already have another owner.
+//! 4. A lookup is dropped once no request is waiting for it. Its result is cached only if the session's entry has not been updated or
 //!    invalidated in the meantime.
 
 use std::{
@@ -31,25 +31,24 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// Maximum number of cached owners: 16,384.
+/// Maximum number of cached owners.
 const MAX_OWNERS: usize = 16 * 1024;
 
-/// How long an owner is cached: 60 s.
+/// How long an owner is cached.
 const OWNER_TTL: Duration = Duration::from_secs(60);
 
-/// Maximum number of sessions that are cached as unowned: 4,096.
+/// Maximum number of sessions that are cached as unowned.
 const MAX_UNOWNED: usize = 4 * 1024;
 
-/// How long a session is cached as unowned: 1 s.
+/// How long a session is cached as unowned.
 const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
-/// Maximum number of concurrent lookups: 1,024.
+/// Maximum number of concurrent lookups, which are pipelined on one connection.
 ///
-/// They are pipelined on one connection. Chosen because a directory with a latency of 300 ms then answers in time when hundreds of clients
-/// return at once.
+/// This is enough for a directory with a latency of 300 ms to answer in time when hundreds of clients return at once.
 const MAX_LOOKUPS: usize = 1024;
 
-/// A cache of session owners. Clones share the same cache.
+/// A cache of session owners. Clones share it.
 #[derive(Clone)]
 pub(crate) struct OwnerCache(Arc<Inner>);
 
@@ -62,9 +61,9 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions without an owner, each with the snapshot that showed none.
+    /// Sessions without an owner, each with the snapshot that showed that it has none.
     unowned: TtlCache<SessionSnapshot>,
-    /// The lookups in progress, each with its number.
+    /// The lookups in progress, with their numbers.
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next_number: u64,
 }
@@ -75,11 +74,11 @@ type Lookup = BoxFuture<'static, Result<SessionSnapshot, Arc<DirectoryError>>>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
     Owner(Ownership),
-    /// No instance owns the session, according to this snapshot.
+    /// According to this snapshot, no instance owns the session.
     Unowned(SessionSnapshot),
 }
 
-/// A lookup in progress. Removed from the cache on drop.
+/// A lookup in progress, which is removed from the cache on drop.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -103,11 +102,11 @@ impl OwnerCache {
         }))
     }
 
-    /// Returns a session's owner, from the cache or from a lookup.
+    /// Returns a session's owner, from the cache or by looking it up.
     ///
     /// # Errors
     ///
-    /// Returns an error if the directory failed or did not answer in time.
+    /// Returns an error if the directory fails or does not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
             let mut state = self.0.state();
@@ -119,14 +118,18 @@ impl OwnerCache {
         lookup.await.map(Found::from)
     }
 
-    /// Caches the current owner of a session, unless this instance is the owner. The result of a pending lookup is not cached.
+    /// Caches a session's current owner, unless that is this instance.
+    ///
+    /// The result of a pending lookup will not be cached.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
         state.store(session, Found::Owner(ownership), self.0.me);
     }
 
-    /// Evicts a session, because this instance owns it now. The result of a pending lookup is not cached.
+    /// Evicts a session because this instance owns it now.
+    ///
+    /// The result of a pending lookup will not be cached.
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -135,7 +138,7 @@ impl OwnerCache {
 
     /// Evicts `ownership`, which is wrong or outdated, unless another owner is already cached.
     ///
-    /// The result of a pending lookup is not cached.
+    /// The result of a pending lookup will not be cached.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -144,7 +147,7 @@ impl OwnerCache {
         }
     }
 
-    /// Returns the session's pending lookup, or creates one.
+    /// Returns the session's pending lookup, or starts one.
     fn shared_lookup(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
         if let Some(lookup) = state
             .lookups

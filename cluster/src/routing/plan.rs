@@ -1,13 +1,15 @@
-//! Decides where a request is served. The plan does no I/O. It receives results and returns the next action.
+//! Decides where a request is served. The plan does no I/O: it is given results and returns the next action.
 //!
 //! 1. A client's request is served here without a lookup if it has no session, or if its session is open here.
-//! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
-//! 3. Every other request is relayed to its session's owner. A session is claimed only if the lease of its owner is over, or if its
-//!    owner answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
-//!    relays to the winner. The winner may be shutting down as well, so there are up to [`MAX_CLAIMS`] claims.
-//! 4. "No such session" is answered here only if the directory was consistent for long enough. Otherwise the client is asked to retry.
-//! 5. An instance that shuts down does not reclaim a session that it has relinquished. It waits until another instance claims the session.
-//! 6. A call that a peer may have started is neither served here nor sent again. Nor is a request whose body was sent and could not be kept.
+//! 2. A peer's request is served here or refused as moved. It is never relayed, because there is only one hop.
+//! 3. Any other request is relayed to its session's owner. A session is claimed only if its owner's lease has lapsed, or if its owner has
+//!    answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
+//!    relays to the winner, but since the winner may be shutting down as well, there can be up to [`MAX_CLAIMS`] claims.
+//! 4. This instance answers "no such session" only if the directory has been consistent for long enough. Otherwise the client is asked to
+//!    retry.
+//! 5. An instance that is shutting down does not reclaim a session that it has relinquished, but waits for another instance to claim it.
+//! 6. A call that a peer may have started is neither served here nor sent again, and the same applies to a request whose body has been sent
+//!    but could not be kept.
 
 use std::fmt;
 
@@ -18,22 +20,24 @@ use crate::{
     shutdown::ShutdownStage,
 };
 
-/// Maximum number of claims for one request: 3.
+/// Maximum number of claims for one request.
 const MAX_CLAIMS: u8 = 3;
 
-/// Maximum number of lookups while another instance is claiming a relinquished session: 20.
+/// Maximum number of lookups while another instance is claiming a relinquished session.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
-/// The facts about a request when its head has arrived.
+/// What is known about a request once its head has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IncomingRequest {
-    /// The request carries a readable session id.
+    /// Whether the request carries a readable session id.
     pub(crate) has_session: bool,
-    /// The session is open here. For a peer's request, it may also be about to be restored here, or have ended here.
+    /// Whether the session is open here.
+    ///
+    /// For a peer's request, this also includes a session that is about to be restored here or that has ended here.
     pub(crate) is_local: bool,
-    /// The request arrived on the peer listener.
+    /// Whether the request arrived on the peer listener.
     pub(crate) is_from_peer: bool,
-    /// The shutdown stage of this instance.
+    /// This instance's shutdown stage.
     pub(crate) stage: ShutdownStage,
 }
 
@@ -42,7 +46,9 @@ pub(crate) struct IncomingRequest {
 pub(crate) enum Action {
     /// Serve the request here.
     Serve,
-    /// Restore the session here, and serve the request. This instance owns the session and must reclaim it first.
+    /// Restore the session here and serve the request.
+    ///
+    /// This instance owns the session, but must reclaim it first.
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
@@ -60,12 +66,12 @@ pub(crate) enum Action {
     Refuse(Refusal),
 }
 
-/// The reason why a session may be claimed from its owner.
+/// Why a session may be claimed from its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The owner's lease is over.
-    LeaseOver,
-    /// The owner answered that it relinquished the session.
+    /// The owner's lease has lapsed.
+    LeaseLapsed,
+    /// The owner has answered that it relinquished the session.
     Relinquished,
 }
 
@@ -82,7 +88,7 @@ pub(crate) enum Known {
 pub(crate) enum LeaseState {
     Alive,
     Expired,
-    /// The directory did not answer, or its content proves nothing.
+    /// The directory did not answer, or what it holds proves nothing.
     NoAnswer,
 }
 
@@ -91,7 +97,7 @@ pub(crate) enum LeaseState {
 pub(crate) enum Claimed {
     Won,
     Lost(Ownership),
-    /// The directory has no record of the session, or has its tombstone.
+    /// The directory has no record of the session, or only its tombstone.
     Unowned,
     NoAnswer,
 }
@@ -100,9 +106,11 @@ pub(crate) enum Claimed {
 #[derive(Debug)]
 pub(crate) struct RoutingPlan {
     me: Incarnation,
-    /// The request is a POST, which may have an effect that must not happen twice.
+    /// Whether the request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
-    /// A peer may have started the call. It is refused, but its session is claimed for later requests if the owner's lease is over.
+    /// Whether a peer may have started the call.
+    ///
+    /// The call is then refused, but if the owner's lease has lapsed, its session is still claimed for later requests.
     may_have_started: bool,
     claims: u8,
     lookup_retries: u8,
@@ -141,9 +149,9 @@ impl RoutingPlan {
         }
     }
 
-    /// Returns the action after a lookup.
+    /// Returns the action to take after a lookup.
     ///
-    /// `is_consistent`: the directory was consistent for long enough that a session without a record does not exist.
+    /// `is_consistent` is whether the directory has been consistent for long enough that a session without a record does not exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
             Known::Owner(ownership) if ownership.owner.incarnation == self.me => Action::Reclaim,
@@ -155,7 +163,7 @@ impl RoutingPlan {
 
     /// Returns the action for a relinquished session that no other instance has claimed yet.
     ///
-    /// The request is refused after [`MAX_LOOKUP_RETRIES`] more lookups.
+    /// After [`MAX_LOOKUP_RETRIES`] more lookups, the request is refused.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
             return Action::Refuse(Refusal::SessionMoved);
@@ -164,12 +172,12 @@ impl RoutingPlan {
         Action::LookUpLater
     }
 
-    /// Returns the action after a failed relay.
+    /// Returns the action to take after a failed relay.
     pub(crate) fn on_relay_failure(&mut self, owner: Ownership, failure: Failure) -> Action {
         self.may_have_started |= failure == Failure::Broken && self.is_call;
         match failure {
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
-            // Another attempt could relay in circles.
+            // Trying again could relay the request in circles.
             _ if self.claims == MAX_CLAIMS => self.refuse(Refusal::OwnerUnreachable),
             Failure::Moved => Action::Claim(owner, Cause::Relinquished),
             Failure::Refused
@@ -180,16 +188,16 @@ impl RoutingPlan {
         }
     }
 
-    /// Returns the action after a check of the lease of an unreachable owner.
+    /// Returns the action to take after checking whether an unreachable owner has a lease.
     pub(crate) fn on_lease(&self, owner: Ownership, lease: LeaseState) -> Action {
         match lease {
-            LeaseState::Expired => Action::Claim(owner, Cause::LeaseOver),
+            LeaseState::Expired => Action::Claim(owner, Cause::LeaseLapsed),
             LeaseState::Alive => self.refuse(Refusal::OwnerUnreachable),
             LeaseState::NoAnswer => self.refuse(Refusal::Inconsistent),
         }
     }
 
-    /// Refuses the request. A call that may have started is always refused as [`Refusal::ConnectionLost`].
+    /// Refuses the request. If the call may have started, it is always [`Refusal::ConnectionLost`].
     pub(crate) fn refuse(&self, refusal: Refusal) -> Action {
         Action::Refuse(if self.may_have_started {
             Refusal::ConnectionLost
@@ -198,9 +206,10 @@ impl RoutingPlan {
         })
     }
 
-    /// Returns the action after a claim.
+    /// Returns the action to take after a claim.
     ///
-    /// `is_consistent`: an unowned session provably does not exist. `is_whole`: the request can still be sent or served unchanged.
+    /// `is_consistent` is whether an unowned session provably does not exist. `is_whole` is whether the request can still be sent or served
+    /// unchanged.
     pub(crate) fn on_claim(
         &mut self,
         claimed: Claimed,
@@ -224,7 +233,7 @@ impl RoutingPlan {
 // === impl Known ===
 
 impl Known {
-    /// Returns the label of the metric.
+    /// Returns the metric's label.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Owner(_) => "owner",
@@ -237,7 +246,7 @@ impl Known {
 // === impl Claimed ===
 
 impl Claimed {
-    /// Returns the label of the metric.
+    /// Returns the metric's label.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Won => "won",
@@ -253,8 +262,8 @@ impl Claimed {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::LeaseOver => "its owner's lease is over",
-            Self::Relinquished => "its owner relinquished it",
+            Self::LeaseLapsed => "its owner's lease has lapsed",
+            Self::Relinquished => "its owner has relinquished it",
         })
     }
 }

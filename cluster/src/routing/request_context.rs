@@ -1,7 +1,7 @@
-//! Facts about a request that the layer passes to the session manager and the session store.
+//! Facts about a request that the layer hands to the session manager and the session store.
 //!
-//! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already rewritten the event id to
-//! its plain form. The values are task-local, so a layer in between must not move a request to another task.
+//! rmcp does not pass them the request (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already rewritten the event id
+//! to its plain form. The values are task-local, so no layer in between may move a request to another task.
 
 use std::cell::Cell;
 
@@ -16,7 +16,9 @@ task_local! {
     static IS_RESUMED: Cell<bool>;
 }
 
-/// Serves a resume. Also returns `true` if the session manager has resumed the session, so the application has accepted the resume.
+/// Serves a resume. The `bool` is whether the session manager has resumed the session.
+///
+/// If it has, the application has accepted the resume.
 pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, bool) {
     let serving = async { (response.await, IS_RESUMED.with(Cell::get)) };
     IS_RESUMED.scope(Cell::new(false), serving).await
@@ -25,10 +27,10 @@ pub(crate) async fn with_resume_recorded<F: Future>(response: F) -> (F::Output, 
 /// Called when the session manager resumes a session.
 pub(crate) fn on_resumed() {
     // The value exists only during the resume of a lost call.
-    let _is_recorded = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
+    let _ = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a resume after an event of `call`, in `generation` of its session.
+/// Serves a resume after one of `call`'s events, in `generation` of its session.
 pub(crate) async fn with_resumed_call<F: Future>(
     generation: Incarnation,
     call: Option<NamedCall>,
@@ -37,9 +39,9 @@ pub(crate) async fn with_resumed_call<F: Future>(
     RESUMED_CALL.scope((generation, call), response).await
 }
 
-/// Returns the generation and the call of the resume that this task serves.
+/// Returns the generation and the call of the resume that this task is serving.
 ///
-/// Returns `None` if this task serves no resume after an event of the session's current generation.
+/// Returns `None` if this task is not serving a resume after an event from the session's current generation.
 pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
     RESUMED_CALL.try_with(Clone::clone).ok()
 }
@@ -49,17 +51,19 @@ pub(crate) async fn without_session<F: Future>(response: F) -> F::Output {
     HAS_NO_SESSION.scope((), response).await
 }
 
-/// Returns `true` if this task serves a request whose session provably does not exist.
+/// Returns `true` if this task is serving a request whose session provably does not exist.
 pub(crate) fn has_no_session() -> bool {
     HAS_NO_SESSION.try_with(|()| ()).is_ok()
 }
 
-/// Polls a request that restores its session, which this instance has claimed, or the body of its response.
+/// Polls a request that restores its session, or the body of its response.
+///
+/// This instance has claimed the session.
 pub(crate) fn poll_restore<T>(poll: impl FnOnce() -> T) -> T {
     MAY_RESTORE.sync_scope((), poll)
 }
 
-/// Returns `true` if this task serves the request that restores its session.
+/// Returns `true` if this task is serving the request that restores its session.
 pub(crate) fn may_restore() -> bool {
     MAY_RESTORE.try_with(|()| ()).is_ok()
 }

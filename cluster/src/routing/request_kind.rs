@@ -1,4 +1,4 @@
-//! Classifies a peer's request while this instance is shutting down.
+//! Classifies peers' requests while this instance is shutting down.
 
 use axum::body::Bytes;
 use http::{HeaderMap, Method};
@@ -14,35 +14,37 @@ use crate::{
 pub(crate) enum RequestKind {
     /// A call, with its JSON-RPC id. The peer has kept the request and can send it again.
     Call(Value),
-    /// A stream of the session that belongs to no call.
+    /// A session stream that belongs to no call.
     Stream,
-    /// A request that starts nothing, a call that is too long to be sent again, or a body that is not a JSON-RPC message.
+    /// Anything else: a request that starts nothing, or one that cannot be treated as a call.
     ///
-    /// Resumes of a call's stream, resumes after an unknown event id, notifications, responses to the server's requests, pings and DELETE
-    /// start nothing.
+    /// Nothing is started by notifications, pings, DELETE, responses to the server's own requests, or resumes, be it of a call's stream or
+    /// after an unknown event id. Calls too long to be sent again and bodies that are not JSON-RPC messages also fall under this.
     Other,
 }
 
 // === impl RequestKind ===
 
 impl RequestKind {
-    /// Returns the kind of a request.
+    /// Classifies a request.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client disconnected in the middle of its request, or stalled.
-    pub(crate) async fn of(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
+    /// Returns an error if the client disconnected mid-request, or stalled.
+    pub(crate) async fn classify(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
         match replayable.head.method {
-            Method::GET => Ok(Self::of_get(&replayable.head.headers)),
+            Method::GET => Ok(Self::classify_get(&replayable.head.headers)),
             Method::POST => {
                 replayable.read().await?;
-                Ok(replayable.bytes().map_or(Self::Other, Self::of_message))
+                Ok(replayable
+                    .bytes()
+                    .map_or(Self::Other, Self::classify_message))
             }
             _ => Ok(Self::Other),
         }
     }
 
-    fn of_get(headers: &HeaderMap) -> Self {
+    fn classify_get(headers: &HeaderMap) -> Self {
         let Some(last_event_id) = headers.get(&LAST_EVENT_ID) else {
             return Self::Stream;
         };
@@ -53,7 +55,7 @@ impl RequestKind {
         }
     }
 
-    fn of_message(message: &Bytes) -> Self {
+    fn classify_message(message: &Bytes) -> Self {
         let mut message: Value = serde_json::from_slice(message).unwrap_or_default();
         let id = message.pointer_mut("/id").map(Value::take);
         let id = id.filter(|id| !id.is_null());
@@ -74,7 +76,7 @@ mod tests {
 
     async fn post(body: &str) -> RequestKind {
         let request = Request::post("/mcp").body(Body::from(body.to_owned()));
-        RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))
+        RequestKind::classify(&mut ReplayableRequest::new(request.unwrap()))
             .await
             .unwrap()
     }
@@ -85,7 +87,7 @@ mod tests {
             request = request.header("last-event-id", last_event_id);
         }
         let request = request.body(Body::empty());
-        RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))
+        RequestKind::classify(&mut ReplayableRequest::new(request.unwrap()))
             .await
             .unwrap()
     }

@@ -1,11 +1,11 @@
-//! Resumes of calls that run here, and of calls that ended with a previous incarnation.
+//! Resumes of calls that run here, and of calls that ended with an earlier incarnation.
 //!
-//! 1. The id of an event of the session's current generation is passed on in the form that the session manager assigned.
-//! 2. The id of an event of another generation is not passed on. Such an event is from another incarnation, or from before the session was
-//!    restored here. The session manager could mistake its id for that of another call's event. If the event belongs to a call, the client
-//!    gets the kept answer, or an error that the server no longer runs. Then the stream ends. Either is sent only if the application
-//!    accepts the request. The application's own checks of its clients therefore apply. If the event belongs to no call, the client gets a
-//!    new stream.
+//! 1. An event id from the session's current generation is passed on, in the form in which the session manager assigned it.
+//! 2. An event id from any other generation is held back. The event is from another incarnation, or from before the session was restored
+//!    here, and the session manager could mistake its id for one that belongs to a different call. If the event belongs to a call, the
+//!    client gets the kept answer, or an error because the server is no longer running, and then the stream ends. Both are sent only if the
+//!    application accepts the request, so its own checks on clients still apply. If the event belongs to no call, the client gets a new
+//!    stream.
 //! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;
@@ -24,12 +24,12 @@ pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-even
 /// An event id that no session manager uses.
 pub(crate) const NO_EVENT: &str = "~";
 
-/// The JSON-RPC error code (internal error) for calls whose server no longer runs.
+/// The JSON-RPC error code for calls whose server is no longer running: internal error.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// The response to a resume if the answer was not kept, and the request id is unknown.
+/// The response to a resume if no answer has been kept and the request id is unknown.
 const NO_ANSWER: &str =
-    "Last-Event-ID names an event of a server that has ended and left no answer\n";
+    "Last-Event-ID refers to an event from a server that has exited without leaving an answer\n";
 
 /// A call that ended with its instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,27 +37,29 @@ pub(crate) struct LostCall {
     pub(crate) session: SessionHash,
     pub(crate) incarnation: Incarnation,
     pub(crate) number: CallNumber,
-    /// The id of its request, as JSON text. Without it no error can be addressed to the call.
+    /// The id of its request, as JSON text. Without it, no error can be addressed to the call.
     request: Option<String>,
-    /// The event id, as the client sent it.
+    /// The event id as the client sent it.
     event_id: HeaderValue,
 }
 
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The head has no event id of an instance. It may have had the id of an earlier event without a call, which was removed.
+    /// The request head has no event id that was created by an instance.
+    ///
+    /// It may have had one from an earlier event without a call, which has been removed.
     Unchanged,
-    /// An event of the current generation of the session. The call is `None` if the event belongs to no call.
+    /// An event from the session's current generation, with its call if it belongs to one.
     Local(Incarnation, Option<NamedCall>),
-    /// An event of a call that ended with another incarnation.
+    /// An event from a call that ended with another incarnation.
     LostCall(LostCall),
 }
 
-/// Rewrites the event id of a head into the form that the local session manager knows.
+/// Rewrites the event id in a request head into the local session manager's form.
 ///
-/// [`RewriteOutcome`] lists the cases. A head without a session id, or with several event ids, is unchanged.
-/// `generation` is the generation of the head's session, if that session is open here.
+/// [`RewriteOutcome`] lists the cases. A head with no session id, or with several event ids, is left unchanged. `generation` is the
+/// generation of the head's session, if that session is open here.
 pub(crate) fn rewrite_event_id(
     headers: &mut HeaderMap,
     generation: Option<Incarnation>,
@@ -66,7 +68,7 @@ pub(crate) fn rewrite_event_id(
 }
 
 fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<RewriteOutcome> {
-    let session = Fields::of(headers).session.map(SessionHash::of)?;
+    let session = Fields::parse(headers).session.map(SessionHash::of)?;
     let mut event_ids = headers.get_all(&LAST_EVENT_ID).iter();
     let (Some(event_id), None) = (event_ids.next(), event_ids.next()) else {
         return None;
@@ -79,7 +81,7 @@ fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Opti
         return Some(RewriteOutcome::Local(event.incarnation, event.call));
     }
     let Some(call) = event.call else {
-        // An event of the standalone stream, which belongs to no call. Without an event id, the client gets a new one.
+        // This is an event from the standalone stream, which belongs to no call. Without an event id, the client gets a new stream.
         headers.remove(&LAST_EVENT_ID);
         return None;
     };
@@ -93,13 +95,15 @@ fn try_rewrite(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Opti
     }))
 }
 
-/// Returns `true` if a string is a request id without control characters. A client may have forged the string.
+/// Returns `true` if a string is a request id without control characters.
+///
+/// A client may have forged the string.
 fn is_request_id(text: &str) -> bool {
     let value = serde_json::from_str(text);
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is a stream of events, like that of an accepted resume.
+/// Returns `true` if a response is an event stream, as the response to an accepted resume is.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
@@ -109,7 +113,7 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 // === impl LostCall ===
 
 impl LostCall {
-    /// Returns the accepted response with the kept answer or the error as its body.
+    /// Returns the accepted response, with the kept answer or the error as its body.
     ///
     /// Returns 400 if there is neither an answer nor a request id to which an error could be addressed.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
@@ -125,20 +129,20 @@ impl LostCall {
         response
     }
 
-    /// Returns the events of the response, or `None` if nothing can be addressed to the call.
+    /// Returns the response's events, or `None` if nothing can be addressed to the call.
     fn events(&self, kept: Option<&Bytes>) -> Option<Vec<u8>> {
         let Some(answer) = kept else {
-            // Without an event id, because with one the TypeScript client would retry forever.
+            // The error has no event id, because otherwise the TypeScript client would retry forever.
             let error = json!({
                 "code": INTERNAL_ERROR,
-                "message": "the server on which this call ran has ended and left no answer",
+                "message": "the server that was running this call has exited without leaving an answer",
             });
             let call = self.request.as_ref()?;
             let event =
                 format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n");
             return Some(event.into_bytes());
         };
-        // Repeats the event id of the client. If the answer is cut off, the client can resume with that id.
+        // Repeats the client's event id, so that it can resume once more if the answer is cut off.
         let mut events = [b"id: ", self.event_id.as_bytes(), b"\ndata:\n\n"].concat();
         for line in answer.split(|byte| *byte == b'\n') {
             events.extend_from_slice(b"data: ");

@@ -12,12 +12,14 @@ use crate::{
 
 /// The result of routing a request.
 pub(crate) enum Routed {
-    /// The request must be served here. If it may restore its session, that restore is pending until the request has its response.
+    /// The request must be served here.
+    ///
+    /// If it may restore its session, the restore stays pending until the request has its response.
     Local(Request<Body>, Option<PendingRestore>),
     Answered(Response<Body>),
 }
 
-/// The result of a peer's request while sessions are being transferred.
+/// What becomes of a peer's request while sessions are being transferred.
 pub(crate) enum TransferOutcome {
     ServedHere(Request<Body>, Presence),
     /// The peer must claim the session.
@@ -25,20 +27,20 @@ pub(crate) enum TransferOutcome {
     Answered(Response<Body>),
 }
 
-/// The local presence of the session of a peer's request.
+/// How the session of a peer's request is present here, if at all.
 #[derive(Default)]
 pub(crate) struct Presence {
-    /// The session is about to be restored here, and the request takes part in the restore.
+    /// The session is about to be restored here, with this request taking part.
     pub(crate) restore: Option<PendingRestore>,
     /// The session is open here, and the request has entered its gate.
     pub(crate) guard: Option<InFlightGuard>,
 }
 
-/// The result of reclaiming a session of this instance before its restore.
+/// The result of reclaiming one of this instance's own sessions before restoring it.
 pub(crate) enum Reclaimed {
-    /// The request is served here: the session was reclaimed, or provably does not exist.
+    /// The request is served here: the session has been reclaimed, or provably does not exist.
     Local,
-    /// Another instance now owns the session.
+    /// Another instance owns the session by now.
     Moved,
     Refused(Refusal),
 }
@@ -49,13 +51,13 @@ impl Routed {
     pub(crate) fn local(replayable: ReplayableRequest, restore: Option<PendingRestore>) -> Self {
         match replayable.into_request() {
             Some(request) => Self::Local(request, restore),
-            // `RoutingPlan` serves only whole requests here.
+            // `RoutingPlan` serves a request here only if it is whole.
             None => Self::Answered(Refusal::SessionMoved.into()),
         }
     }
 }
 
-/// Records that the client no longer waits for an owner. Returns the result of its request.
+/// Records that the client no longer waits for an owner, and returns its request's result.
 pub(crate) fn end_wait(waiting: Option<Waiting>, routed: Routed) -> Routed {
     if let Some(waiting) = waiting {
         waiting.mark_served();

@@ -1,4 +1,4 @@
-//! Routes a request. Executes the actions of [`RoutingPlan`] and reports their results to the plan.
+//! Routes requests: executes the actions of a [`RoutingPlan`], and reports the results to it.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -42,13 +42,13 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between lookups while another instance is claiming a relinquished session: 50 ms.
+/// Delay between lookups while another instance is claiming a relinquished session.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// Interval at which a call checks whether a silent owner still owns its session: 10 s.
+/// How often a call checks whether a silent owner still owns its session.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of attempts to reclaim a session that another instance also claims: 3.
+/// Maximum number of attempts to reclaim a session that another instance is claiming too.
 const MAX_RECLAIMS: usize = 3;
 
 /// The parts of an instance that take part in routing.
@@ -73,7 +73,9 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// Returns the action for a client's new request. The request enters the gate of its session if the session is open here.
+    /// Returns the action for a new request sent by a client.
+    ///
+    /// If its session is open here, the request enters the session's gate.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
         // A session that is being restored, or that another instance may have claimed, is not served without a lookup.
@@ -88,7 +90,7 @@ impl Router {
         (incoming.action(), guard)
     }
 
-    /// Returns the action for a peer's request, and the local presence of its session.
+    /// Returns the action for a peer's request, and whether its session is present here.
     pub(crate) fn classify_from_peer(&self, session: Option<&str>) -> (Action, Presence) {
         let presence = session.and_then(|id| self.presence(id));
         let incoming = IncomingRequest {
@@ -100,12 +102,11 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// Returns the local presence of a session, or `None` if a peer must claim the session.
+    /// Returns a session's local presence, or `None` if a peer must claim the session.
     ///
-    /// A session is present while it is being restored. A session that its client has ended is present until the directory has its
-    /// tombstone.
+    /// A session is present while it is being restored, and after its client has ended it until the directory has its tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
-        // The restore is checked first. If it completes after this check, the session is found open below.
+        // The restore is checked first: if it completes right after this check, the session is found open below.
         let restore = self.join_restore(id);
         let guard = self.sessions.enter(id);
         let is_local =
@@ -118,34 +119,34 @@ impl Router {
         !self.restores.is_empty() && self.restores.contains(SessionHash::of(id))
     }
 
-    /// Joins a peer's request to the restore of its session. Returns `None` if the session is not about to be restored here.
+    /// Joins a peer's request to its session's restore. Returns `None` if none is pending here.
     fn join_restore(&self, id: &str) -> Option<PendingRestore> {
         let is_possible = !self.restores.is_empty();
         is_possible.then(|| self.restores.join(SessionHash::of(id)))?
     }
 
-    /// Called when a request no longer takes part in the restore of its session.
+    /// Called when a request no longer takes part in restoring its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Discards parameters that were loaded for this request, but from which no session was restored.
+        // Discards any parameters that were loaded for this request but never used to restore a session.
         self.restores
             .unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));
     }
 
-    /// Returns `true` if a session is open here. A session that is being restored may not be open yet.
+    /// Returns `true` if a session is open here. One that is being restored may not be open yet.
     pub(crate) fn is_open_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Waits until a local session may serve new requests, for at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
+    /// Waits up to [`DIRECTORY_TIMEOUT`] until a local session may serve new requests.
     ///
-    /// After a stall of this process, the session may first have to be written again.
-    pub(crate) async fn until_verified(&self, id: &str) -> bool {
+    /// Returns `true` if it may. After this process has stalled, the session may have to be written again first.
+    pub(crate) async fn wait_until_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
         }
-        let decided = timeout(DIRECTORY_TIMEOUT, self.heartbeat.until_decided(id)).await;
+        let decided = timeout(DIRECTORY_TIMEOUT, self.heartbeat.wait_until_decided(id)).await;
         decided.is_ok() && self.sessions.is_local(SessionHash::of(id))
     }
 
@@ -157,12 +158,12 @@ impl Router {
         refusal.into()
     }
 
-    /// Returns the response for a session of this instance that could not be restored.
+    /// Returns the response to give when one of this instance's sessions could not be restored.
     ///
-    /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, the
-    /// session is given up. The response is then 404, and the client opens a new session. A session that another instance now owns is
-    /// not given up.
-    pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
+    /// The response normally asks the client to retry. After three attempts that failed even though the directory had returned the
+    /// parameters, the session is given up, unless another instance owns it by now. The response is then 404, which makes the client open a
+    /// new session.
+    pub(crate) async fn restore_failure(&self, id: &str) -> Response<Body> {
         // Another instance may have claimed the session during the attempt.
         let snapshot = self.directory.look_up(SessionHash::of(id)).await;
         let has_other_owner = |snapshot: &SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
@@ -174,29 +175,33 @@ impl Router {
         self.reject(Refusal::Inconsistent)
     }
 
-    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if it was given up.
+    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if so.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let unrestorable = self.sessions.restore_attempts.unrestorable(session);
         if let Some(epoch) = unrestorable {
-            warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
+            warn!(target: "mcp_cancel_cluster", %session, "giving up a session, because its handler refuses to restore it or its parameters cannot be read");
             self.sessions.on_unrestorable(id, epoch);
         }
         unrestorable.is_some()
     }
 
-    /// Returns when a session that this instance has relinquished is closed completely. Returns at once for any other session.
-    pub(crate) async fn until_closed(&self, id: &str) {
+    /// Waits until a session that this instance has relinquished is fully closed.
+    ///
+    /// Returns at once for any other session.
+    pub(crate) async fn wait_until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
         self.sessions.relinquished.until_closed(session).await;
     }
 
-    /// Rewrites the event id of a GET into the form that the local session manager knows. Does not change other requests.
+    /// Rewrites a GET's event id into the form that the local session manager knows.
+    ///
+    /// Other requests are left unchanged.
     pub(crate) fn rewrite_event_id(&self, request: &mut Request<Body>) -> RewriteOutcome {
         if request.method() != Method::GET {
             return RewriteOutcome::Unchanged;
         }
-        let session = Fields::of(request.headers()).session;
+        let session = Fields::parse(request.headers()).session;
         let generation = session
             .filter(|id| self.sessions.has_open_gate(id))
             .map(|id| self.generations.of(id));
@@ -216,17 +221,18 @@ impl Router {
 
     /// Routes a request whose session is not known to be open here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
-        let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
+        let Some(id) = Fields::parse(request.headers()).session.map(str::to_owned) else {
             return Routed::Local(request, None);
         };
         let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
-        // Held until the request has a response, or the session is about to be restored here.
+        // Held until the request has a response, or its session is about to be restored here.
         let _in_flight = is_call.then(|| self.shutdown.enter_relay());
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
-        // The restore is registered before the claim, because peers may find the new owner in the directory before the reply arrives here.
+        // A restore is registered before the claim is sent, because peers may find the new owner in the directory before this instance has
+        // its reply.
         let (mut restore, mut waiting) = (None, None);
         loop {
             action = match action {
@@ -246,7 +252,7 @@ impl Router {
                     sleep(RECHECK_DELAY).await;
                     Action::LookUp
                 }
-                // No session is restored on an instance that has stopped.
+                // An instance that has stopped does not restore any more sessions.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
                     plan.refuse(Refusal::SessionMoved)
                 }
@@ -267,13 +273,13 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %ownership.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, ownership);
-                            // The next steps take time. A client that disconnects in the meantime counts as turned away.
+                            // The next steps take time, and a client that disconnects in the meantime counts as turned away.
                             waiting = waiting.or_else(|| Some(self.turned_away.begin_wait()));
                             plan.on_relay_failure(ownership, failure)
                         }
                     }
                 }
-                // The owner's answer may be older than a claim that the directory has lost.
+                // The owner's answer may predate a claim that the directory has lost.
                 Action::Claim(_, Cause::Relinquished) if !self.heartbeat.is_up_to_date().await => {
                     Action::Refuse(Refusal::Inconsistent)
                 }
@@ -293,13 +299,14 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return end_wait(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The session provably has no owner and is open here. The write finds its tombstone or restores its record.
+                // The session provably has no owner, yet it is open here. Writing it again either finds its tombstone or restores its
+                // record.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::SessionMoved)
                 }
                 Action::Serve | Action::Transfer | Action::Moved => {
-                    self.until_closed(&id).await;
+                    self.wait_until_closed(&id).await;
                     return end_wait(waiting, Routed::local(replayable, None));
                 }
                 Action::Refuse(refusal) => {
@@ -310,15 +317,15 @@ impl Router {
         }
     }
 
-    /// Reads the body of a request and sends the request to its session's owner.
+    /// Reads a request's body and sends the request to its session's owner.
     ///
-    /// A call may wait until the session has another owner. The owner is first checked after [`UNSTARTED_TIMEOUT`], and a call that has not
-    /// started fails before that. The client of any other request counts as turned away if it waits for long
-    /// ([`TurnedAway::record_if_slow`]).
+    /// A call keeps waiting for as long as that owner still owns the session. This is first checked after [`UNSTARTED_TIMEOUT`], by which
+    /// time a call that has not started has already failed. For any other request, the client counts as turned away if it has to wait for
+    /// long ([`TurnedAway::record_if_slow`]).
     ///
     /// # Errors
     ///
-    /// Returns the refusal of a request that cannot be relayed. The inner error is that of the relay.
+    /// Returns the refusal if the request cannot be relayed. The inner error is the relay's.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -345,9 +352,9 @@ impl Router {
             let is_owner = |snapshot: &SessionSnapshot| match snapshot.record {
                 Some(Record::Owned(ownership)) => ownership.owner == owner,
                 Some(Record::Deleted(_)) => false,
-                // A live owner writes its record again.
+                // If the owner is alive, it will write its record again.
                 None => {
-                    snapshot.leases.of(owner.incarnation).is_some()
+                    snapshot.leases.get(owner.incarnation).is_some()
                         || !self.proves_absence(snapshot)
                 }
             };
@@ -357,7 +364,7 @@ impl Router {
         }
     }
 
-    /// Looks up the owner. The `bool` is `true` if the snapshot proves that the session does not exist.
+    /// Looks up the owner. The `bool` is whether the snapshot proves that the session does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(ownership)) => (Known::Owner(ownership), false),
@@ -374,15 +381,16 @@ impl Router {
 
     async fn lease_state(&self, owner: Owner) -> LeaseState {
         match self.directory.leases().await {
-            Ok(leases) if leases.of(owner.incarnation).is_some() => LeaseState::Alive,
+            Ok(leases) if leases.get(owner.incarnation).is_some() => LeaseState::Alive,
             Ok(leases) if self.heartbeat.proves_absence(&leases) => LeaseState::Expired,
             Ok(_) | Err(_) => LeaseState::NoAnswer,
         }
     }
 
-    /// Reclaims a session of this instance before it is restored. Refuses after [`MAX_RECLAIMS`] lost claims.
+    /// Reclaims one of this instance's own sessions before it is restored.
     ///
-    /// Once the session is reclaimed, the claim of a peer that received 421 for it earlier fails, because the record has changed.
+    /// Refuses after [`MAX_RECLAIMS`] lost claims. Because reclaiming changes the record, a peer that has already received 421 for the
+    /// session can no longer claim it.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.
@@ -390,16 +398,16 @@ impl Router {
         }
         let (mut known, mut is_consistent) = self.look_up(session).await;
         for _ in 0..MAX_RECLAIMS {
-            let mine = match known {
+            let current = match known {
                 Known::Owner(ownership) if ownership.owner == self.me => ownership,
                 Known::Owner(_) => return Reclaimed::Moved,
-                // The session does not exist, and the application answers accordingly.
+                // The session does not exist, so the application answers accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
                 Known::Unowned | Known::NoAnswer => {
                     return Reclaimed::Refused(Refusal::Inconsistent);
                 }
             };
-            let claimed = self.claim(session, mine).await;
+            let claimed = self.claim(session, current).await;
             (known, is_consistent) = match claimed {
                 (Claimed::Won, _) => return Reclaimed::Local,
                 (Claimed::Lost(ownership), _) => (Known::Owner(ownership), false),
@@ -410,7 +418,7 @@ impl Router {
         Reclaimed::Refused(Refusal::SessionMoved)
     }
 
-    /// Claims a session and records its owner. The `bool` is `true` if the session provably does not exist.
+    /// Claims a session and records its owner. The `bool` is whether the session provably does not exist.
     async fn claim(&self, session: SessionHash, previous: Ownership) -> (Claimed, bool) {
         let wanted = previous.claimed_by(self.me);
         match self.directory.claim(session, previous, wanted).await {

@@ -1,10 +1,10 @@
 //! A restore that runs while its request is being served.
 //!
-//! 1. A restore ends once its session is restored, even if the response has no head yet. An inner layer may delay the head until the call
-//!    has ended.
-//! 2. Otherwise a restore ends with the response's head. An inner layer may send the head early, as `commit_after` does. The restore
-//!    then continues while the body is being read, until the session is restored or the body ends.
-//! 3. Until the restore ends, other requests of the session wait, for at most [`RESTORE_TIMEOUT`].
+//! 1. A restore ends as soon as its session is restored, even if the response has no head yet, because an inner layer may hold back the
+//!    head until the call has ended.
+//! 2. Otherwise a restore ends with the response head. If an inner layer sends the head early, as `commit_after` does, the restore
+//!    continues while the body is being read, until the session is restored or the body ends.
+//! 3. The session's other requests wait for the restore to end, but for no longer than [`RESTORE_TIMEOUT`].
 
 use std::{
     mem,
@@ -28,18 +28,20 @@ use crate::{
     },
 };
 
-/// A running restore. It ends when this is dropped, even if the client disconnects or the handler panics.
+/// A running restore. Dropping it ends it, even if the client has disconnected or the handler panics.
 pub(crate) struct RunningRestore {
     router: Arc<Router>,
     id: String,
     pending: Option<(PendingRestore, RestoreTurn)>,
 }
 
-/// A response body in which a restore continues.
+/// A response body during which a restore continues.
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,
-    /// Ends a restore that has loaded no parameters. An inner layer has then answered in place of rmcp.
+    /// Ends a restore that has loaded no parameters.
+    ///
+    /// An inner layer has then answered in place of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 
@@ -59,7 +61,9 @@ impl RunningRestore {
         }
     }
 
-    /// Ends the restore if the session is restored, or the response has failed or has no body. Otherwise continues it in the body.
+    /// Ends the restore with the response head, or continues it in the body.
+    ///
+    /// It continues only if the session is not restored yet, and the response is successful and has a body.
     pub(crate) fn end_with(self, response: Response<Body>) -> Response<Body> {
         let has_ended = !response.status().is_success() || response.body().is_end_stream();
         if has_ended || self.is_restored() {
@@ -74,8 +78,8 @@ impl RunningRestore {
         })
     }
 
-    /// Returns when the session is restored.
-    pub(crate) async fn until_restored(&self) {
+    /// Waits until the session is restored.
+    pub(crate) async fn wait_until_restored(&self) {
         self.router.sessions.until(|| self.is_restored()).await;
     }
 
@@ -144,7 +148,7 @@ impl http_body::Body for RestoringBody {
 
 impl Drop for RestoringBody {
     fn drop(&mut self) {
-        // The body is dropped first, because rmcp then ends its part of the restore.
+        // Drop the body first, because that makes rmcp end its part of the restore.
         drop(mem::take(&mut self.body));
         self.end();
     }

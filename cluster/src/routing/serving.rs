@@ -1,6 +1,7 @@
-//! Serves requests that the layer cannot serve at once.
+//! Serves the requests that the layer cannot serve right away.
 //!
-//! These requests are relayed by peers, have remote sessions, restore their sessions, resume streams, or wait for the inner service.
+//! These are requests that peers relay, that belong to remote sessions, that restore their session or resume a stream, or that have to wait
+//! for the inner service.
 
 use std::{future::poll_fn, pin::pin, sync::Arc};
 
@@ -25,15 +26,15 @@ use crate::{
     sessions::{RESTORE_TIMEOUT, drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
-/// Maximum number of routings of one request: 3. More than one, because ownership may change between them.
+/// Maximum number of times one request is routed, since ownership may change in between.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before a restore: 4 MiB and 1 byte.
+/// Maximum length of a body that is read before a restore: one byte more than rmcp accepts by default.
 ///
-/// rmcp reads the body first, and then restores the session. By default it accepts 4 MiB.
+/// rmcp reads the body first and only then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
-/// The inner service, for requests that are not served at once.
+/// The inner service, as used for requests that are not served right away.
 pub(crate) trait Inner:
     Service<Request<Body>, Response: IntoResponse, Future: Send> + Send
 {
@@ -41,24 +42,24 @@ pub(crate) trait Inner:
 
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
 
-/// Marks a request that an instance serves. An inner layer of the same instance does not route it again.
+/// Marks a request as served by an instance, whose inner layers then do not route it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
-/// Serves a request that another instance relays, or answers 421 if its session is not here.
+/// Serves a request relayed by another instance, or answers 421 if its session is not here.
 ///
-/// The peer's client is asked to retry if it is not decided in time whether the session is here.
+/// If it takes too long to decide whether the session is here, the peer's client is asked to retry.
 pub(crate) async fn serve_peer<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
-    let session = session_of(&request);
+    let session = session_id(&request);
     let _completion = CompletionGuard(router, session.as_deref());
     let (action, mut presence) = router.classify_from_peer(session.as_deref());
     if let Some(id) = &session
         && presence.guard.is_some()
-        && !router.until_verified(id).await
+        && !router.wait_until_verified(id).await
     {
         return Ok(retry_later(router));
     }
@@ -66,7 +67,7 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // While this request is waiting for the session's requests in flight, it is not one of them.
+            // Give up this request's place in the session, because it is about to wait for the session's requests in flight.
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
@@ -98,16 +99,16 @@ pub(crate) async fn serve_peer<S: Inner>(
     }
 }
 
-fn session_of(request: &Request<Body>) -> Option<String> {
-    Fields::of(request.headers()).session.map(str::to_owned)
+fn session_id(request: &Request<Body>) -> Option<String> {
+    Fields::parse(request.headers()).session.map(str::to_owned)
 }
 
 /// Answers a peer that a session is not here.
 ///
-/// If the session is now here, the client is asked to retry instead. If this instance reclaims the session after the answer, the peer's
-/// claim fails.
+/// If it turns out that the session is here by now, the client is asked to retry instead. If this instance reclaims the session only after
+/// answering, the peer's claim fails.
 async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body> {
-    let session = session_of(&request);
+    let session = session_id(&request);
     if let Some(id) = &session {
         router.relinquish_idle(id).await;
     }
@@ -118,7 +119,7 @@ async fn answer_moved(router: &Router, request: Request<Body>) -> Response<Body>
     }
 }
 
-/// Answers a peer that a session is not here, once the answers to its calls are written.
+/// Answers a peer that a session is not here, once its calls' answers have been written.
 ///
 /// If they have not been written in time, the client is asked to retry instead.
 async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> Response<Body> {
@@ -130,20 +131,22 @@ async fn answer_moved_once_flushed(router: &Router, request: Request<Body>) -> R
     retry_later(router)
 }
 
-/// Returns a response to a peer that asks the peer's client to retry.
+/// Returns a response that asks the peer's client to retry.
 fn retry_later(router: &Router) -> Response<Body> {
     let mut retry_later = router.reject(Refusal::SessionMoved);
     wire::mark(retry_later.headers_mut(), router.me.incarnation);
     retry_later
 }
 
-/// Serves a request whose session is not known to be open here. Asks the client to retry after [`MAX_ROUTINGS`] routings.
+/// Serves a request whose session is not known to be open here.
+///
+/// After [`MAX_ROUTINGS`] attempts at routing it, the client is asked to retry.
 pub(crate) async fn serve_remote<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
-    let session = session_of(&request);
+    let session = session_id(&request);
     let _completion = CompletionGuard(router, session.as_deref());
     for _ in 0..MAX_ROUTINGS {
         request = match router.route(request).await {
@@ -167,31 +170,32 @@ async fn serve_absent<S: Inner>(
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
-    let session = session_of(&request);
+    let session = session_id(&request);
     let rewritten = router.rewrite_event_id(&mut request);
     let response = without_session(serve(router, inner, request, rewritten, None)).await?;
     let is_not_loaded = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
-    Ok(unless_failed(router, session.as_deref(), response, is_not_loaded).await)
+    Ok(replace_failed(router, session.as_deref(), response, is_not_loaded).await)
 }
 
-/// Serves a request here. Restores its session, unless another request has done so.
+/// Serves a request here. Restores its session first, unless another request already has.
 ///
-/// Refuses the request if its body cannot be read, the session cannot be reclaimed, or another request restores it for [`RESTORE_TIMEOUT`].
+/// Refuses the request if its body cannot be read, if the session cannot be reclaimed, or if another request has been restoring it for
+/// [`RESTORE_TIMEOUT`].
 async fn restore_and_serve<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
     request: Request<Body>,
     restore: PendingRestore,
 ) -> Result<Restored, S::Error> {
-    let session = session_of(&request);
+    let session = session_id(&request);
     let is_call = request.method() == Method::POST;
-    // Read before the turn is taken, so that no other request waits for a body that stalls.
+    // Read the body before taking the turn, so that no other request has to wait for a body that stalls.
     let mut replayable = ReplayableRequest::new(request);
     let read = replayable.read_up_to(MAX_RESTORE_BODY);
     let read = if is_call {
         read.await
     } else {
-        // Another request may have restored the session, and the grace of one of its calls may end.
+        // Another request may have restored the session in the meantime, and the grace of one of its calls may run out.
         router.turned_away.record_if_slow(read).await
     };
     if let Err(refusal) = read {
@@ -200,28 +204,28 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::SessionMoved.into()));
     };
-    // If the client whose request restores the session is not reading, no task drives the restore.
+    // If the client whose request is restoring the session stops reading, nothing drives that restore.
     let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     };
     let turn = (!router.is_open_here(session.as_deref())).then_some(turn);
     if turn.is_none()
         && let Some(id) = &session
-        && !router.until_verified(id).await
+        && !router.wait_until_verified(id).await
     {
         return Ok(Restored::Served(router.reject(Refusal::SessionMoved)));
     }
     if turn.is_some()
         && let Some(id) = &session
     {
-        router.until_closed(id).await;
+        router.wait_until_closed(id).await;
         match router.reclaim(SessionHash::of(id)).await {
             Reclaimed::Local => {}
             Reclaimed::Moved => return Ok(Restored::Moved(request)),
             Reclaimed::Refused(refusal) => return Ok(Restored::Served(router.reject(refusal))),
         }
     }
-    // No call starts on an instance that has stopped in the meantime.
+    // An instance that has stopped in the meantime must not start any more calls.
     if router.shutdown.has_stopped() {
         return Ok(Restored::Moved(request));
     }
@@ -236,21 +240,21 @@ async fn restore_and_serve<S: Inner>(
     let response = select! {
         biased;
         response = poll_fn(|cx| poll_restore(|| serving.as_mut().poll(cx))) => Some(response?),
-        () = running.until_restored() => None,
+        () = running.wait_until_restored() => None,
     };
     let response = match response {
         Some(response) => running.end_with(response),
         None => {
-            // An inner layer may delay the head, and other requests of the session must not wait for that. The request enters the gate
-            // before the restore ends, so it stays in flight.
+            // An inner layer may be holding back the head, and the session's other requests must not wait for that. This request enters the
+            // gate before the restore ends, so that it stays in flight.
             let guard = router.sessions.enter(id);
             drop(running);
-            unless_relinquished(router, serving.await?, guard.as_ref())
+            replace_if_relinquished(router, serving.await?, guard.as_ref())
         }
     };
     let has_failed = match response.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp reuses the result of the previous attempt, which was given up.
+        // rmcp reuses the result of the previous attempt, which has been given up.
         StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
             router
                 .sessions
@@ -259,21 +263,21 @@ async fn restore_and_serve<S: Inner>(
         }),
         _ => false,
     };
-    let response = unless_failed(router, session.as_deref(), response, has_failed);
+    let response = replace_failed(router, session.as_deref(), response, has_failed);
     Ok(Restored::Served(response.await))
 }
 
-/// Returns the response, or that of [`Router::not_restored`] if rmcp failed to restore the session.
+/// Returns the response, or [`Router::restore_failure`] if rmcp could not restore the session.
 ///
-/// For example, the restore fails if the directory does not answer.
-async fn unless_failed(
+/// This happens, for example, if the directory does not answer.
+async fn replace_failed(
     router: &Router,
     session: Option<&str>,
     response: Response<Body>,
     has_failed: bool,
 ) -> Response<Body> {
     match session {
-        Some(id) if has_failed && !router.is_open_here(session) => router.not_restored(id).await,
+        Some(id) if has_failed && !router.is_open_here(session) => router.restore_failure(id).await,
         _ => response,
     }
 }
@@ -281,7 +285,7 @@ async fn unless_failed(
 /// The result of a request that had to restore its session.
 enum Restored {
     Served(Response<Body>),
-    /// The session now belongs to another instance, or this instance has stopped.
+    /// The session belongs to another instance by now, or this instance has stopped.
     Moved(Request<Body>),
 }
 
@@ -296,9 +300,9 @@ impl Drop for CompletionGuard<'_> {
     }
 }
 
-/// Serves a request here. Also answers the resume of a call that was lost with its instance.
+/// Serves a request here, or answers it if it resumes a call that was lost with its instance.
 ///
-/// With a `guard`, the request is in flight in its session until the response has a head.
+/// With a `guard`, the request is in flight in its session until there is a response head.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -318,7 +322,7 @@ pub(crate) async fn serve<S: Inner>(
     };
     let response = async {
         if is_resume {
-            // The call's grace may end before the resume arrives at it.
+            // The call's grace may run out before the resume gets to it.
             router.turned_away.record_if_slow(response).await
         } else {
             response.await
@@ -329,7 +333,7 @@ pub(crate) async fn serve<S: Inner>(
         RewriteOutcome::Local(generation, call) => {
             let response = with_resumed_call(generation, call, response).await?;
             let response = response.into_response();
-            // An inner layer may have answered. The call may run here, and its grace may end before its client returns.
+            // If an inner layer has answered, the call may be running here, and its grace may run out before the client is back.
             if is_temporary(response.status()) {
                 router.turned_away.record();
             }
@@ -345,10 +349,12 @@ pub(crate) async fn serve<S: Inner>(
             }
         }
     };
-    Ok(unless_relinquished(router, response, guard.as_ref()))
+    Ok(replace_if_relinquished(router, response, guard.as_ref()))
 }
 
-/// Returns `true` if a client may send the same request again later (RFC 9110, sections 15.5.9 and 15.6; RFC 6585, section 4).
+/// Returns `true` if a client may repeat the request later.
+///
+/// See RFC 9110, sections 15.5.9 and 15.6, and RFC 6585, section 4.
 fn is_temporary(status: StatusCode) -> bool {
     status.is_server_error()
         || matches!(
@@ -357,10 +363,10 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// Returns the response, or 503 with `Retry-After` if the session was relinquished in the meantime.
+/// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
 ///
-/// If so, rmcp answers 500 to a call that it could not start, and 404 to a request that waited for the same restore.
-pub(crate) fn unless_relinquished(
+/// In that case rmcp answers 500 to a call that it could not start, and 404 to a request that was waiting for the same restore.
+pub(crate) fn replace_if_relinquished(
     router: &Router,
     response: Response<Body>,
     guard: Option<&InFlightGuard>,

@@ -89,7 +89,7 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
         pass(20 * SECOND).await;
         turn_away_in_the_last_moment(&a, &b, phase).await;
         let leases = link_a.memory.leases().await.unwrap();
-        assert!(leases.of(b.me.incarnation).is_some());
+        assert!(leases.get(b.me.incarnation).is_some());
         assert!(a.witness.is_running("a"), "{late} ms late, phase {phase}");
     }
 }

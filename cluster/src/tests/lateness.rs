@@ -143,7 +143,7 @@ async fn resume_during_stall(stall: Stall, can_reach_a: bool) -> (u16, [bool; 2]
         assert_eq!(head.header("retry-after"), Some("1"));
     }
     let leases = link_a.memory.leases().await.unwrap();
-    assert!(leases.of(incarnation).is_some(), "B has its lease");
+    assert!(leases.get(incarnation).is_some(), "B has its lease");
     sleep(SECOND).await;
     let was_running = a.witness.is_running("a");
     let mut resumed_at_a = mcp.resume(&last_event_id).await;
@@ -491,7 +491,7 @@ async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool,
         .leases()
         .await
         .unwrap()
-        .of(b.me.incarnation)
+        .get(b.me.incarnation)
         .is_some();
     pass(pause).await;
     let is_running = a.witness.is_running("a");

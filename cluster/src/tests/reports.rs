@@ -52,7 +52,7 @@ async fn cancelled_phases(late: Duration, step: Duration, before: Duration) -> V
         assert_eq!(resumed.head().await.status, 503);
         pass(6 * SECOND).await;
         let leases = link_a.memory.leases().await.unwrap();
-        assert!(leases.of(b.me.incarnation).is_some());
+        assert!(leases.get(b.me.incarnation).is_some());
         if !a.witness.is_running("a") {
             cancelled.push(phase);
         }
@@ -239,7 +239,7 @@ async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_
         until(started, GRACE - 50 * MS).await;
         let leases = directory.memory.leases().await.unwrap();
         assert!(
-            leases.of(b.me.incarnation).is_some() && leases.turned_away.is_some(),
+            leases.get(b.me.incarnation).is_some() && leases.turned_away.is_some(),
             "control"
         );
         if is_lost {

@@ -1,4 +1,4 @@
-//! The part of the contract about leases and answers.
+//! The part of the contract that covers leases and answers.
 
 use bytes::Bytes;
 
@@ -48,13 +48,13 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             ..Status::default()
         },
     ];
-    // The report of any instance counts, and outlives that instance's lease.
+    // Any instance's report counts, and it outlives that instance's lease.
     let mut latest = None;
     for status in statuses {
         directory.acquire_lease(me, &status).await.unwrap();
         let SessionSnapshot { record, leases } = directory.look_up(unknown).await.unwrap();
         assert_eq!((record, &leases.run), (None, &run));
-        let lease = leases.of(me.incarnation).unwrap();
+        let lease = leases.get(me.incarnation).unwrap();
         assert_eq!(lease.written_in, status.written_in);
         assert!(lease.age < Duration::from_secs(5), "{lease:?}");
         latest = [latest, status.turned_away].into_iter().flatten().min();
@@ -72,7 +72,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     }
     directory.release_lease(me).await.unwrap();
     let leases = directory.leases().await.unwrap();
-    assert!(leases.of(me.incarnation).is_none());
+    assert!(leases.get(me.incarnation).is_none());
     assert_is_since(leases.turned_away, latest);
 }
 
@@ -88,7 +88,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     };
     let age = async || {
         let leases = directory.leases().await.unwrap();
-        leases.of(me.incarnation).map(|lease| lease.age)
+        leases.get(me.incarnation).map(|lease| lease.age)
     };
     directory
         .acquire_lease(me, &created(4 * second))
@@ -107,7 +107,7 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
             .await
             .is_some_and(|age| age >= 3 * second && age < 4 * second)
     );
-    // An older heartbeat was overtaken.
+    // An older heartbeat has been overtaken.
     assert!(
         directory
             .heartbeat(me, &created(5 * second))
@@ -155,7 +155,7 @@ pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_stat
     assert!(heartbeat(&older).await.was_alive);
     directory.acquire_lease(me, &older).await.unwrap();
     let leases = directory.leases().await.unwrap();
-    let lease = leases.of(me.incarnation).unwrap();
+    let lease = leases.get(me.incarnation).unwrap();
     assert!(lease.age < second, "control: the time is not set back");
     assert_eq!(
         (&lease.written_in, lease.is_settled, lease.has_late_answers),
@@ -194,7 +194,7 @@ pub(super) async fn a_heartbeat_reports_once_that_a_record_of_its_instance_was_r
         let written = directory.register(owner, std::slice::from_ref(&later));
         assert_eq!(written.await.unwrap(), []);
         let leases = directory.leases().await.unwrap();
-        let lease = leases.of(former.incarnation).unwrap();
+        let lease = leases.get(former.incarnation).unwrap();
         assert!(lease.is_settled, "the status is unchanged");
     }
     assert_eq!(
@@ -205,7 +205,7 @@ pub(super) async fn a_heartbeat_reports_once_that_a_record_of_its_instance_was_r
     assert_eq!(heartbeat(former, 3).await, (true, true));
     assert_eq!(heartbeat(former, 4).await, (true, false), "once is enough");
     assert_eq!(heartbeat(owner, 4).await, (true, false));
-    // An owner without a lease verifies its sessions in any case.
+    // An owner without a lease verifies its sessions anyway.
     directory.release_lease(owner).await.unwrap();
     let latest = Registration {
         epoch: later.epoch.next(),

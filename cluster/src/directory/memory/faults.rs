@@ -1,4 +1,4 @@
-//! Ways in which a backend loses data or time, for the simulation.
+//! Ways for a backend to lose data or time, for the simulation.
 
 use std::{collections::HashMap, fmt::Debug, hash::Hash, time::Duration};
 
@@ -7,10 +7,9 @@ use tokio::time::Instant;
 use super::{MemoryDirectory, State};
 use crate::ids::{Incarnation, Record, SessionHash};
 
-/// The data of a directory at one moment.
+/// A directory's data at one moment.
 pub(crate) struct Snapshot(State);
 
-/// A kind of key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Session,
@@ -24,7 +23,7 @@ impl MemoryDirectory {
         Snapshot(self.state().clone())
     }
 
-    /// Restarts with the data of a snapshot, like a killed backend or a replica after a failover.
+    /// Restarts with a snapshot's data, like a killed backend or a replica after a failover.
     pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
         let mut state = self.state();
         *state = State {
@@ -33,12 +32,12 @@ impl MemoryDirectory {
         };
     }
 
-    /// Removes the key that `pick` selects, and describes it. Returns `None` if there is none.
+    /// Removes the key that `pick` selects and describes it, or returns `None` if there is none.
     pub(crate) fn evict_any(&self, kind: Kind, pick: u64) -> Option<String> {
         let mut state = self.state();
         match kind {
             Kind::Session => evict(&mut state.sessions, pick).map(|key| format!("session {key}")),
-            // All leases are in one key.
+            // All leases share one key.
             Kind::Lease => {
                 let has_any = !state.leases.is_empty();
                 state.leases.clear();
@@ -50,21 +49,20 @@ impl MemoryDirectory {
                 let mut keys: Vec<_> = answers.keys().copied().collect();
                 keys.sort_by_key(|key| format!("{key:?}"));
                 let key = *keys.get(pick as usize % keys.len().max(1))?;
-                // The answer expires at once.
+                // This makes the answer expire at once.
                 answers.get_mut(&key)?.1 = Instant::now();
                 Some(format!("answer {} of {}", key.2, key.0))
             }
         }
     }
 
-    /// Returns `true` if a session has an owner.
     pub(crate) fn has_owner(&self, session: SessionHash) -> bool {
         let mut state = self.state();
         let stored = state.session(session, Instant::now());
         stored.is_some_and(|stored| matches!(stored.record, Record::Owned(_)))
     }
 
-    /// Returns a session's owner, whether or not the record has expired.
+    /// Returns a session's owner, even if the record has expired.
     pub(crate) fn owner(&self, session: SessionHash) -> Option<Incarnation> {
         let state = self.state();
         let record = state.sessions.get(&session)?.record;
@@ -82,8 +80,7 @@ impl MemoryDirectory {
         valid.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Steps the clock of the backend forward, as `ntpd` does. To an instance that was suspended, the clock appears to have stepped as
-    /// well.
+    /// Steps the backend's clock forward, as `ntpd` does. An instance that has been suspended sees the same thing.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let earlier = |at: Instant| at.checked_sub(step).unwrap();
@@ -94,7 +91,7 @@ impl MemoryDirectory {
         }
     }
 
-    /// Sets the clock of the backend back. The times that it has written are then in the future.
+    /// Sets the backend's clock back, so that the times it has already written are in the future.
     pub(crate) fn set_clock_back(&self, step: Duration) {
         let mut state = self.state();
         state.started += step;
@@ -104,13 +101,13 @@ impl MemoryDirectory {
         }
     }
 
-    /// Removes the record of a session, as a backend without free memory does.
+    /// Removes a session's record, as a backend that is out of memory does.
     pub(crate) fn evict(&self, session: SessionHash) {
         self.state().sessions.remove(&session);
     }
 }
 
-/// Removes the key that `pick` selects. The order of the keys does not depend on the map.
+/// Removes the key that `pick` selects, which does not depend on the map's iteration order.
 fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> Option<K> {
     let mut keys: Vec<K> = map.keys().copied().collect();
     keys.sort_by_key(|key| format!("{key:?}"));

@@ -1,4 +1,4 @@
-//! The address of the backend, and the certificate authorities that may sign its certificate.
+//! The backend's address, and the certificate authorities trusted to sign its certificate.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,18 +13,18 @@ use redis::{
 use super::source::{Sentinels, Source};
 use crate::directory::DirectoryError;
 
-/// How long sent data may remain unacknowledged before the connection counts as dead: 2 s.
+/// How long sent data may stay unacknowledged before the connection counts as dead.
 ///
-/// Applies on Linux only. After a network outage, TCP's own retransmission may wait about as long as the outage lasted.
+/// This applies on Linux only. Without it, TCP can take about as long as a network outage lasted before it retransmits.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The address of a Redis or Valkey server, as the application configures it.
+/// The address of a Redis or Valkey server, as configured by the application.
 #[derive(Clone, Default)]
 pub(crate) struct RedisAddress {
     pub(crate) url: String,
-    /// URLs of Sentinels. If there are any, the host of `url` is the name of the primary.
+    /// The Sentinels' URLs. If there are any, the host of `url` is the primary's name.
     pub(crate) sentinels: Vec<String>,
-    /// The only certificate authorities that are trusted, as PEM. `None` trusts those of the system.
+    /// The only certificate authorities to trust, as PEM. `None` trusts the system's.
     #[cfg(feature = "tls")]
     pub(crate) root_certificate: Option<Vec<u8>>,
 }
@@ -39,12 +39,12 @@ impl RedisAddress {
         }
     }
 
-    /// Returns the source of connections.
+    /// Returns the source of connections to this address.
     ///
     /// # Errors
     ///
-    /// Returns an error if a URL cannot be parsed, disables certificate verification or needs a feature that is not enabled. Also returns an
-    /// error if Sentinels are given and `url` does not name the primary, or if the root certificate cannot be used.
+    /// Returns an error if a URL cannot be parsed, disables certificate verification, or needs a feature that is not enabled. Also returns
+    /// an error if there are Sentinels but `url` does not name the primary, or if the root certificate cannot be used.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.parse(&self.url)?;
         self.check_trust(&primary)?;
@@ -74,7 +74,7 @@ impl RedisAddress {
         if let Some(password) = primary.redis_settings().password() {
             builder = builder.set_client_to_redis_password(password);
         }
-        // The client has one set of credentials for all Sentinels.
+        // The client takes only one set of credentials, which it uses for all Sentinels.
         if let Some(first) = sentinels.first() {
             if let Some(user) = first.redis_settings().username() {
                 builder = builder.set_client_to_sentinel_username(user);
@@ -145,7 +145,7 @@ impl RedisAddress {
 
     /// Returns an error if a root certificate is set but cannot be used.
     ///
-    /// That is so if it is not valid PEM, or if the connection does not use TLS.
+    /// It cannot be used if it is not valid PEM, or if the connection does not use TLS.
     #[cfg(feature = "tls")]
     fn check_trust(&self, primary: &ConnectionInfo) -> Result<(), DirectoryError> {
         use rustls::pki_types::{CertificateDer, pem::PemObject as _};
@@ -156,7 +156,7 @@ impl RedisAddress {
         if !matches!(primary.addr(), ConnectionAddr::TcpTls { .. }) {
             return Err(DirectoryError::unusable(CERTIFICATE_WITHOUT_TLS));
         }
-        // redis reports no error for an invalid certificate, and then no connection is ever trusted.
+        // redis does not report an invalid certificate: it just never trusts any connection.
         let mut certificates = CertificateDer::pem_slice_iter(pem);
         let first = certificates.next();
         first
@@ -176,24 +176,24 @@ impl RedisAddress {
 }
 
 const NEEDS_TLS: &str =
-    "a rediss:// URL needs the feature `tls` of mcp-cancel-cluster, which is not enabled";
-const ALWAYS_VERIFIED: &str = "the certificate of the directory is always verified, so its URL must not end with #insecure: name the certificate authority with `tls_root_certificate`";
-const NO_NAME: &str = "with Sentinels, the URL of the directory must have the name of the primary as its host, for example redis://name";
+    "a rediss:// URL needs mcp-cancel-cluster's `tls` feature, which is not enabled";
+const ALWAYS_VERIFIED: &str = "the directory's certificate is always verified, so its URL must not end with #insecure: set the certificate authority with `tls_root_certificate`";
+const NO_NAME: &str = "with Sentinels, the host in the directory's URL must be the primary's name, for example redis://name";
 #[cfg(feature = "tls")]
 const CERTIFICATE_WITHOUT_TLS: &str =
-    "a root certificate was given, but the URL of the directory does not use TLS (rediss://)";
+    "a root certificate was given, but the directory's URL does not use TLS (rediss://)";
 #[cfg(feature = "tls")]
-const NO_CERTIFICATE: &str = "the root certificate of the directory is not a certificate in PEM";
+const NO_CERTIFICATE: &str = "the directory's root certificate is not a PEM certificate";
 
-/// Installs ring as the default crypto provider, unless the program has installed one.
+/// Installs ring as the default crypto provider, unless the program has installed another.
 ///
-/// rustls panics if several providers are compiled in and none is installed.
+/// rustls panics if several providers are compiled in but none is installed.
 #[cfg(feature = "tls")]
 fn install_default_provider() {
     use rustls::crypto::{CryptoProvider, ring};
 
     if CryptoProvider::get_default().is_none() {
-        // Another thread may have installed one in the meantime.
-        let _other = ring::default_provider().install_default();
+        // Fails harmlessly if another thread has installed one in the meantime.
+        let _ = ring::default_provider().install_default();
     }
 }

@@ -22,23 +22,23 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum delay between attempts to connect: 500 ms. Chosen because the default delay is up to 5 s.
+/// Maximum delay between connection attempts. The default of up to 5 s is too long.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// Maximum number of consecutive retries to connect to a fixed address: 6.
+/// Maximum number of consecutive retries when connecting to a fixed address.
 const MAX_RETRIES: usize = 6;
 
-/// Interval at which a Sentinel is asked for the primary: 1 s.
+/// How often a Sentinel is asked for the primary.
 ///
-/// Chosen because a previous primary answers for up to 10 s after an orderly failover. On the new primary, the lease lapses after 6 s.
+/// After an orderly failover the old primary keeps answering for up to 10 s, but on the new one the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Two connections to the backend: one for answers to calls, and one for everything else.
 ///
-/// Megabytes of answers therefore delay no heartbeat.
+/// This keeps megabytes of answers from delaying heartbeats.
 pub(super) struct Connections {
     shared: Arc<SharedConnections>,
-    /// Follows the primary, if there are Sentinels.
+    /// Follows the primary if there are Sentinels.
     watch_task: Option<JoinHandle<()>>,
 }
 
@@ -47,14 +47,13 @@ struct SharedConnections {
     current: Mutex<Current>,
 }
 
-/// The current connections.
 struct Current {
     connecting: Connecting,
-    /// Whether a heartbeat started on these connections, and none was answered since.
+    /// Whether a heartbeat has been started on these connections, and none answered since.
     is_unanswered: bool,
 }
 
-/// Connections that exist, or are being established. All commands wait for the same ones.
+/// Connections that exist or are being established. All commands wait for the same ones.
 type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 
 #[derive(Clone)]
@@ -67,7 +66,7 @@ struct Pair {
 // === impl Connections ===
 
 impl Connections {
-    /// Creates connections that are established by the first command.
+    /// Creates connections that the first command will establish.
     pub(super) fn new(source: Source) -> Self {
         let shared = Arc::new(SharedConnections {
             current: Mutex::new(Current::new(&source)),
@@ -92,15 +91,15 @@ impl Connections {
         Ok(self.shared.pair().await?.answers)
     }
 
-    /// Makes the next commands establish new connections, unless new ones are being established.
+    /// Makes later commands use new connections, unless new ones are already being established.
     pub(super) fn renew(&self) {
         self.shared.renew();
     }
 
-    /// Called when a heartbeat starts. Renews connections that cannot be used.
+    /// Called when a heartbeat starts, to replace connections that cannot be used.
     ///
-    /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed. The Sentinels are
-    /// asked for it when a heartbeat on existing connections was not answered, for any reason.
+    /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed, so they are asked for
+    /// it again whenever a heartbeat on existing connections went unanswered, for whatever reason.
     pub(super) fn on_heartbeat_started(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {
@@ -141,7 +140,7 @@ impl SharedConnections {
         }
     }
 
-    /// Replaces connections to a previous primary, even if it still answers. Checks every [`WATCH_INTERVAL`], forever.
+    /// Replaces connections to an old primary, even if it still answers. Checks every [`WATCH_INTERVAL`], forever.
     async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
         loop {
             sleep(WATCH_INTERVAL).await;
@@ -151,14 +150,14 @@ impl SharedConnections {
             let Ok(false) = sentinels.is_primary(&pair.client).await else {
                 continue;
             };
-            // One Sentinel may be behind the others.
+            // One Sentinel may be lagging behind the others.
             let Ok(primary) = self.source.client().await else {
                 continue;
             };
             if primary.get_connection_info().addr() != pair.client.get_connection_info().addr() {
                 self.renew();
-                // Established now, because the next heartbeat must use them. If this fails, the heartbeat reports it.
-                let _started = self.pair().await;
+                // Connect now, so that the next heartbeat already uses the new connections. If this fails, the heartbeat reports it.
+                let _ = self.pair().await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Inspects the backend: whether it can be a directory, and whether it evicts keys.
+//! Inspects the backend: whether it can serve as a directory, and whether it evicts keys.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -13,14 +13,14 @@ use crate::{
     rate_limited_warning::RateLimitedWarning,
 };
 
-/// The error for a Redis Cluster, whose nodes each serve only part of the keys.
-const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
+/// The error for a Redis Cluster, each of whose nodes serves only some of the keys.
+const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot serve as the directory, which must be a single Redis or Valkey without cluster mode (replicas are fine)";
 
-/// Inspects a backend until it is found usable.
+/// Inspects a backend until it has been found usable.
 pub(super) struct Inspection {
-    /// Whether Sentinels may replace the backend by one of its replicas.
+    /// Whether Sentinels may replace the backend with one of its replicas.
     has_sentinels: bool,
-    /// The run of the backend that was found usable.
+    /// The run of the backend that has been found usable.
     usable: Mutex<Option<BackendRunId>>,
     cluster_warning: RateLimitedWarning,
 }
@@ -30,7 +30,7 @@ pub(super) struct Inspection {
 pub(super) struct BackendProperties {
     run: BackendRunId,
     is_cluster: bool,
-    /// The policy by which the backend evicts keys when its memory is full. `None` if it evicts none.
+    /// The policy by which the backend evicts keys when its memory is full, if it evicts any.
     eviction: Option<String>,
     /// Whether the backend refuses writes without its replicas (`min-replicas-to-write`).
     needs_replicas: bool,
@@ -47,13 +47,13 @@ impl Inspection {
         }
     }
 
-    /// Inspects the backend on this connection, unless it was found usable.
+    /// Inspects the backend on this connection, unless it has already been found usable.
     ///
-    /// If it is unusable, logs an error, at most once a minute.
+    /// If it is unusable, this logs an error, at most once a minute.
     ///
     /// # Errors
     ///
-    /// Returns an error if the backend cannot be a directory. A backend that does not answer is not evaluated.
+    /// Returns an error if the backend cannot serve as a directory. A backend that does not answer is not judged.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
@@ -70,7 +70,7 @@ impl Inspection {
         }
     }
 
-    /// Decides whether a backend can be a directory. Warns if it may lose data.
+    /// Decides whether a backend can serve as a directory, and warns if it may lose data.
     pub(super) fn evaluate(&self, properties: BackendProperties) -> Result<(), DirectoryError> {
         if properties.is_cluster {
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
@@ -79,7 +79,7 @@ impl Inspection {
             log(|| {
                 warn!(
                     target: "mcp_cancel_cluster",
-                    "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within 70 s; an evicted answer is lost. Set noeviction"
+                    "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts a session's record, clients get 404 until the owner writes it again, within 70 s; an evicted answer is lost. Set noeviction"
                 )
             });
         }
@@ -95,7 +95,9 @@ impl Inspection {
         Ok(())
     }
 
-    /// Forgets the usable backend if another one answered. The next heartbeat then inspects the other one.
+    /// Forgets the usable backend if another one has answered.
+    ///
+    /// The next heartbeat then inspects that one.
     pub(super) fn on_answered(&self, run: &BackendRunId) {
         let mut usable = self.usable();
         if usable.as_ref() != Some(run) {
@@ -117,10 +119,10 @@ impl BackendProperties {
             pipeline.cmd("INFO").arg(section);
         }
         let sections: Vec<String> = pipeline.query_async(connection).await?;
-        Ok(Self::of(&sections.concat()))
+        Ok(Self::parse(&sections.concat()))
     }
 
-    fn of(info: &str) -> Self {
+    fn parse(info: &str) -> Self {
         let field = |name| {
             let mut lines = info.lines().filter_map(|line| line.split_once(':'));
             lines.find_map(|(key, value)| (key == name).then(|| value.trim()))
@@ -131,7 +133,7 @@ impl BackendProperties {
             run: parse_run(info).unwrap_or_else(|_| BackendRunId::new("")),
             is_cluster: field("cluster_enabled") == Some("1"),
             eviction: policy.filter(|_| has_limit).map(str::to_owned),
-            // Reported only if both options are set.
+            // The backend reports this only if both options are set.
             needs_replicas: field("min_slaves_good_slaves").is_some(),
         }
     }
@@ -144,7 +146,7 @@ mod tests {
     #[test]
     fn the_properties_of_a_backend_are_read_from_its_info() {
         let properties =
-            |info: &str| BackendProperties::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
+            |info: &str| BackendProperties::parse(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
         let usual =
             properties("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
@@ -169,7 +171,7 @@ mod tests {
     fn each_backend_is_evaluated_once_and_a_cluster_each_time() {
         let inspection = Inspection::new(false);
         let properties =
-            |run: &str, rest: &str| BackendProperties::of(&format!("run_id:{run}\r\n{rest}"));
+            |run: &str, rest: &str| BackendProperties::parse(&format!("run_id:{run}\r\n{rest}"));
         for _ in 0..2 {
             let error = inspection
                 .evaluate(properties("1", "cluster_enabled:1"))

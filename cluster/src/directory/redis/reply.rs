@@ -1,4 +1,4 @@
-//! Parses the replies of the backend.
+//! Parses the backend's replies.
 
 use std::{fmt::Display, str, time::Duration};
 
@@ -15,7 +15,7 @@ pub(super) fn parse_leases(
     info: &str,
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    // `None` for the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
+    // Skips the `TURNED_AWAY` field, lapsed leases, and leases written by another version.
     let leases = fields
         .iter()
         .filter_map(|(incarnation, text)| parse_lease(incarnation, text, now));
@@ -29,7 +29,7 @@ pub(super) fn parse_leases(
     })
 }
 
-/// Returns the time of the latest lapse among the leases that no heartbeat has removed yet.
+/// Returns when a lease last lapsed, going by those that no heartbeat has removed yet.
 ///
 /// A lease that is too far ahead of the clock counts as lapsing now.
 fn last_lapse(fields: &[(String, String)], now: Duration) -> Option<Duration> {
@@ -43,13 +43,13 @@ fn is_valid(renewed: Duration, now: Duration) -> bool {
     now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= MAX_CLOCK_SKEW
 }
 
-/// Returns the time at the start of a lease, or of the field [`TURNED_AWAY`].
+/// Returns the time at the start of a lease or of the [`TURNED_AWAY`] field.
 fn leading_time(text: &str) -> Option<Duration> {
     let millis = text.split(' ').next()?.parse().ok()?;
     Some(Duration::from_millis(millis))
 }
 
-/// Parses a lease. Returns `None` if it has lapsed or cannot be parsed.
+/// Parses a lease, or returns `None` if it has lapsed or is malformed.
 fn parse_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let renewed = leading_time(text)?;
     let mut parts = text.split(' ').skip(1);
@@ -71,18 +71,18 @@ pub(super) fn parse_record(session: SessionHash, text: &[u8]) -> Result<Record, 
     let record = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     record.ok_or_else(|| {
         unreadable(&format_args!(
-            "{} is not a record of a session",
+            "{} is not a session record",
             session_key(session)
         ))
     })
 }
 
-/// Parses the id of the backend's run from its reply to `INFO`.
+/// Parses the backend's run id from its reply to `INFO`.
 pub(super) fn parse_run(info: &str) -> Result<BackendRunId, DirectoryError> {
     let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     let run = run.map(str::trim).filter(|run| !run.is_empty());
     run.map(BackendRunId::new)
-        .ok_or_else(|| unreadable(&"INFO names no run_id"))
+        .ok_or_else(|| unreadable(&"INFO reports no run_id"))
 }
 
 fn unreadable(reason: &dyn Display) -> DirectoryError {

@@ -1,13 +1,15 @@
-//! The Lua scripts of the directory. Each reads and changes one key. [`REGISTER`] also marks a lease, which is in another key, as replaced.
+//! The directory's Lua scripts.
+//!
+//! Each reads and writes a single key, except [`REGISTER`], which may also mark a lease, under another key, as replaced.
 
 use redis::Script;
 
-/// Writes the record of a session. Returns the record that is stored afterwards.
+/// Writes a session's record, and returns the record that is stored afterwards.
 ///
-/// The stored record is replaced only if it yields to the writer's ownership at the epoch held (`Record::yields_to`). Over a record of the
-/// same owner, the script writes the record at the new epoch. Otherwise it writes the record at the epoch held. A value that cannot be
-/// parsed as a record is left unchanged and returned. If the key is not a hash, the script returns an empty string. If another owner's
-/// record is replaced, that owner's lease is marked as replaced.
+/// The stored record is replaced only if it yields to the writer's ownership at the epoch it holds (`Record::yields_to`). If the stored
+/// record belongs to the same owner, the new epoch is written, otherwise the epoch held. A value that cannot be parsed as a record is left
+/// unchanged and returned, and if the key is not a hash, the result is an empty string. When another owner's record is replaced, that
+/// owner's lease is marked as replaced.
 ///
 /// `KEYS`: session, leases. `ARGV`: record at the new epoch, incarnation, epoch held, parameters, TTL, record at the epoch held, `<owner> `.
 const REGISTER: &str = "
@@ -17,10 +19,10 @@ local incarnation, epoch
 if stored then
     incarnation, epoch = string.match(stored, ' (%x+) (%d+)$')
     if not epoch then return stored end
-    local stored_epoch, mine = tonumber(epoch), tonumber(ARGV[3])
+    local stored_epoch, held = tonumber(epoch), tonumber(ARGV[3])
     local is_deleted = string.sub(stored, 1, 2) == '- '
-    local is_same = stored_epoch == mine and incarnation == ARGV[2]
-    if stored_epoch > mine or (stored_epoch == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return stored end
+    local is_same = stored_epoch == held and incarnation == ARGV[2]
+    if stored_epoch > held or (stored_epoch == held and incarnation > ARGV[2]) or (is_same and is_deleted) then return stored end
 end
 local written = ARGV[6]
 if stored and string.sub(stored, 1, string.len(ARGV[7])) == ARGV[7] then
@@ -34,7 +36,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return written
 ";
 
-/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the stored one. Returns the record that is stored afterwards, if any.
+/// Replaces the record `ARGV[1]` with `ARGV[2]` if it is still the one stored.
+///
+/// Returns the record that is stored afterwards, if any.
 ///
 /// `KEYS`: session. `ARGV`: record to replace, new record, TTL.
 const CLAIM: &str = "
@@ -47,10 +51,11 @@ end
 return stored
 ";
 
-/// Replaces a record with a tombstone, unless another instance's record has the same or a higher epoch.
+/// Replaces a record with a tombstone, unless another instance's record wins.
 ///
-/// The tombstone has the higher of the two epochs. It is also written if there is no record. A value that cannot be parsed as a
-/// record is left unchanged. The script also removes the session's parameters. Returns 1 if it wrote the tombstone, and 0 otherwise.
+/// Another instance's record wins if its epoch is the same or higher. The tombstone gets the higher of the two epochs, and is written even
+/// if there is no record. A value that cannot be parsed as a record is left unchanged. The session's parameters are removed as well.
+/// Returns 1 if the tombstone has been written, and 0 otherwise.
 ///
 /// `KEYS`: session. `ARGV`: incarnation, epoch, TTL.
 const DELETE: &str = "
@@ -68,37 +73,37 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or creates it if requested.
+/// Renews a lease, or acquires one if asked to.
 ///
-/// Returns whether the lease was still valid, whether a record of its owner was replaced, and the backend's time.
+/// Returns whether the lease was still valid, whether one of its instance's records has been replaced, and the backend's time.
 ///
-/// The lease is written with the time at which its heartbeat was created, or with the stored time if that is later. It is left unchanged
-/// if the stored heartbeat number is higher. The script removes leases that have lapsed, and those that are too far ahead of the clock.
-/// It records when a client was turned away or a lease lapsed, unless a later time is known. If the clock was set back, the known time
-/// may be ahead of the clock by more than the allowed skew. The known time is then reset to the current time.
+/// The lease is written with the time at which its heartbeat was created, or with the stored time if that is later. If the stored heartbeat
+/// number is higher, the lease is left unchanged. Leases that have lapsed or are too far ahead of the clock are removed. The script also
+/// records when a client was last turned away or a lease last lapsed, unless a later time is already stored. If the clock has been set
+/// back, that stored time may be ahead of it by more than the allowed skew, in which case it is reset to the current time.
 ///
 /// `KEYS`: leases. `ARGV`: incarnation, turned-away age, run, marks, address, lease TTL, skew, mode, key TTL, turned-away field, time, number.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local all, was_alive, was_replaced, is_overtaken, last, lapsed = redis.call('HGETALL', KEYS[1]), 0, 0, false, 0, 0
+local leases, was_alive, was_replaced, is_overtaken, last, lapsed = redis.call('HGETALL', KEYS[1]), 0, 0, false, 0, 0
 local created = math.min(now, tonumber(ARGV[11]) or now)
-for at = 1, #all, 2 do
-    local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
-    if all[at] == ARGV[10] then
+for i = 1, #leases, 2 do
+    local renewed = tonumber(string.match(leases[i + 1], '^%d+')) or 0
+    if leases[i] == ARGV[10] then
         last = renewed
         if renewed - now > tonumber(ARGV[7]) then
             redis.call('HSET', KEYS[1], ARGV[10], string.format('%.0f', now))
             last = now
         end
     elseif now - renewed >= tonumber(ARGV[6]) or renewed - now > tonumber(ARGV[7]) then
-        redis.call('HDEL', KEYS[1], all[at])
+        redis.call('HDEL', KEYS[1], leases[i])
         lapsed = math.max(lapsed, math.min(renewed + tonumber(ARGV[6]), now))
-    elseif all[at] == ARGV[1] then
+    elseif leases[i] == ARGV[1] then
         was_alive = 1
-        if string.sub(all[at + 1], -9) == ' replaced' then was_replaced = 1 end
+        if string.sub(leases[i + 1], -9) == ' replaced' then was_replaced = 1 end
         created = math.max(created, renewed)
-        is_overtaken = (tonumber(string.match(all[at + 1], '^%d+ (%d+)')) or 0) > tonumber(ARGV[12])
+        is_overtaken = (tonumber(string.match(leases[i + 1], '^%d+ (%d+)')) or 0) > tonumber(ARGV[12])
     end
 end
 if not is_overtaken and (was_alive == 1 or ARGV[8] == 'acquire') then

@@ -1,4 +1,4 @@
-//! The source of connections: a fixed address or the primary that Sentinels report.
+//! The source of connections: a fixed address, or the primary that Sentinels report.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -10,9 +10,9 @@ use tokio::sync::Mutex;
 
 use crate::directory::DIRECTORY_TIMEOUT;
 
-/// Timeout to open a connection: 1 s. A command still fails at its own timeout.
+/// Timeout for opening a connection. A command that is waiting for it still fails at its own timeout.
 ///
-/// Chosen to exceed the four round trips of TLS at 200 ms each.
+/// It allows for the four round trips of a TLS connection at 200 ms each.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The source of connections.
@@ -22,7 +22,7 @@ pub(super) enum Source {
     Sentinels(Arc<Sentinels>),
 }
 
-/// The Sentinels of one primary.
+/// The Sentinels that watch one primary.
 pub(super) struct Sentinels {
     name: String,
     client: Mutex<SentinelClient>,
@@ -33,7 +33,7 @@ pub(super) struct Sentinels {
 // === impl Source ===
 
 impl Source {
-    /// Returns a client of the fixed address, or of the primary that the Sentinels report now.
+    /// Returns a client for the fixed address, or for the primary that the Sentinels report now.
     pub(super) async fn client(&self) -> Result<Client, RedisError> {
         match self {
             Self::Fixed(client) => Ok(Client::clone(client)),
@@ -41,7 +41,7 @@ impl Source {
         }
     }
 
-    /// Returns one connection, or the reason there is none.
+    /// Opens one connection, or returns the reason why it could not be opened.
     pub(super) async fn connect_once(&self) -> Result<MultiplexedConnection, RedisError> {
         connect_once(&self.client().await?).await
     }
@@ -62,7 +62,7 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// Returns an error if the Sentinel does not answer, does not know the name, or reports no address, or if no Sentinel can be reached.
+    /// Returns an error if no Sentinel can be reached, or if the one asked does not answer, does not know the name, or reports no address.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
         let mut last_sentinel = self.last_sentinel.lock().await;
         let mut connection = match last_sentinel.take() {
@@ -75,7 +75,7 @@ impl Sentinels {
         let mut command = cmd("SENTINEL");
         command.arg("MASTER").arg(&self.name);
         let primary: HashMap<String, String> = command.query_async(&mut connection).await?;
-        // Stored only on success, so after an error the next call selects a Sentinel again.
+        // Stored only on success, so that after an error the next call picks a Sentinel again.
         *last_sentinel = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);
         match (
@@ -93,7 +93,11 @@ impl Sentinels {
                     ..
                 },
             ) => Ok(client_host == ip && client_port.to_string() == port),
-            _ => Err((ErrorKind::UnexpectedReturnType, "a primary without address").into()),
+            _ => Err((
+                ErrorKind::UnexpectedReturnType,
+                "the primary has no address",
+            )
+                .into()),
         }
     }
 }

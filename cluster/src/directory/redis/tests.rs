@@ -30,12 +30,12 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
             parse_run(info).unwrap_err().to_string(),
-            "the directory holds a value that no instance wrote: INFO names no run_id"
+            "the directory holds a value that no instance wrote: INFO reports no run_id"
         );
     }
 }
 
-/// The clock of the backend was set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived
+/// The backend's clock has been set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived
 /// since.
 #[test]
 fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
@@ -46,8 +46,8 @@ fn a_lease_too_far_ahead_of_the_clock_counts_as_lapsed_now() {
     };
     let fields = vec![lease(a, 100_500), lease(b, 101_500)];
     let leases = parse_leases(fields, (100, 0), "run_id:run").unwrap();
-    assert!(leases.of(a).is_some(), "control");
-    assert!(leases.of(b).is_none(), "control");
+    assert!(leases.get(a).is_some(), "control");
+    assert!(leases.get(b).is_none(), "control");
     assert_eq!(leases.turned_away, Some(Duration::ZERO));
 }
 
@@ -81,7 +81,7 @@ async fn an_unsupported_url_is_an_error_that_names_the_reason() {
         assert!(RedisDirectory::new(&tls).is_ok());
         assert!(error_of(&unverified).contains("#insecure"));
     } else {
-        assert!(error_of(&tls).contains("the feature `tls`"));
+        assert!(error_of(&tls).contains("`tls` feature"));
     }
     let sentinel = |url: &str, sentinel: &str| RedisAddress {
         sentinels: vec![sentinel.to_owned()],

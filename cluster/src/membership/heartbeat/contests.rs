@@ -1,7 +1,7 @@
 //! Resolves contested sessions.
 //!
-//! A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new. If
-//! that owner has a lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
+//! A session is *contested* if its record in the directory has a higher epoch and names another owner. It does not serve anything new until
+//! the contest is resolved: it is relinquished if the other owner has a lease, and claimed back if that owner provably has none.
 
 use std::convert::Infallible;
 
@@ -15,21 +15,23 @@ use crate::{
     log::log,
 };
 
-/// Maximum number of contested sessions that are claimed back concurrently: 64.
+/// Maximum number of contested sessions that are claimed back at a time.
 const MAX_CONCURRENT_CLAIMS: usize = 64;
 
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// Resolves contested sessions repeatedly. Never completes.
+    /// Resolves contested sessions over and over. Never completes.
     pub(super) async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
-            let _timed_out = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
+            let _ = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
         }
     }
 
-    /// Relinquishes the contested sessions whose other owner has a lease. Claims those back whose other owner provably has none.
+    /// Relinquishes or claims back each contested session whose other owner's lease is known.
+    ///
+    /// It is relinquished if that owner has a lease, and claimed back if that owner provably has none.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -38,7 +40,7 @@ impl Heartbeat {
         let Ok(leases) = self.directory.leases().await else {
             return;
         };
-        let has_lease = |ownership: &Ownership| leases.of(ownership.owner.incarnation).is_some();
+        let has_lease = |ownership: &Ownership| leases.get(ownership.owner.incarnation).is_some();
         let (live_owner, dead_owner): (Vec<_>, Vec<_>) = contested
             .into_iter()
             .partition(|(_, ownership)| has_lease(ownership));
@@ -55,7 +57,7 @@ impl Heartbeat {
         }
     }
 
-    /// Claims a contested session for this instance, and records what the directory replies.
+    /// Claims a contested session for this instance, and records the outcome.
     async fn claim_back(&self, session: SessionHash, previous: Ownership) {
         let wanted = previous.claimed_by(self.me);
         match self.directory.claim(session, previous, wanted).await {
@@ -67,7 +69,7 @@ impl Heartbeat {
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // `run_contested` retries.
+            // `run_contested` will try again.
             Err(_) => {}
         }
     }

@@ -1,17 +1,17 @@
 //! Decides from heartbeats whether the directory is consistent. Reads no clock and does no I/O.
 //!
-//! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written since has been written. It
-//!    stops being consistent when a heartbeat is not answered, or finds another run of the backend or no lease.
-//! 2. After each of these events, everything must be written again before the directory is consistent again. A heartbeat that is not
-//!    answered in the meantime does not restart the writes. They therefore complete even with a backend that answers only every second request.
-//! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
-//!    claims a session only after that, then loses the claim. New epochs wait while a later claim of another instance may be lost.
-//!    Meanwhile no instance proves anything, and none claims.
-//! 4. If heartbeats stop, the directory is not consistent, because an answer counts only for the lifetime of the lease that it
-//!    renewed.
-//! 5. While the lease lasts, no other instance claims a session. If the lease may have lapsed, because the process stalled or
-//!    heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
-//!    fail, sessions are served, because availability takes precedence there, unless the lease is required.
+//! 1. The directory becomes consistent once a heartbeat has been answered and everything that had to be written has been written since. It
+//!    stops being consistent when a heartbeat fails, or finds another run of the backend or no lease.
+//! 2. After each of these events, everything must be written again before the directory counts as consistent. Further failed heartbeats do
+//!    not restart the writes, so they complete even with a backend that answers only every other request.
+//! 3. If the lease has been lost, each session is written at a new epoch once the lease has been acquired again. An instance that saw no
+//!    lease, but claims a session only after that write, loses its claim. New epochs wait for as long as a later claim by another instance
+//!    may have been lost. In the meantime no instance proves anything, and so none claims.
+//! 4. If heartbeats stop altogether, the directory is not consistent either, because an answer counts only for the lifetime of the lease
+//!    that it renewed.
+//! 5. While the lease lasts, no other instance claims a session. Once it may have lapsed, because the process stalled or heartbeats went
+//!    unanswered, each session is verified before it serves anything new ([`Lapse`]). As long as heartbeats are sent but fail, sessions are
+//!    served all the same, because availability takes precedence in that case, unless the lease is required.
 
 use std::time::Duration;
 
@@ -22,66 +22,68 @@ use crate::{
     sessions::Lapse,
 };
 
-/// Time after the last answered heartbeat at which a stall may have ended the lease: 5 s.
+/// How long after the last answered heartbeat a stall may have ended the lease.
 ///
-/// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
+/// This is less than [`MIN_LEASE`], but more than a late answer and the interval to the next heartbeat take.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
-/// Maximum time between the starts of two heartbeats, unless the process has stalled: 3 s.
+/// Maximum time between the starts of two heartbeats, unless the process has stalled.
 ///
-/// Equal to the heartbeat interval plus two timeouts.
+/// This is the heartbeat interval plus two timeouts.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
-/// Maximum age of a heartbeat at its execution, by the directory's clock: 500 ms.
+/// How old a heartbeat may be when it is executed, by the directory's clock.
 ///
-/// Chosen so that the lease lasts for [`MIN_LEASE`] after the heartbeat started, even if the directory's clock has stepped.
+/// The lease then lasts for [`MIN_LEASE`] after the heartbeat started, even if the directory's clock has stepped.
 pub(super) const MAX_HEARTBEAT_AGE: Duration = DIRECTORY_TIMEOUT;
 
-/// Maximum time by which the directory's clock can be set back unnoticed: 1 s.
+/// How far the directory's clock can be set back unnoticed.
 ///
-/// Equal to the time by which a lease may be ahead of that clock.
+/// A lease may be ahead of that clock by the same amount.
 pub(crate) const MAX_BACKWARD_CLOCK_STEP: Duration = Duration::from_secs(1);
 
-/// Minimum lifetime of a lease after its heartbeat started: 5.5 s.
+/// Minimum lifetime of a lease, counted from the start of its heartbeat.
 ///
 /// The directory may count the heartbeat as created up to [`DIRECTORY_TIMEOUT`] earlier
 /// ([`created_at`](crate::directory::Status::created_at)).
 pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOUT);
 
-/// Time of consistency after which no instance has a session whose record is missing: 6 s.
+/// How long the directory must be consistent before no instance has an unrecorded session.
 ///
-/// Chosen as the lifetime of a lease. Each instance that had a lease has renewed it since, or has lost it.
+/// This is the lifetime of a lease: by then, every instance that had one has either renewed it or lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
 
-/// The state of the directory, as heartbeats found it.
+/// The state of the directory, as seen by heartbeats.
 #[derive(Debug)]
 pub(super) struct DirectoryHealth {
     phase: Phase,
     /// The run of the backend that answered last.
     run: Option<BackendRunId>,
-    /// The start of the last heartbeat that was answered.
+    /// When the last answered heartbeat was started.
     last_heartbeat: Option<Instant>,
-    /// A local time, and the directory's time at that moment.
+    /// A local time, with the directory's time at that moment.
     ///
     /// The latter may be up to [`DIRECTORY_TIMEOUT`] too early.
     clock: Option<(Instant, DirectoryTime)>,
-    /// A heartbeat found no lease, and the acquisition of a new one is not confirmed yet.
+    /// Whether a heartbeat found no lease, and acquiring a new one has not been confirmed yet.
     has_no_lease: bool,
-    /// The run of the backend before new epochs became due. `None` if they are not due.
+    /// The run of the backend before new epochs became due, or `None` if they are not due.
     ///
     /// They are due if other instances may have seen this one without a lease.
     renewal_due: Option<BackendRunId>,
-    /// When the last heartbeat started, answered or not.
+    /// When the last heartbeat was started, answered or not.
     last_started: Option<Instant>,
-    /// The lapse for which sessions must be verified, as of the last heartbeat. `None` if no other instance can have claimed a session.
+    /// The lapse for which sessions must be verified, as of the last heartbeat.
+    ///
+    /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
-    /// Nothing new is served while the lease may have lapsed, even if heartbeats are sent.
+    /// Whether to serve nothing new while the lease may have lapsed, even if heartbeats are sent.
     requires_lease: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The last heartbeat was not answered, was late, or found no lease. Also the state before the first.
+    /// The last heartbeat failed, was late, or found no lease, or there has not been one yet.
     Unreachable {
         must_write_all: bool,
     },
@@ -92,12 +94,12 @@ enum Phase {
     },
 }
 
-/// The work that an answered heartbeat requires.
+/// What has to be done after an answered heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequiredWork {
-    /// All sessions must be written again.
+    /// Whether all sessions must be written again.
     pub(super) write_all: bool,
-    /// The directory may have lost data, or the lease may have lapsed.
+    /// Whether the directory may have lost data, or the lease may have lapsed.
     pub(super) may_have_lost_data: bool,
 }
 
@@ -124,16 +126,16 @@ impl DirectoryHealth {
     pub(super) fn on_heartbeat_started(&mut self, now: Instant) {
         if self.has_stalled(now) {
             self.lapse = Some(Lapse::by_stall(now));
-            // Nothing is written before it is known whether there is a lease.
+            // Nothing is written until it is known whether there is a lease.
             self.on_heartbeat_failed();
         }
         self.last_started = Some(now);
     }
 
-    /// Called when the heartbeat that started at `started` was answered. The directory executed it at `time`.
+    /// Called when the heartbeat that started at `started` has been answered.
     ///
-    /// Stores the time, unless the reply was read late. Returns `true` if the directory's clock has stepped forward, or this machine was
-    /// suspended.
+    /// `time` is when the directory executed it, and is stored unless the reply was read late. Returns `true` if the directory's clock has
+    /// stepped forward, or this machine was suspended.
     pub(super) fn on_time_read(
         &mut self,
         started: Instant,
@@ -142,32 +144,32 @@ impl DirectoryHealth {
     ) -> bool {
         let expected = self.clock_at(started);
         let has_stepped = expected.is_some_and(|expected| time.since(expected) > MAX_HEARTBEAT_AGE);
-        // An answer that was read later would set the clock back by more than the lease allows for.
+        // A reply read any later than this would set the clock back by more than the lease allows for.
         if now - started <= DIRECTORY_TIMEOUT {
             self.clock = Some((now, time));
         }
         has_stepped
     }
 
-    /// Returns the time by the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
+    /// Returns the time on the directory's clock, or `None` if it is not known.
     ///
-    /// If the clock has not been read for a while, the result is a further [`MAX_BACKWARD_CLOCK_STEP`] earlier, because the clock
-    /// may have been set back.
+    /// The result may be up to [`DIRECTORY_TIMEOUT`] too early. If the clock has not been read for a while, the result is a further
+    /// [`MAX_BACKWARD_CLOCK_STEP`] earlier, in case the clock has been set back.
     pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
         let (at, _) = self.clock?;
         let time = self.clock_at(now)?;
         let is_outdated = now.saturating_duration_since(at) > OVERDUE_THRESHOLD;
         Some(if is_outdated {
-            time.before(MAX_BACKWARD_CLOCK_STEP)
+            time.saturating_sub(MAX_BACKWARD_CLOCK_STEP)
         } else {
             time
         })
     }
 
-    /// Extrapolates the directory's clock, assuming that it has not stepped. Returns `None` if it is not known.
+    /// Extrapolates the directory's clock, if known, assuming that it has not stepped.
     fn clock_at(&self, now: Instant) -> Option<DirectoryTime> {
         let (at, time) = self.clock?;
-        Some(time.after(now.saturating_duration_since(at)))
+        Some(time.saturating_add(now.saturating_duration_since(at)))
     }
 
     /// Returns the lapse for which sessions must be verified, or `None` if there is none.
@@ -181,7 +183,9 @@ impl DirectoryHealth {
         self.lapse
     }
 
-    /// Returns `true` if this process has stalled, and the lease may have lapsed in the meantime. The next heartbeat is late then.
+    /// Returns `true` if this process has stalled for long enough that the lease may have lapsed.
+    ///
+    /// The next heartbeat is then overdue.
     fn has_stalled(&self, now: Instant) -> bool {
         let Some(started) = self.last_started else {
             return false;
@@ -190,7 +194,7 @@ impl DirectoryHealth {
         now > may_lapse_at.max(started + OVERDUE_THRESHOLD)
     }
 
-    /// Called when a heartbeat found no lease, before the lease is acquired again.
+    /// Called when a heartbeat has found no lease, before the lease is acquired again.
     pub(super) fn on_lease_missing(&mut self) {
         self.phase = Phase::Unreachable {
             must_write_all: true,
@@ -199,7 +203,9 @@ impl DirectoryHealth {
         self.require_epoch_renewal();
     }
 
-    /// Requires a new epoch for each session. Does nothing before the first answered heartbeat, because there was nothing to claim.
+    /// Requires a new epoch for each session.
+    ///
+    /// Does nothing before the first answered heartbeat, because until then there was nothing to claim.
     fn require_epoch_renewal(&mut self) {
         self.renewal_due = self.renewal_due.take().or_else(|| self.run.clone());
     }
@@ -214,7 +220,7 @@ impl DirectoryHealth {
         self.renewal_due = None;
     }
 
-    /// Called when the heartbeat that started at `started` was answered, and there is a lease.
+    /// Called when the heartbeat started at `started` has been answered and there is a lease.
     pub(super) fn on_heartbeat_answered(
         &mut self,
         started: Instant,
@@ -225,7 +231,7 @@ impl DirectoryHealth {
         let was_alive = !std::mem::take(&mut self.has_no_lease);
         let may_have_lost_data = !is_same_run || !is_in_time || !was_alive;
         if is_same_run && was_alive {
-            // The lease never lapsed, so a lapse that was assumed since the last answer did not happen.
+            // The lease never lapsed, so any lapse assumed since the last answer did not actually happen.
             let was_known = |lapse: &Lapse| {
                 self.last_heartbeat
                     .is_some_and(|last_heartbeat| lapse.since <= last_heartbeat)
@@ -252,7 +258,7 @@ impl DirectoryHealth {
         }
     }
 
-    /// Called when a heartbeat failed or is late, and before the lease is released.
+    /// Called when a heartbeat has failed or is overdue, and before the lease is released.
     pub(super) fn on_heartbeat_failed(&mut self) {
         self.phase = match self.phase {
             Phase::Consistent { .. } => Phase::Unreachable {
@@ -265,7 +271,9 @@ impl DirectoryHealth {
         };
     }
 
-    /// Called when everything that had to be written again has been written. Also ends the lapse, unless a stall requires new epochs.
+    /// Called when everything that had to be written again has been written.
+    ///
+    /// This also ends the lapse, unless a stall requires new epochs.
     pub(super) fn on_all_written(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Consistent { since: now };
@@ -289,7 +297,7 @@ impl DirectoryHealth {
         self.run.as_ref()
     }
 
-    /// Returns the run of the backend in which all sessions of this instance have been written.
+    /// Returns the run of the backend in which all of this instance's sessions have been written.
     ///
     /// Returns `None` while the directory is not consistent.
     pub(super) fn written_in(&self, now: Instant) -> Option<&BackendRunId> {
@@ -299,13 +307,13 @@ impl DirectoryHealth {
 
     /// Returns `true` if the directory has been consistent for [`SETTLE_PERIOD`].
     ///
-    /// An instance that has not renewed its lease within that period no longer has one.
+    /// By then, any instance that has not renewed its lease no longer has one.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.consistent_since(now);
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)
     }
 
-    /// Returns `true` if the lease is still valid, by this instance's clock.
+    /// Returns `true` if the lease is still valid, going by this instance's clock.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
             .is_some_and(|last| now.saturating_duration_since(last) < MIN_LEASE)

@@ -1,4 +1,4 @@
-//! The concurrent writes of one kind to the directory.
+//! Concurrent writes of one kind to the directory.
 
 use std::{future::pending, time::Duration};
 
@@ -8,13 +8,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Writes that return whether the directory accepted them. A failure pauses the lane.
+/// Writes that return whether the directory has accepted them. A failure pauses the lane.
 pub(super) struct Lane<F> {
     max: usize,
     in_flight: FuturesUnordered<F>,
     /// When the next write may start after a failure.
     resumes_at: Option<Instant>,
-    /// Length of the pause after a failure.
+    /// How long the lane pauses after a failure.
     pause: Duration,
 }
 
@@ -39,7 +39,7 @@ impl<F: Future<Output = bool>> Lane<F> {
         self.in_flight.push(write);
     }
 
-    /// Returns when there may be room again, because a write or the pause has ended.
+    /// Returns once there may be room again, because a write or the pause has ended.
     ///
     /// Never completes if neither is pending.
     pub(super) async fn next_change(&mut self) {

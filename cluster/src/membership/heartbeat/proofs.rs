@@ -8,36 +8,34 @@ use crate::directory::{Directory as _, Leases};
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// Returns `true` if a record that was missing when `leases` was read does not exist.
+    /// Returns `true` if a record that was missing when `leases` were read does not exist.
     pub(crate) fn proves_absence(&self, leases: &Leases) -> bool {
         let now = Instant::now();
         let is_settled = {
             let health = self.health();
             health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
         };
-        is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
+        is_settled && leases.get(self.me.incarnation).is_some() && self.all_have_written(leases)
     }
 
-    /// Returns `true` if all that the directory may have lost has been written again.
+    /// Returns `true` if everything that the directory may have lost has been written again.
     ///
-    /// In that case, the owner in a record is the last owner, as far as this instance knows.
-    ///
-    /// Returns `false` if the directory does not answer.
+    /// The owner named in a record is then the latest one, as far as this instance knows. Returns `false` if the directory does not answer.
     pub(crate) async fn is_up_to_date(&self) -> bool {
         let leases = self.directory.leases().await;
         leases.is_ok_and(|leases| self.proves_absence(&leases))
     }
 
-    /// Returns `true` if an answer that was missing before `leases` was read does not exist.
+    /// Returns `true` if an answer that was missing before `leases` were read does not exist.
     ///
-    /// In that case, live instances have rewritten all answers that the directory lost.
+    /// By then, live instances have rewritten every answer that the directory lost.
     pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
         self.proves_absence(leases) && !leases.have_late_answers() && !self.has_late_answers()
     }
 
-    /// Returns `true` if answers to calls of this instance are late, or will be written later.
+    /// Returns `true` if answers to this instance's calls are late, or are still to be written.
     ///
-    /// Calls of sessions that this instance must close write their answers later.
+    /// The latter is the case for calls of sessions that this instance must close.
     pub(super) fn has_late_answers(&self) -> bool {
         self.sessions.has_unclosed() || self.answers.are_late()
     }

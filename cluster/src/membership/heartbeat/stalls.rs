@@ -1,4 +1,4 @@
-//! Detects stalls of this process, which may leave clients waiting whose requests were not read.
+//! Detects stalls of this process, during which clients may have waited unnoticed.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -6,12 +6,13 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::membership::turned_away::TurnedAway;
 
-/// Interval at which this process is checked for stalls: 200 ms.
+/// How often this process is checked for stalls.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Maximum length of a stall that is not reported: 400 ms. A longer stall may leave clients waiting whose requests were not read.
+/// The longest stall that may remain unreported: two check intervals.
 ///
-/// Chosen as two check intervals. Owners allow for it before they rely on a heartbeat.
+/// During a longer one, clients may have been waiting whose requests were not read. Owners allow for this much before they rely on a
+/// heartbeat.
 pub(crate) const MAX_UNREPORTED_STALL: Duration = CHECK_INTERVAL.saturating_mul(2);
 
 /// Counts clients as turned away after each stall of this process, forever.

@@ -49,7 +49,7 @@ impl Instance {
         }
     }
 
-    /// Starts an instance with sessions of these ids, which have been written.
+    /// Starts an instance with sessions that have these ids and have already been written.
     async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
         let instance = Self::new(number, memory);
         for id in ids {
@@ -101,7 +101,7 @@ async fn stored_owner(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
         .map(|entry| entry.ownership.owner)
 }
 
-/// An instance reports a turned-away client within `MIN_INTERVAL`, even if the instance dies soon after that.
+/// The report is sent within `MIN_INTERVAL`, in case the instance dies soon afterwards.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_was_turned_away_is_reported_without_delay() {
     let memory = MemoryDirectory::default();
@@ -115,7 +115,7 @@ async fn a_client_that_was_turned_away_is_reported_without_delay() {
     }
 }
 
-/// The machine was suspended, so its clock has not advanced. Clients may have waited for it in the meantime.
+/// The machine was suspended, so its clock has not advanced. Clients may have been waiting for it in the meantime.
 #[tokio::test(start_paused = true)]
 async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat() {
     for suspended in [600, 2_000, 5_000, 20_000].map(Duration::from_millis) {
@@ -127,7 +127,7 @@ async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat(
         loop {
             sleep(STEP).await;
             let leases = memory.leases().await.unwrap();
-            let age = leases.of(first.me.incarnation).map(|lease| lease.age);
+            let age = leases.get(first.me.incarnation).map(|lease| lease.age);
             if let Some(age) = age.filter(|age| *age < suspended) {
                 let reported = leases.turned_away;
                 assert!(
@@ -140,7 +140,7 @@ async fn a_suspension_of_the_machine_is_reported_by_the_first_current_heartbeat(
     }
 }
 
-/// The instance does not know whether the directory's clock was set back in the meantime.
+/// The instance cannot know whether the directory's clock has been set back in the meantime.
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_directory_is_not_a_suspension() {
     let memory = MemoryDirectory::default();
@@ -215,7 +215,7 @@ async fn a_session_that_is_deleted_while_the_directory_is_down_is_removed_later(
     assert_eq!(stored_owner(&memory, "a").await, None);
 }
 
-/// Checks that sessions are written after `event`, before the directory is consistent again.
+/// Checks that after `event` all sessions are written before the consistency returns.
 async fn assert_all_is_written_before_consistency(
     event: impl AsyncFnOnce(&MemoryDirectory, &Faulty),
 ) {
@@ -361,7 +361,7 @@ async fn an_instance_that_has_just_started_relies_on_a_settled_one() {
     sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let second = Instance::with(2, &memory, &[]).await;
     assert!(second.would_deny(session("unknown").session).await);
-    // Not after the directory has lost its data.
+    // But not after the directory has lost its data.
     memory.restart();
     sleep(2 * HEARTBEAT_INTERVAL).await;
     assert!(first.is_consistent() && second.is_consistent());
@@ -382,7 +382,7 @@ async fn a_lookup_before_a_restart_proves_nothing_after_it() {
     assert!(!first.heartbeat.proves_absence(&snapshot.leases));
 }
 
-/// An instance found that the owner had no lease. It claims the session only after the owner has renewed its lease.
+/// An instance saw the owner without a lease, but claims the session only once it has one again.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     let memory = MemoryDirectory::default();
@@ -406,7 +406,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     assert!(first.sessions.is_local(wanted) && first.relinquished_sessions.try_recv().is_err());
 }
 
-/// The directory lost the record while the owner was stalled. The owner writes the record again as it was.
+/// The directory lost the record while the owner was stalled. The owner then writes it again as it was.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_on_a_record_read_before_its_loss() {
     let memory = MemoryDirectory::default();
@@ -426,7 +426,7 @@ async fn a_session_cannot_be_claimed_on_a_record_read_before_its_loss() {
     assert!(first.sessions.is_local(wanted) && first.relinquished_sessions.try_recv().is_err());
 }
 
-/// The instance that claimed the session after the snapshot has not written it again.
+/// The instance that claimed the session after the snapshot has not written it again yet.
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_returns_to_older_data_does_not_supersede_a_later_claim() {
     let memory = MemoryDirectory::default();
@@ -453,7 +453,7 @@ async fn an_owner_that_returns_to_older_data_does_not_supersede_a_later_claim() 
     );
 }
 
-/// The reply to the acquisition was lost. The next heartbeat finds a lease, which must not count as one that never lapsed.
+/// The reply to acquiring the lease was lost. The next heartbeat finds a lease, which must not count as one that never lapsed.
 #[tokio::test(start_paused = true)]
 async fn the_lapse_of_a_lease_that_was_acquired_without_a_reply_is_detected() {
     let memory = MemoryDirectory::default();
@@ -507,7 +507,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     let memory = MemoryDirectory::default();
     let mut first = Instance::with(1, &memory, &["a"]).await;
     let mut second = Instance::with(2, &memory, &[]).await;
-    // The first instance does not detect the claim in time.
+    // The first instance does not notice the claim in time.
     first.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
     claim_from(&memory, session("a").session, first.me, second.me).await;
@@ -529,8 +529,8 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     );
 }
 
-/// Two instances were suspended, the first one for longer. The second one had claimed the session, and the directory has lost that claim.
-/// The first one writes the session again before the second one does.
+/// Two instances were suspended, the first one for longer. The second had claimed the session, but the directory has lost that claim, and
+/// the first writes the session again before the second does.
 #[tokio::test(start_paused = true)]
 async fn an_owner_whose_record_is_replaced_relinquishes_its_session_with_its_next_heartbeat() {
     let memory = MemoryDirectory::default();

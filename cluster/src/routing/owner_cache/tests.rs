@@ -13,7 +13,7 @@ use crate::ids::Owner;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns the cache of an instance, its directory, and the owner of the session "a", which is another instance.
+/// Returns an instance's cache and directory, and the owner of session "a", another instance.
 async fn owners() -> (OwnerCache, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
     let other = register(&directory, instance(2), "a").await;
@@ -39,7 +39,7 @@ async fn owner_of(owners: &OwnerCache, id: &str) -> Option<Ownership> {
     }
 }
 
-/// Looks a session up in another task.
+/// Looks up a session in another task.
 fn spawn_lookup(owners: &OwnerCache, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
     let (owners, session) = (owners.clone(), hash(id));
     tokio::spawn(async move { owners.find(session).await })

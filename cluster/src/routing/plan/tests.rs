@@ -1,4 +1,4 @@
-//! The decisions, row by row, and under arbitrary replies.
+//! The plan's decisions, case by case and under arbitrary replies.
 
 use std::net::SocketAddr;
 
@@ -102,10 +102,10 @@ fn a_call_that_may_have_started_is_refused_and_its_session_claimed_if_the_owner_
     ] {
         let mut plan = broken_plan();
         let action = plan.on_lease(owner(2), LeaseState::Expired);
-        assert_eq!(action, Action::Claim(owner(2), Cause::LeaseOver));
+        assert_eq!(action, Action::Claim(owner(2), Cause::LeaseLapsed));
         assert_eq!(plan.on_claim(claimed, true, true), broken, "{claimed:?}");
     }
-    // An instance that has stopped does not claim.
+    // An instance that has stopped claims nothing.
     assert_eq!(broken_plan().refuse(Refusal::SessionMoved), broken);
     assert_eq!(
         plan(true).refuse(Refusal::SessionMoved),
@@ -141,7 +141,7 @@ fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
     }
     let unreachable = Action::Refuse(Refusal::OwnerUnreachable);
     let rows = [
-        (LeaseState::Expired, claim(Cause::LeaseOver)),
+        (LeaseState::Expired, claim(Cause::LeaseLapsed)),
         (LeaseState::Alive, unreachable),
         (LeaseState::NoAnswer, Action::Refuse(Refusal::Inconsistent)),
     ];
@@ -221,7 +221,7 @@ const FAILURES: [Failure; 7] = [
     Failure::Stalled,
 ];
 
-/// The replies of the directory and of peers, in the order of the requests.
+/// The replies of the directory and of peers, in the order in which they are requested.
 #[derive(Debug, Clone)]
 struct Replies {
     incoming: IncomingRequest,
@@ -277,7 +277,7 @@ fn any_replies() -> impl Strategy<Value = Replies> {
     )
 }
 
-/// Runs a plan to completion and returns all of its actions. The last is `None` if a relay was answered.
+/// Runs a plan to completion and returns all its actions. The last is `None` if a relay was answered.
 fn run(replies: &Replies) -> Vec<Option<Action>> {
     let mut plan = RoutingPlan::new(incarnation(1), replies.is_call);
     let mut failures = replies.failures.iter();
@@ -326,7 +326,7 @@ proptest! {
         let relays = count(|action| matches!(action, Action::Relay(_)));
         let claims = count(|action| matches!(action, Action::Claim(..)));
 
-        // One hop, and one more relay for each claim.
+        // One hop, plus one more relay for each claim.
         prop_assert!(claims <= usize::from(MAX_CLAIMS));
         prop_assert!(relays <= 1 + claims);
         prop_assert!(!replies.incoming.is_from_peer || taken.len() == 1);
@@ -338,7 +338,7 @@ proptest! {
             }
         }
 
-        // Only the owner of a session reclaims it.
+        // Only a session's owner reclaims it.
         if last == Some(Action::Reclaim) {
             let is_ours = if claims == 0 {
                 replies.known == Known::Owner(owner(1))
@@ -348,7 +348,7 @@ proptest! {
             prop_assert!(is_ours, "{:?}", actions);
         }
 
-        // A 404 needs a directory that has no owner of the session and was consistent.
+        // Answering 404 requires a directory that has been consistent and has no owner for the session.
         if last == Some(Action::Serve) && replies.incoming.has_session && !replies.incoming.is_local {
             let is_proven = if claims == 0 {
                 replies.known == Known::Unowned && replies.is_consistent[0]
@@ -358,7 +358,7 @@ proptest! {
             prop_assert!(is_proven, "{:?}", actions);
         }
 
-        // A session is claimed only if its owner answered "not here" itself, or if the owner's lease has expired.
+        // A session is claimed only if its owner itself answered "not here", or if the owner's lease has lapsed.
         let mut failures = replies.failures.iter();
         for pair in taken.windows(2) {
             let failure = matches!(pair[0], Action::Relay(_)).then(|| failures.next().unwrap());
@@ -368,7 +368,7 @@ proptest! {
                     prop_assert_eq!(failure.unwrap(), &Some(Failure::Moved));
                 }
                 [Action::CheckLease(_), Action::Claim(_, cause)] => {
-                    prop_assert_eq!(*cause, Cause::LeaseOver);
+                    prop_assert_eq!(*cause, Cause::LeaseLapsed);
                     prop_assert_eq!(replies.lease, LeaseState::Expired);
                 }
                 [action, Action::Claim(..)] => prop_assert!(false, "a claim after {:?}", action),

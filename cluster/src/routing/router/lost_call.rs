@@ -1,4 +1,4 @@
-//! Answers resumes of calls that ended with their instance.
+//! Answers resumes of calls that were lost with their instance.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -16,15 +16,15 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// Maximum time for which a former owner that kept its lease may still run calls after a claim: 10 s.
+/// How long after a claim a former owner that kept its lease may still be running calls.
 ///
-/// Chosen because the former owner detects the claim after its next heartbeat, closes the session, and writes the answers. A former owner
-/// that had no lease detects the claim before it reports that its sessions have been written. It reports late answers until it has closed
-/// the session ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
+/// The former owner notices the claim after its next heartbeat, and then closes the session and writes the answers. One that had no lease
+/// notices the claim before it reports its sessions as written, and it reports late answers until it has closed the session
+/// ([`Heartbeat::has_all_answers`](crate::membership::heartbeat::Heartbeat::has_all_answers)).
 const FORMER_OWNER_TTL: Duration = Duration::from_secs(10);
 
-/// Maximum number of recorded former owners: 16,384.
-const MAX_FORMER: usize = 16 * 1024;
+/// Maximum number of former owners to remember.
+const MAX_FORMER_OWNERS: usize = 16 * 1024;
 
 /// The former owners of the sessions that this instance claimed within [`FORMER_OWNER_TTL`].
 #[derive(Debug)]
@@ -44,26 +44,29 @@ impl FormerOwners {
 
 impl Default for FormerOwners {
     fn default() -> Self {
-        Self(Mutex::new(TtlCache::new(MAX_FORMER, FORMER_OWNER_TTL)))
+        Self(Mutex::new(TtlCache::new(
+            MAX_FORMER_OWNERS,
+            FORMER_OWNER_TTL,
+        )))
     }
 }
 
 // === impl Router ===
 
 impl Router {
-    /// Answers a resume of a call that ended with its instance, in place of the application.
+    /// Answers the resume of a call that was lost with its instance, in place of the application.
     ///
-    /// Asks the client to retry if the directory does not answer, or if a missing answer may still be written.
+    /// Asks the client to retry if the directory does not answer, or if a missing answer might still be written.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
         let read_answer = || directory.answer(session, lost.incarnation, lost.number);
         let mut kept = read_answer().await;
         if matches!(kept, Ok(None)) {
             let snapshot = directory.look_up(session).await;
-            if !snapshot.is_ok_and(|snapshot| self.have_former_calls_ended(session, &snapshot)) {
+            if !snapshot.is_ok_and(|snapshot| self.former_calls_have_ended(session, &snapshot)) {
                 return self.reject(Refusal::Inconsistent);
             }
-            // Read again, because the former owner may have written the answer between the first read and the lookup.
+            // Read again, in case the former owner wrote the answer between the first read and the lookup.
             kept = read_answer().await;
         }
         match kept {
@@ -72,16 +75,16 @@ impl Router {
         }
     }
 
-    /// Returns `true` if the calls of a session's former owners have ended.
+    /// Returns `true` if the calls run by a session's former owners have ended.
     ///
-    /// In that case, all their answers that were not lost are in the directory.
+    /// Once they have, any of their answers that were not lost are in the directory.
     ///
-    /// Such a call may still be running if another instance now owns the session. It may also be running if this instance claimed the
-    /// session less than [`FORMER_OWNER_TTL`] ago, from an instance that still has its lease.
-    fn have_former_calls_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
+    /// Such a call may still be running if another instance owns the session by now, or if this instance claimed the session less than
+    /// [`FORMER_OWNER_TTL`] ago from an instance that still has its lease.
+    fn former_calls_have_ended(&self, session: SessionHash, snapshot: &SessionSnapshot) -> bool {
         let has_other_owner =
             matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner != self.me);
-        let has_lease = |former| snapshot.leases.of(former).is_some();
+        let has_lease = |former| snapshot.leases.get(former).is_some();
         let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
         !has_other_owner && !is_former_alive && self.heartbeat.has_all_answers(&snapshot.leases)
     }

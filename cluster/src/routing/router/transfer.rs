@@ -1,8 +1,9 @@
-//! A peer's requests while this instance is transferring its sessions.
+//! Handles peers' requests while this instance is transferring its sessions.
 //!
-//! A new call waits until no call of its session is in flight. The session is then relinquished, and the call starts on the peer. If its
-//! client cancels the call while it is waiting, the call does not start. No session has the call yet, so this instance answers the call itself.
-//! The session manager reports the cancel. The application has therefore accepted the cancel, whether a client or a peer sent it.
+//! A new call waits until none of its session's calls is in flight. The session is then relinquished, and the call starts on the peer. If
+//! the client cancels the call while it is waiting, it never starts, and since no session has it yet, this instance answers it itself. The
+//! cancel is reported by the session manager, which means that the application has accepted it, no matter whether a client or a peer sent
+//! it.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,19 +23,19 @@ use crate::{
     shutdown::ShutdownStage,
 };
 
-/// The calls that wait for the transfer of their sessions. Clones share them.
+/// The calls that are waiting for their sessions to be transferred. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WaitingCalls(Arc<Mutex<Vec<Arc<WaitingCall>>>>);
 
 #[derive(Debug)]
 struct WaitingCall {
     session: SessionHash,
-    /// The JSON-RPC id.
+    /// The call's JSON-RPC id.
     request: Value,
     cancelled: Notify,
 }
 
-/// Keeps a call in the list of [`WaitingCalls`] until dropped.
+/// Keeps a call listed in [`WaitingCalls`] until dropped.
 struct WaitingGuard<'a> {
     calls: &'a WaitingCalls,
     call: Arc<WaitingCall>,
@@ -43,11 +44,11 @@ struct WaitingGuard<'a> {
 // === impl Router ===
 
 impl Router {
-    /// Decides where a peer's request is served. Before a new call or stream, its session is transferred.
+    /// Decides where to serve a peer's request. For a new call or stream, transfers its session first.
     pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
-        let session = Fields::of(request.headers()).session.map(str::to_owned);
+        let session = Fields::parse(request.headers()).session.map(str::to_owned);
         let mut replayable = ReplayableRequest::new(request);
-        let kind = match RequestKind::of(&mut replayable).await {
+        let kind = match RequestKind::classify(&mut replayable).await {
             Ok(kind) => kind,
             Err(refusal) => return TransferOutcome::Answered(refusal.into()),
         };
@@ -84,7 +85,7 @@ impl Router {
         }
     }
 
-    /// Transfers a session once no call of it is in flight. Returns `false` if a peer cannot claim it.
+    /// Transfers a session once none of its calls is in flight. Returns `false` if no peer can claim it.
     async fn transfer_when_idle(&self, id: &str) -> bool {
         self.shutdown.until_idle(id).await;
         let can_be_claimed = self.can_be_claimed(id).await;
@@ -94,9 +95,10 @@ impl Router {
         can_be_claimed
     }
 
-    /// Relinquishes a session whose gate was closed while it was idle. A peer is about to claim it.
+    /// Relinquishes a session whose gate was closed while it was idle.
     ///
-    /// Does nothing if the gate is open, a peer cannot claim the session, or sessions are not being transferred.
+    /// A peer is about to claim it. Does nothing if the gate is open, if no peer can claim the session, or if sessions are not being
+    /// transferred.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
         let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
         let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -107,15 +109,15 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// The session must not be open here, or its record must have this instance as the owner. Otherwise the session is written again.
+    /// It can if the session is not open here, or if its record names this instance as the owner. Otherwise the session is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
             return true;
         }
         let snapshot = self.directory.look_up(session).await;
-        let is_mine = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
-        let is_recorded = snapshot.is_ok_and(is_mine);
+        let is_own = |snapshot: SessionSnapshot| matches!(snapshot.record, Some(Record::Owned(ownership)) if ownership.owner == self.me);
+        let is_recorded = snapshot.is_ok_and(is_own);
         if !is_recorded {
             self.sessions.write_again(session);
         }
@@ -136,7 +138,9 @@ impl WaitingCalls {
         WaitingGuard { calls: self, call }
     }
 
-    /// Cancels the waiting calls of a session with the JSON-RPC id `request`. The application must have accepted the cancel.
+    /// Cancels a session's waiting calls that have the JSON-RPC id `request`.
+    ///
+    /// The application must have accepted the cancel.
     pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
         for call in lock(&self.0).iter() {
             if call.session == session && call.request == *request {

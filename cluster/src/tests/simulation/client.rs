@@ -718,7 +718,7 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
         return Some(Answer::Done);
     }
     let error = message["error"]["message"].as_str().unwrap_or_default();
-    if error.contains("left no answer") {
+    if error.contains("without leaving an answer") {
         return Some(Answer::Lost);
     }
     if error == NOT_STARTED {

@@ -1,4 +1,4 @@
-//! Tests on a Redis that each of them starts. `cluster/tests/redis/run` runs them.
+//! Tests against a Redis that each of them starts. `cluster/tests/redis/run` runs them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ mod setups;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Timeout of each wait: 20 s. Chosen because the machine may be busy.
+/// Timeout of each wait, which is long because the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
@@ -155,7 +155,7 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
             "{key} expires in {remaining} ms"
         );
     }
-    // A claim renews the expiry of the record.
+    // A claim renews the record's expiry.
     let () = server
         .query(&format!("PEXPIRE {} 1000000", session_key(secret)))
         .await;
@@ -193,7 +193,7 @@ async fn a_redis_restarted_empty_is_not_consistent_and_denies_no_session_until_a
             .consistent_since()
             .is_some_and(|since| Some(since) != before);
         let known: usize = server.query("DBSIZE").await;
-        // The sessions have 1,000 keys, and all leases have one. `is_consistent_again` was read before `known`.
+        // The sessions have 1,000 keys, but all leases share one. `is_consistent_again` was read before `known`.
         is_consistent_too_early |= is_consistent_again && known < 1_001;
         sleep(Duration::from_millis(5)).await;
     }
@@ -213,7 +213,7 @@ async fn a_redis_that_was_down_is_used_again_soon() {
     let live = LiveInstance::start(&server, 1, 10).await;
     server.kill().await;
     live.until_not_consistent().await;
-    // Long enough that a client with growing delays between its attempts would reach a long delay.
+    // Long enough that a client which waits longer after each attempt would have reached a long delay.
     sleep(8 * SECOND).await;
     server.start_again().await;
     let started = Instant::now();
@@ -256,7 +256,7 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
         started.elapsed()
     );
     live.until_not_consistent().await;
-    // Long enough for the lease to expire.
+    // Long enough for the lease to lapse.
     sleep(LEASE_TTL).await;
     server.resume();
     let started = Instant::now();
@@ -319,7 +319,7 @@ async fn a_malformed_record_is_an_error_and_does_not_delay_other_sessions() {
         .await;
     let error = directory.look_up(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds a value that no instance wrote: mcp:s:{} is not a record of a session",
+        "the directory holds a value that no instance wrote: mcp:s:{} is not a session record",
         text.session
     );
     assert_eq!(error.to_string(), expected);
@@ -361,7 +361,7 @@ async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
     live.until_not_consistent().await;
     let before = connections().await;
     sleep(2 * SECOND).await;
-    // One of the new connections is that of `INFO` itself.
+    // One of the new connections belongs to `INFO` itself.
     assert!(connections().await > before + 1);
     let () = server.query("REPLICAOF NO ONE").await;
     live.until_consistent().await;
@@ -382,12 +382,12 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
     keep(0, large.clone()).await.unwrap();
     let since = live.heartbeat.consistent_since();
-    // Answers have a separate connection, which is closed here.
+    // Answers have a connection of their own, which is closed here.
     let clients: String = server.query("CLIENT LIST").await;
     assert_eq!(
         clients.lines().count(),
         3,
-        "one connection is that of CLIENT LIST:\n{clients}"
+        "one connection belongs to CLIENT LIST:\n{clients}"
     );
     let answers = clients.lines().find(|client| client.contains("cmd=set "));
     let id = answers.and_then(|client| client.split(' ').next()).unwrap();
@@ -399,7 +399,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     })
     .await;
 
-    // The memory of the backend is full. A removal frees some.
+    // The backend's memory is full. Removing an answer frees some.
     let () = server.query("CONFIG SET maxmemory 1mb").await;
     let error = keep(2, large.clone()).await.unwrap_err();
     assert!(error.to_string().contains("OOM"), "{error}");
@@ -449,7 +449,7 @@ async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     assert_eq!(leases, 0);
 }
 
-/// The backend's clock was ahead when an instance turned a client away. It was set back afterwards.
+/// The backend's clock was ahead when a client was turned away, and was set back afterwards.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
@@ -465,7 +465,7 @@ async fn a_report_of_a_turned_away_client_from_the_future_counts_from_now() {
     assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
 }
 
-/// Heartbeats use another connection than answers. The backend, or a router of the network, closes connections that are idle.
+/// Heartbeats and answers use different connections. The backend, or a router in between, closes connections that are idle.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn an_answer_is_read_and_written_over_a_connection_that_was_idle() {

@@ -1,4 +1,4 @@
-//! A Redis for one test, on a free port. It writes no data to a disk unless an option requests that.
+//! A Redis for one test, on a free port. Unless an option asks for it, it writes no data to disk.
 
 use std::{
     env, fs,
@@ -14,12 +14,12 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// A `redis-server`, or the program in `REDIS_SERVER`. Its process ends when this is dropped.
+/// A `redis-server`, or the program in `REDIS_SERVER`. Dropping this ends its process.
 pub(super) struct Server {
     port: u16,
     folder: PathBuf,
     options: Vec<String>,
-    /// What the process prints when it is ready.
+    /// What the process prints once it is ready.
     ready: &'static str,
     process: Child,
 }
@@ -31,7 +31,7 @@ impl Server {
         Self::start_with(&[]).await
     }
 
-    /// Starts a server with options of its command line.
+    /// Starts a server with these command-line options.
     pub(super) async fn start_with(options: &[&str]) -> Self {
         let (port, folder) = free_port_and_folder();
         let mut arguments = words("--bind 127.0.0.1 --appendonly no");
@@ -103,12 +103,12 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Kills the process without a warning.
+    /// Kills the process without warning.
     pub(super) async fn kill(&mut self) {
         self.process.kill().await.unwrap();
     }
 
-    /// Starts the server again after [`kill`](Self::kill), with the data on its disk.
+    /// Starts the server again after [`kill`](Self::kill), with the data it has on disk.
     pub(super) async fn start_again(&mut self) {
         self.process = start(&self.options, self.ready).await;
     }
@@ -129,12 +129,12 @@ impl Server {
         kill_process(pid.unwrap(), signal).unwrap();
     }
 
-    /// Returns the reply to a command, on a separate connection.
+    /// Returns the reply to a command, sent on a connection of its own.
     pub(super) async fn query<T: FromRedisValue>(&self, command: &str) -> T {
         self.try_query(command).await.unwrap()
     }
 
-    /// Returns the answer to a command, or its refusal.
+    /// Returns the reply to a command, or its refusal.
     pub(super) async fn try_query<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
         let mut words = command.split(' ');
         let mut command = redis::cmd(words.next().unwrap());
@@ -144,7 +144,7 @@ impl Server {
         command.query_async(&mut self.connect().await?).await
     }
 
-    /// Returns a field of the answer to `INFO`. Returns an empty string if there is no answer.
+    /// Returns a field of the reply to `INFO`, or an empty string if there is no reply.
     pub(super) async fn info(&self, section: &str, field: &str) -> String {
         let info: String = self
             .try_query(&format!("INFO {section}"))
@@ -165,7 +165,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process is killed with its handle. The folder may have been removed already.
+        // Dropping the handle kills the process. The folder may already have been removed.
         let _removed = fs::remove_dir_all(&self.folder);
     }
 }
@@ -199,13 +199,14 @@ async fn start(options: &[String], ready: &str) -> Child {
             break;
         }
     }
-    // Without a reader the process would block once its pipe is full.
+    // Unless something reads its output, the process blocks once the pipe is full.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     process
 }
 
-/// Creates a certificate authority (`ca.pem`), and a certificate that it has signed. The certificate is for 127.0.0.1 (`server.pem`,
-/// `server.key`).
+/// Creates a certificate authority, and a certificate for 127.0.0.1 that it signs.
+///
+/// The files are `ca.pem`, and `server.pem` with `server.key`.
 #[cfg(feature = "tls")]
 pub(super) async fn certify(folder: &Path) {
     fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").unwrap();

@@ -1,4 +1,4 @@
-//! Compares the health with its definition, which is evaluated on the whole history.
+//! Checks the health against its definition, evaluated over the whole history.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ enum Step {
     WroteAll,
 }
 
-/// All events, each with the time at which it happened.
+/// All events, with the times at which they happened.
 #[derive(Debug, Default)]
 struct History(Vec<(Instant, Event)>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    /// A heartbeat that found everything unchanged.
+    /// A heartbeat that found nothing changed.
     Intact,
     /// A heartbeat that found a change.
     Broken,
     Failed,
-    /// Everything was written, whether or not that was requested.
+    /// Everything has been written, whether or not that was required.
     WroteAll,
 }
 
@@ -39,8 +39,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl History {
-    /// Returns the time since which the directory is consistent by definition. That is the first write of everything after two events: the
-    /// last one that broke the consistency, and an answered heartbeat since.
+    /// Returns since when the directory is consistent by definition.
+    ///
+    /// That is when everything was first written after both the last event that broke the consistency and an answered heartbeat since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
         let is_heartbeat = |event: &Event| matches!(event, Event::Intact | Event::Broken);
         let breaks = |event: &Event| matches!(event, Event::Failed | Event::Broken);
@@ -65,7 +66,7 @@ proptest! {
         let mut history = History::default();
         let mut now = Instant::now();
         let mut last: Option<(Instant, u8)> = None;
-        // Whether the directory was consistent since everything was last requested to be written.
+        // Whether the directory has been consistent since everything was last required to be written.
         let mut was_consistent = true;
         for step in steps {
             match step {

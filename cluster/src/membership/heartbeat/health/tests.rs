@@ -1,10 +1,10 @@
-//! Consequences of a lease that may have expired.
+//! What follows from a lease that may have lapsed.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a health, and the moment `time` after its last heartbeat. That heartbeat found everything unchanged.
+/// Returns a health, and the moment `time` after a heartbeat that found nothing changed.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
     let (mut health, started) = (DirectoryHealth::new(false), Instant::now());
     health.on_heartbeat_started(started);
@@ -15,7 +15,7 @@ fn after(time: Duration) -> (DirectoryHealth, Instant) {
     (health, started + time)
 }
 
-/// Makes a heartbeat at `now` that is answered.
+/// Sends a heartbeat at `now` that is answered.
 fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
     health.on_heartbeat_started(now);
     if !was_alive {
@@ -50,7 +50,7 @@ fn after_a_suspension_sessions_are_verified_until_they_have_taken_new_epochs() {
     }
 }
 
-/// The directory is slow, and there are many sessions.
+/// The directory is slow and there are many sessions.
 #[test]
 fn after_a_suspension_sessions_are_verified_until_the_last_one_has_taken_its_epoch() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
@@ -72,7 +72,7 @@ fn after_a_suspension_sessions_are_verified_until_the_last_one_has_taken_its_epo
     assert_eq!(health.lapse(stopped + 4 * SECOND), None);
 }
 
-/// A snapshot may contain the lease.
+/// A snapshot may include the lease.
 #[test]
 fn after_a_suspension_a_lease_in_another_run_proves_nothing() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
@@ -81,7 +81,7 @@ fn after_a_suspension_a_lease_in_another_run_proves_nothing() {
     assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
 }
 
-/// Availability takes precedence here.
+/// Availability takes precedence in this case.
 #[test]
 fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     let (mut health, mut now) = after(SECOND);

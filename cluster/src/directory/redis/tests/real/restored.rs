@@ -1,4 +1,4 @@
-//! A Redis that loses its data, or has older data than the instances.
+//! A Redis that has lost its data, or has older data than the instances.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let mut server = Server::start_with(&["--save", "3600", "1000000"]).await;
     let former = instance(9);
     let directory = directory(&server);
-    // Ten sessions have another owner, whose lease is in the snapshot too.
+    // Ten sessions have another owner, whose lease is in the snapshot as well.
     directory
         .acquire_lease(former, &Status::default())
         .await
@@ -27,7 +27,7 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let snapshot = server.folder().join("dump.rdb");
     let old = fs::read(&snapshot).unwrap();
 
-    // Then the live instance owns these ten, and forty that the snapshot does not have. The instance claims five of the ten once more.
+    // Then the live instance owns these ten, and forty more that the snapshot does not have. It claims five of the ten once more.
     let live = LiveInstance::begin(directory.clone(), 1, 50);
     live.until_consistent().await;
     for id in 0..5_u8 {
@@ -66,7 +66,7 @@ async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
         "after {:?}",
         started.elapsed()
     );
-    // Longer than the lease in the snapshot.
+    // Longer than the lease in the snapshot lasts.
     sleep(LEASE_TTL + SECOND).await;
     for id in 0..50 {
         let id = id.to_string();

@@ -1,4 +1,4 @@
-//! Set-ups: TLS, Sentinel, Redis Cluster, eviction, passwords.
+//! Setups: TLS, Sentinel, Redis Cluster, eviction, passwords.
 
 use super::*;
 use crate::{Cluster, tests::log_lines::Warnings};
@@ -53,7 +53,7 @@ impl Group {
         .await;
     }
 
-    /// Asserts that the replica becomes the primary, and that the instance uses it within 6 s.
+    /// Asserts that the replica becomes the primary and that the instance uses it within 6 s.
     async fn assert_used_by(&self, live: &LiveInstance, sessions: usize) {
         self.until_failed_over().await;
         let failed_over = Instant::now();
@@ -101,7 +101,7 @@ async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues()
     group.primary.stop();
     group.assert_used_by(&live, 100).await;
     group.primary.resume();
-    eventually("the previous primary is a replica", async || {
+    eventually("the old primary is a replica", async || {
         group.primary.info("replication", "role").await == "slave"
     })
     .await;
@@ -117,7 +117,7 @@ async fn a_previous_primary_that_still_answers_is_abandoned() {
     let group = Group::start().await;
     let live = LiveInstance::begin(group.directory(), 1, 100);
     live.until_consistent().await;
-    // Sentinel refuses until it has detected that the replica is synchronized, which it checks every 10 s.
+    // Sentinel refuses until it has noticed that the replica is synchronized, which it checks every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
     eventually("the Sentinel starts", async || {
         let started: redis::RedisResult<()> = group.sentinel.try_query(&failover).await;
@@ -193,7 +193,7 @@ async fn a_redis_that_evicts_is_logged_once() {
     sleep(5 * SECOND).await;
     assert_eq!(warnings.count(warning), 1);
     assert_eq!(warnings.count("404"), 1);
-    // Once for each run of the backend.
+    // Once per run of the backend.
     server.kill().await;
     server.start_again().await;
     eventually("the warning is logged again", async || {
@@ -203,7 +203,7 @@ async fn a_redis_that_evicts_is_logged_once() {
     sleep(5 * SECOND).await;
     assert_eq!(warnings.count(warning), 2);
 
-    // Without a limit, or with the recommended policy, no warning is due.
+    // Without a limit, or with the recommended policy, there is nothing to warn about.
     for policy in ["allkeys-lru", "noeviction"] {
         let limit = if policy == "noeviction" { "100mb" } else { "0" };
         let options = ["--maxmemory", limit, "--maxmemory-policy", policy];
@@ -238,7 +238,7 @@ async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     execute("CONFIG SET requirepass another").await;
     execute("CLIENT KILL TYPE normal SKIPME yes").await;
     live.until_not_consistent().await;
-    // Longer than a connection retries.
+    // Longer than a connection keeps retrying.
     sleep(5 * SECOND).await;
     execute("CONFIG SET requirepass secret").await;
     let started = Instant::now();
