@@ -12,7 +12,7 @@ use std::{mem, time::Duration};
 use bytes::{Buf as _, Bytes};
 use memchr::memchr2;
 
-use super::event::ROOM_FOR_ID;
+use super::event::ID_CAPACITY;
 use crate::message::Scanner;
 
 /// Maximum length of an id that is remembered: 512 bytes.
@@ -137,7 +137,7 @@ impl Reader {
             Line::Name(_, matched) => matched,
             _ => 0,
         };
-        let length = self.lines.len() + held_back + bytes + ROOM_FOR_ID;
+        let length = self.lines.len() + held_back + bytes + ID_CAPACITY;
         if length <= self.lines.capacity() {
             self.lines.capacity()
         } else {

@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use super::{
     budget::Reservation,
-    event::{Event, ROOM_FOR_ID, Weight},
+    event::{Event, ID_CAPACITY, Weight},
     read::{BOM, Read, Reader, data, scanned, skip_bom},
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
@@ -294,7 +294,7 @@ where
     }
 
     async fn end_bypass(&mut self) -> Result<(), Refused> {
-        let weight = Weight::of_scanned(self.reader.end_scan(), self.stream.call());
+        let weight = Weight::from_scan(self.reader.end_scan(), self.stream.call());
         let is_taken =
             mem::take(&mut self.mode) == EventMode::Bypass && self.stream.end_bypass(weight).await;
         if is_taken || weight == Weight::Droppable {
@@ -308,7 +308,7 @@ where
     fn take_event(&mut self) -> Event {
         let lines = self.reader.take();
         let weight = self.weight(&lines);
-        let event = Event::of_lines(fitted(lines), weight);
+        let event = Event::from_lines(fitted(lines), weight);
         match self.reservation.take() {
             Some(reservation) => {
                 self.reservation = self.stream.reservation();
@@ -324,7 +324,7 @@ where
         match (data.next(), data.next()) {
             (first, None) => Weight::of(first.unwrap_or_default(), call),
             // The lines need not be joined for a scan.
-            _ => Weight::of_scanned(scanned(lines), call),
+            _ => Weight::from_scan(scanned(lines), call),
         }
     }
 
@@ -422,7 +422,7 @@ where
 ///
 /// Small lines are copied. A large buffer is shrunk in place, even though the rest of its block then rarely fits an event.
 fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
-    let needed = lines.len() + ROOM_FOR_ID;
+    let needed = lines.len() + ID_CAPACITY;
     if needed > MAX_COPY {
         lines.shrink_to(needed);
         return lines;

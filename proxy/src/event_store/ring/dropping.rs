@@ -1,4 +1,4 @@
-//! The events that are dropped when there is no room.
+//! Decides which events are dropped when there is no room.
 
 use super::{Entry, Ring};
 use crate::event_store::event::Weight;
@@ -6,14 +6,14 @@ use crate::event_store::event::Weight;
 // === impl Ring ===
 
 impl Ring {
-    /// Returns `true` if both limits of the ring allow another event.
+    /// Returns `true` if both of the ring's limits allow another event.
     pub(super) fn is_below_limits(&self) -> bool {
         self.events.len() < self.limits.events && self.cost < self.limits.bytes
     }
 
     /// Drops the oldest droppable event. Returns `false` if there is none.
     pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
-        // An event that the reader has taken in part is not dropped.
+        // An event that the reader has only taken in part must not be dropped.
         let started = self.reader.as_ref().filter(|reader| reader.taken > 0);
         let started = started.map(|reader| reader.at);
         let may_drop =
@@ -24,8 +24,8 @@ impl Ring {
 
     /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
-    /// Returns `false` if no reader is attached, or it has taken none. Requests are dropped later, because no server repeats one that is lost
-    /// with a broken connection.
+    /// Requests are kept for longer than notifications, because a server does not repeat one that is lost with a broken
+    /// connection. Returns `false` if no reader is attached, or it has not taken any event that is still in the ring.
     pub(super) fn drop_delivered(&mut self) -> bool {
         let at = self.reader.as_ref().map_or(0, |reader| reader.at);
         let taken = self.events.partition_point(|entry| entry.seq < at);
@@ -38,7 +38,7 @@ impl Ring {
         let Some(entry) = self.events.remove(at) else {
             return false;
         };
-        // Its reservation is released with the last holder of its bytes.
+        // The reservation itself is released once the last holder drops the bytes.
         self.cost -= entry.cost;
         true
     }

@@ -1,4 +1,4 @@
-//! Compares the ring to a simple model, under random operations.
+//! Compares the ring with a simple model, under random operations.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -12,7 +12,7 @@ const LIMITS: BufferLimits = BufferLimits {
 };
 const BUDGET: usize = 2_500;
 
-/// Numbers of bytes that other streams of the session may try to reserve.
+/// How many bytes the session's other streams may try to reserve.
 const OTHERS: [usize; 3] = [0, 1_000, 2_300];
 
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,7 @@ enum Op {
     },
     Attach(Start),
     Take(usize),
-    /// A detached reader tries to take an event.
+    /// A reader that has been detached tries to take an event.
     TakeDetached,
     Detach,
     /// An event bypasses the ring, split into `pieces`.
@@ -32,14 +32,13 @@ enum Op {
         weight: Weight,
     },
     End,
-    /// Other streams of the session reserve or release bytes.
+    /// The session's other streams reserve or release bytes.
     Others(usize),
 }
 
-/// A reference implementation that never discards an event, only marks it as dropped.
+/// A reference implementation that never discards an event, but only marks it as dropped.
 #[derive(Debug, Default)]
 struct Model {
-    /// All events since the start.
     events: Vec<Item>,
     reader: Option<ReaderModel>,
     /// The first event that no reader has taken.
@@ -164,7 +163,7 @@ fn seen(frame: &[u8]) -> String {
 }
 
 fn event(text: &str, weight: Weight) -> Event {
-    Event::of_lines(format!("data: {text}\n").into_bytes(), weight)
+    Event::from_lines(format!("data: {text}\n").into_bytes(), weight)
 }
 
 fn lost() -> Event {
@@ -210,7 +209,7 @@ fn run(ops: Vec<Op>) {
             Op::Push { weight, size } => {
                 let text = format!("{count}{}", "x".repeat(size));
                 let event = event(&text, weight);
-                let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
+                let cost = event.lines.len() + ID_CAPACITY + EVENT_OVERHEAD;
                 let pushed = ring.push(event);
                 if model.has_ended {
                     assert!(matches!(pushed, Pushed::Ended));
@@ -239,7 +238,7 @@ fn run(ops: Vec<Op>) {
                 if let Some(reader) = attached {
                     id = attached;
                     model.reader = Some(ReaderModel { from: at, at });
-                    // A reader that resumes after an event has already received the earlier ones.
+                    // A reader that resumes after an event has already received that one and all earlier ones.
                     model.unread = model.unread.max(at);
                     let position_event = ring
                         .position_event(reader)
