@@ -83,7 +83,7 @@ pub struct Resumable<S> {
 /// Evicts the stream on drop, unless it has been taken.
 struct UnopenedStream(Option<Stream>);
 
-/// Removes a session that was created for just one request on drop, unless it has a stream.
+/// On drop, removes a session created for a single request, unless it has a stream.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
@@ -174,7 +174,7 @@ where
         }
     }
 
-    /// Forwards a session's request unchanged, and keeps its credentials if the server accepts it.
+    /// Forwards a session's request unchanged, and keeps its credentials if it is accepted.
     async fn forward_in(
         &mut self,
         session: Option<Session>,

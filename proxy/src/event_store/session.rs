@@ -131,7 +131,7 @@ impl Session {
         self.0.index.accept_credentials(sent);
     }
 
-    /// Returns the latest accepted credentials, if there are any and they are not the `refused` ones.
+    /// Returns the latest accepted credentials, if there are any and they differ from `refused`.
     pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
         let accepted = self.0.index.accepted_credentials();
         accepted.filter(|accepted| **accepted != *refused)

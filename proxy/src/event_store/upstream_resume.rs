@@ -32,7 +32,7 @@ pub(super) struct UpstreamResume<S> {
     ///
     /// Every call in flight has one of these, and a list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The client's connection, passed on because a server may only accept certain hosts or schemes.
+    /// The client's connection, because a server may only accept certain hosts or schemes.
     connection: Option<ClientConnection>,
 }
 
@@ -102,7 +102,8 @@ where
         credentials: Option<&Credentials>,
     ) -> ResumeResponse {
         let request = self.request(last_event_id, credentials);
-        let response = tokio::time::timeout(RESUME_TIMEOUT, call(&mut self.service, request)).await;
+        let response =
+            tokio::time::timeout(RESUME_TIMEOUT, call_when_ready(&mut self.service, request)).await;
         let Ok(Ok(response)) = response else {
             return ResumeResponse::Failed;
         };
@@ -116,7 +117,7 @@ where
     }
 }
 
-async fn call<S: Service<Request<Body>>>(
+async fn call_when_ready<S: Service<Request<Body>>>(
     service: &mut S,
     request: Request<Body>,
 ) -> Result<S::Response, S::Error> {
