@@ -53,7 +53,7 @@ struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
 /// A copy of a body, which is discarded if it exceeds a limit.
 #[derive(Debug, Default)]
-struct Copied {
+struct BodyCopy {
     bytes: Vec<u8>,
     is_too_large: bool,
 }
@@ -66,13 +66,13 @@ struct Tee<F> {
 
 /// The copy of a response to `tools/list`.
 struct Page {
-    copied: Copied,
+    copied: BodyCopy,
     readers: Readers,
 }
 
 /// A response with a tool list.
 #[derive(Deserialize)]
-struct Listed<'a> {
+struct ListResponse<'a> {
     #[serde(borrow)]
     result: Tools<'a>,
 }
@@ -121,20 +121,20 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
         if request.method() != Method::POST || self.readers.are_done() {
             return Either::Left(self.inner.call(request));
         }
-        let copied = Arc::new(Mutex::new(Copied::default()));
+        let copied = Arc::new(Mutex::new(BodyCopy::default()));
         let copy = copied.clone();
         let observe = move |data: &Bytes| lock(&copy).add(data, MAX_REQUEST);
-        let answering = self
+        let future = self
             .inner
             .call(request.map(|body| Body::new(Tee { body, observe })));
         let readers = self.readers.clone();
         Either::Right(Box::pin(async move {
-            let response = answering.await?;
+            let response = future.await?;
             let request = mem::take(&mut *lock(&copied));
             if !request.is_tools_list() {
                 return Ok(response);
             }
-            let copied = Copied::default();
+            let copied = BodyCopy::default();
             let mut page = Page { copied, readers };
             let observe = move |data: &Bytes| page.add(data);
             Ok(response.map(|body| Body::new(Tee { body, observe })))
@@ -185,9 +185,9 @@ impl UnlistedTools {
     }
 }
 
-// === impl Copied ===
+// === impl BodyCopy ===
 
-impl Copied {
+impl BodyCopy {
     fn add(&mut self, data: &Bytes, max: usize) {
         self.is_too_large |= self.bytes.len() + data.len() > max;
         if self.is_too_large {
@@ -217,7 +217,7 @@ impl Page {
             }
         } else if text.ends_with(b"\n\n") || text.ends_with(b"\r\n\r\n") {
             self.read();
-            self.copied = Copied::default();
+            self.copied = BodyCopy::default();
         }
     }
 
@@ -227,7 +227,7 @@ impl Page {
         let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
         let events = lines.filter_map(|line| line.strip_prefix(b"data:"));
         for json in std::iter::once(text.as_slice()).chain(events) {
-            if let Ok(listed) = serde_json::from_slice::<Listed<'_>>(json) {
+            if let Ok(listed) = serde_json::from_slice::<ListResponse<'_>>(json) {
                 self.readers.observe(&listed.result);
                 return;
             }

@@ -4,8 +4,8 @@
 //! keeps ids exactly as they were sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
-//! 2. **One interpretation.** If a member that the proxy reads is duplicated, the message is rejected, because two parsers might
-//!    disagree about it. If the duplicate is inside the `params`, the message is treated as one without `params`.
+//! 2. **One interpretation.** If a member that the proxy reads is duplicated, the message counts as unreadable, because two
+//!    parsers might disagree about it. If the duplicate is inside the `params`, the message is treated as one without `params`.
 //! 3. **Ids are compared by value** ([`IdKey`]), because a server may answer `1.0` with `1`, or `"\u0061"` with `"a"`. A number
 //!    never equals a string.
 //!
@@ -39,7 +39,7 @@ pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Maximum number of messages in a batch.
 ///
-/// A command's session can have the same number of open calls.
+/// This matches the number of calls that a command's session can have open.
 const MAX_BATCH: usize = 1024;
 
 /// The required value of `jsonrpc`, as JSON text.
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_the_text_that_was_sent() {
+    fn ids_are_kept_exactly_as_they_were_sent() {
         for id in [
             "1",
             "1.0",
@@ -516,17 +516,17 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_an_array_of_values_that_stay_as_they_were_written() {
+    fn a_batch_is_split_into_values_exactly_as_they_were_written() {
         let messages = |text: &'static str| batch(text.as_bytes());
         let two = [&br#"{"id":1.0,"a":[1,{}]}"#[..], b"7"];
         assert_eq!(
             messages(" [ {\"id\":1.0,\"a\":[1,{}]} , 7 ]\n").unwrap(),
             two
         );
-        for none in [
+        for text in [
             "", "{}", "[]", "[", "[1", "[1,", "[1,]", "[1]]", "[1] 2", "[1 2]", "[,1]", "[x]",
         ] {
-            assert_eq!(messages(none), None, "{none}");
+            assert_eq!(messages(text), None, "{text}");
         }
         let many = format!("[{}1]", "1,".repeat(MAX_BATCH - 1));
         assert_eq!(batch(many.as_bytes()).unwrap().len(), MAX_BATCH);
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_the_server_answers_nothing() {
+    fn a_server_request_answers_nothing() {
         let message = Message::read(br#"{"id":1,"method":"ping"}"#).unwrap();
         assert!(!message.answers(&IdKey::of("1").unwrap()));
         assert!(!message.is_droppable());

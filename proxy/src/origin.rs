@@ -14,7 +14,7 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// What the server gets to know about a client's connection, as a request extension.
+/// Information about a client's connection for the server, as a request extension.
 ///
 /// Clones share the connection. The headers are only added to the request in `forward`. If the event store already saw them, it
 /// would take a client's address for a credential, so a client that changes its network would have different credentials.
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn only_urls_at_the_server_are_moved() {
+    fn only_urls_on_the_server_are_moved() {
         let (server, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         for (url, expected) in [
             ("http://up:9000/mcp", "https://mcp.example.com/mcp"),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_a_port_may_have_the_scheme_of_its_clients_and_no_other() {
+    fn a_server_without_a_port_may_use_its_clients_scheme_but_no_other() {
         let (server, public) = (origin("http://up"), origin("https://mcp.example.com"));
         let moved = public.replace_origin(&server, "https://up/mcp");
         assert_eq!(moved.as_deref(), Some("https://mcp.example.com/mcp"));

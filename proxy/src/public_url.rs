@@ -102,9 +102,9 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
                 .headers_mut()
                 .insert(header::ACCEPT_ENCODING, identity);
         }
-        let (rules, answering) = (rules.clone(), self.inner.call(request));
+        let (rules, future) = (rules.clone(), self.inner.call(request));
         Either::Right(Box::pin(async move {
-            let mut response = answering.await?;
+            let mut response = future.await?;
             challenge::rewrite(response.headers_mut(), &rules.upstream, &public);
             if is_metadata && response.status() == StatusCode::OK {
                 response = rules.rewrite_metadata(response, &public).await;

@@ -19,7 +19,7 @@ pub const PARSE_ERROR: i32 = -32700;
 pub const INVALID_REQUEST: i32 = -32600;
 /// Error code: the proxy's own errors. The first of JSON-RPC's implementation-defined codes.
 pub const SERVER_ERROR: i32 = -32000;
-/// Error code: the session does not exist, or does not exist any more.
+/// Error code: the session does not exist, or no longer does.
 pub const SESSION_NOT_FOUND: i32 = -32001;
 /// Error code: the server does not support the request's revision.
 const UNSUPPORTED_REVISION: i32 = -32022;

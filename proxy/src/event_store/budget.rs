@@ -17,8 +17,8 @@ use std::{
 pub struct Limits {
     /// Maximum number of known sessions. The default is 4,096.
     ///
-    /// To make room for another one, at least half of the sessions that have neither a stream nor a request are removed, the
-    /// least recently used ones first. After that, the store no longer knows whether their clients support priming events.
+    /// To make room for another one, the least recently used of the sessions that have neither a stream nor a request are
+    /// removed, at least half of them. After that, the store no longer knows whether their clients support priming events.
     /// The same happens when [`bytes`](Self::bytes) is exhausted.
     pub sessions: usize,
     /// Maximum number of streams per session, including ended ones that are still kept. The default is 2,048.

@@ -33,7 +33,7 @@ impl Call {
     }
 
     /// Sets the number of bytes kept for the call in addition to its stream.
-    pub(super) fn with_extra(mut self, bytes: usize) -> Self {
+    pub(super) fn with_extra_bytes(mut self, bytes: usize) -> Self {
         self.extra_bytes = bytes;
         self
     }

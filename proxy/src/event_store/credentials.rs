@@ -87,7 +87,7 @@ pub(super) struct SentCredentials {
     /// The approximate size of the request head, of which the credentials may be slices.
     pub(super) bytes: usize,
     /// When they were read, just before the request is sent.
-    pub(super) at: Instant,
+    pub(super) read_at: Instant,
 }
 
 /// Returns `true` if a field does not identify its client.
@@ -117,7 +117,7 @@ impl Credentials {
     /// Replaces a request's own credentials with these.
     ///
     /// Credentials that belong to a single message are removed without a replacement.
-    pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
+    pub(super) fn apply_to<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);
         if let Ok(uri) = Uri::from_parts(parts) {
@@ -147,7 +147,7 @@ impl SentCredentials {
         Self {
             credentials: Arc::new(Credentials::of(request)),
             bytes: head_size(request),
-            at: Instant::now(),
+            read_at: Instant::now(),
         }
     }
 }
@@ -222,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn credentials_replace_those_of_a_request_and_nothing_else() {
+    fn only_the_credentials_of_a_request_are_replaced() {
         let mut target = request(&[("cookie", "old"), ("accept", "*/*")]);
         let mut source = request(&[("x-key", "new"), ("signature", "of another message")]);
         *source.uri_mut() = Uri::from_static("/mcp?key=new");
-        Credentials::of(&source).put_on(&mut target);
+        Credentials::of(&source).apply_to(&mut target);
         assert_eq!(target.uri(), "/mcp?key=new");
         let fields: Vec<_> = target
             .headers()

@@ -131,7 +131,7 @@ fn data_lines(json: &[u8]) -> Vec<u8> {
     lines
 }
 
-/// Answers a call, whose id is given as JSON text, with a JSON-RPC error.
+/// Creates an event that answers a call, whose id is JSON text, with a JSON-RPC error.
 pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     let message = serde_json::Value::from(message);
     error_from_json(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
@@ -166,8 +166,8 @@ impl Weight {
             .into_iter()
             .map(|message| Self::of_message(message, call))
             .collect();
-        let mut heavy = [Self::Answer, Self::Request].into_iter();
-        heavy
+        let mut by_priority = [Self::Answer, Self::Request].into_iter();
+        by_priority
             .find(|weight| weights.contains(weight))
             .unwrap_or(Self::Kept)
     }

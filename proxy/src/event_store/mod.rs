@@ -2,11 +2,11 @@
 //!
 //! A server without an event store loses whatever it sends while its client is away. With this module, a writer (usually a
 //! task that reads the server's own stream) adds events to a [`Stream`], and the response to the client reads them from
-//! there. A client that resumes names the last event that it has received, and gets the ones after it.
+//! there. A client that resumes sends the id of the last event that it has received, and gets the ones after it.
 //!
 //! 1. **Bounded.** A stream keeps at most 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all
 //!    sessions together [`Limits::bytes`], overhead included. If there is no room for a stream, [`Resumable`] forwards the
-//!    call unchanged, so it can be resumed only if the server itself keeps its events.
+//!    call unchanged, in which case it can only be resumed if the server itself keeps its events.
 //! 2. **Dropping.** Progress and log events are dropped first, oldest first. Next are events that have already been sent to
 //!    the attached client, with requests and answers last. A comment in the stream states how many events were dropped.
 //!    Nothing else is dropped: the writer waits for the client to read, and without a client the call ends with an error.

@@ -64,8 +64,7 @@ impl Ping {
         if accepts == Ok(true) {
             return None;
         }
-        let text =
-            "the MCP server does not accept this client's credentials for the answer to the call";
+        let text = "the MCP server does not accept this client's credentials, so the client cannot resume the call";
         Some(refusal::error(
             StatusCode::FORBIDDEN,
             None,

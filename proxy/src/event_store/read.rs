@@ -82,7 +82,7 @@ pub(crate) enum Read {
 // === impl Reader ===
 
 impl Reader {
-    /// Reads up to the end of the next event with data, and leaves the rest in `bytes`.
+    /// Reads up to the end of the next event with data. The rest stays in `bytes`.
     pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
         while let Some((first, rest)) = bytes.split_first() {
             if self.skip_bom(*first) || (mem::take(&mut self.is_after_cr) && *first == b'\n') {
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_id_and_retry_are_those_of_events_that_have_ended() {
+    fn the_last_id_and_retry_are_taken_from_events_that_have_ended() {
         for (body, id, retry) in [
             ("id: a\n\nid: b\ndata: 1\n", Some("a"), None),
             ("id: a\nid: b\nretry: 5\n\n", Some("b"), Some(5)),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_were_taken_early_are_a_part_of_the_same_event() {
+    fn lines_taken_early_belong_to_the_same_event() {
         let mut reader = Reader::default();
         let (mut taken, mut ends) = (Vec::new(), Vec::new());
         for mut piece in [b"data: on" as &[u8], b"e\ndata: ", b"two\n", b"\n"] {

@@ -16,8 +16,8 @@
 //! A client may resume with different credentials than it made the call with, such as a fresh token. It then gets its stream
 //! only if the server accepts these credentials, which means that it answers a `ping` sent with them, either with a result or
 //! with the error "method not found". Credentials are the path and query of the URL, and all header fields that are not known
-//! to be harmless. The latest accepted credentials are used to request the rest of an answer and to send the layer's cancel. If
-//! the server refuses the call's own for a cancel, it is sent with the latest that the server has accepted in the session.
+//! to be harmless. The latest credentials accepted for a call are used to request the rest of its answer, and to send the
+//! layer's cancel. If the server refuses them for the cancel, it is sent again with the latest accepted in the session.
 
 use std::{
     convert::Infallible,
@@ -175,7 +175,7 @@ where
     }
 
     /// Forwards a session's request unchanged, and keeps its credentials if it is accepted.
-    async fn forward_in(
+    async fn forward_in_session(
         &mut self,
         session: Option<Session>,
         request: Request<Body>,
@@ -197,7 +197,7 @@ where
         let session = self.store.session(id);
         let last = same_value(headers, &LAST_EVENT_ID);
         let Some(last) = last.filter(|last| self.store.owns(last)) else {
-            return self.forward_in(session, request).await;
+            return self.forward_in_session(session, request).await;
         };
         let Lookup::Stream(stream, seq) = self.store.look_up(id, last) else {
             return unknown_event();
@@ -263,7 +263,7 @@ where
                         let cancel = with_body(&body).map(|_| body.clone());
                         self.cancel(stream, session, &message, cancel).await
                     }
-                    _ => self.forward_in(session, with_body(&body)).await,
+                    _ => self.forward_in_session(session, with_body(&body)).await,
                 };
                 if let Some((stream, _)) = call.filter(|_| response.status().is_success()) {
                     stream.close_soon();
@@ -280,7 +280,7 @@ where
             }
             (_, session) => {
                 let session = session.and_then(|session| self.store.session(&session));
-                self.forward_in(session, with_body(&body)).await
+                self.forward_in_session(session, with_body(&body)).await
             }
         }
     }
@@ -294,8 +294,8 @@ where
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
             .credentials(sent.credentials.clone())
-            .with_extra(sent.bytes);
-        // The session may have been started before the proxy was. The revision in this request is proof enough.
+            .with_extra_bytes(sent.bytes);
+        // The session may be older than the proxy, but this request's revision shows whether the client supports priming events.
         let supports_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
         let existing = self.store.session(id);

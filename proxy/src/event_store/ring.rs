@@ -1,6 +1,6 @@
 //! The events of one stream, for a reader that may disconnect and resume.
 //!
-//! [`Ring`] does no I/O, and leaves waiting and waking tasks to its callers. It guarantees:
+//! [`Ring`] does no I/O, and it is up to its callers to wait and to wake tasks. It guarantees the following:
 //!
 //! 1. **Numbers.** Events, including dropped ones, are numbered from 0.
 //! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. Dropped events
@@ -36,7 +36,7 @@ pub(crate) const EVENT_OVERHEAD: usize = 192;
 
 /// Maximum number of bytes that a reader takes at a time.
 ///
-/// Of a bypassing event, one such piece, and whatever hyper is buffering, is not covered by a reservation.
+/// While an event bypasses the ring, one such piece and whatever hyper has buffered are not covered by a reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Terminates an event that was cut off at an arbitrary byte while its reader was taking it.
@@ -95,10 +95,10 @@ struct Entry {
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The first event that it may have missed. An event that bypassed the ring to this reader precedes it.
+    /// The first event that the reader may have missed. Events that bypassed the ring to this reader precede it.
     from: u64,
     /// The event that the reader takes next.
-    at: u64,
+    position: u64,
     /// How many bytes of that event the reader has already taken.
     taken: usize,
 }
@@ -255,7 +255,7 @@ impl Ring {
             return None;
         }
         self.detach_reader();
-        let at = match from {
+        let position = match from {
             Start::Beginning => 0,
             Start::After(seq) => seq + 1,
             Start::Unread => self.unread,
@@ -264,8 +264,8 @@ impl Ring {
         let id = ReaderId(self.readers);
         self.reader = Some(Reader {
             id,
-            from: at,
-            at,
+            from: position,
+            position,
             taken: 0,
         });
         Some(id)
@@ -280,11 +280,13 @@ impl Ring {
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.id == id) else {
             return Taken::End;
         };
-        let first = self.events.partition_point(|entry| entry.seq < reader.at);
+        let first = self
+            .events
+            .partition_point(|entry| entry.seq < reader.position);
         let entry = self.events.get(first);
-        let missing = entry.map_or(next, |entry| entry.seq) - reader.at;
+        let missing = entry.map_or(next, |entry| entry.seq) - reader.position;
         if missing > 0 {
-            reader.at += missing;
+            reader.position += missing;
             *gaps += 1;
             return Taken::Frame(gap_comment(missing));
         }
@@ -294,7 +296,7 @@ impl Ring {
                 reader.taken += MAX_FRAME;
                 return Taken::Frame(rest.slice(..MAX_FRAME));
             }
-            (reader.at, reader.taken) = (reader.at + 1, 0);
+            (reader.position, reader.taken) = (reader.position + 1, 0);
             return Taken::Frame(rest);
         }
         match &mut self.bypass {
@@ -316,12 +318,12 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns a message-less event with the id of the last event before the reader's position.
+    /// Returns an event with no message, just the id of the event before the reader's position.
     ///
     /// Returns `None` if the reader has detached or there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
-        let last = reader.at.checked_sub(1)?;
+        let last = reader.position.checked_sub(1)?;
         let mut lines = Event::priming(self.limits.retry).lines;
         self.end_event(&mut lines, last);
         Some(lines.into())
@@ -350,7 +352,7 @@ impl Ring {
 
     /// Returns `true` if the answer is pending, or the attached reader still has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
-        let is_unread = |reader: &Reader| reader.at < self.next;
+        let is_unread = |reader: &Reader| reader.position < self.next;
         !(self.has_ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
@@ -382,7 +384,7 @@ impl Ring {
     /// Returns `true` if the ring has ended and this reader is attached and has taken all of it.
     pub(crate) fn is_fully_read_by(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
-        self.has_ended && reader.is_some_and(|reader| reader.at == self.next)
+        self.has_ended && reader.is_some_and(|reader| reader.position == self.next)
     }
 
     /// Returns how many times a reader has been notified of missing events.
@@ -402,7 +404,7 @@ impl Ring {
 
     pub(crate) fn detach_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
-            self.unread = self.unread.max(reader.at);
+            self.unread = self.unread.max(reader.position);
             self.abort_bypass();
         }
     }
@@ -426,7 +428,7 @@ impl Ring {
         });
     }
 
-    /// Gives a number to an event that is dropped before it is added.
+    /// Skips the number of an event that is dropped without having been added.
     fn skip(&mut self) {
         self.next += 1;
     }

@@ -18,7 +18,7 @@ use super::{
     credentials::{Credentials, SentCredentials},
     event::{Origin, StreamName},
     ring::{BufferLimits, Ring},
-    stream::{PendingEnd, Stream},
+    stream::{PendingEndGuard, Stream},
     stream_index::{EndedStreams, StreamIndex},
 };
 use crate::message::IdKey;
@@ -190,7 +190,7 @@ impl Session {
     }
 
     /// Marks the session's streams as being ended by a DELETE, until the guards are dropped.
-    pub(super) fn begin_end(&self) -> Vec<PendingEnd> {
+    pub(super) fn begin_end(&self) -> Vec<PendingEndGuard> {
         self.0
             .index
             .streams()

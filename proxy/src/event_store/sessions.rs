@@ -37,14 +37,14 @@ const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
 
 /// Minimum time between two scans of all sessions if the first one could not make any room.
 ///
-/// Once the event store is full, every event needs room.
+/// Otherwise a full event store would scan the sessions for every event.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The event store, which has all of a server's sessions. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStore(Arc<Shared>);
 
-/// An event store's current numbers, for metrics.
+/// An event store's current statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -106,8 +106,8 @@ impl EventStore {
     /// Returns the session with this id, which is created if it is not known yet.
     ///
     /// `requested_revision` is the revision in the client's `initialize`, if that is what starts the session. It decides
-    /// whether the client supports priming events. If there is no room, idle sessions are removed, and if there is still none,
-    /// returns `None`.
+    /// whether the client supports priming events. To make room, removes idle sessions, and returns `None` if that is not
+    /// enough.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
@@ -195,7 +195,7 @@ impl EventStore {
         }
     }
 
-    /// Returns the current numbers, for metrics.
+    /// Returns the current statistics.
     pub fn stats(&self) -> Stats {
         let indexes = self.0.indexes();
         Stats {
@@ -283,8 +283,8 @@ impl Shared {
     /// Returns `false` if nothing is dropped.
     fn drop_unread(&self) -> bool {
         let indexes = self.indexes().into_iter();
-        let dropping = indexes.flat_map(|index| index.streams());
-        dropping.filter(Stream::drop_unread).count() > 0
+        let streams = indexes.flat_map(|index| index.streams());
+        streams.filter(Stream::drop_unread).count() > 0
     }
 
     /// Returns every session's stream index. Cloning the sessions instead would count as using them.

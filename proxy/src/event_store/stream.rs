@@ -14,7 +14,7 @@ use http::Response;
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
-pub(super) use self::end::PendingEnd;
+pub(super) use self::end::PendingEndGuard;
 use super::{
     call::Call,
     credentials::Credentials,
@@ -38,7 +38,7 @@ const NO_ROOM: &str = "the proxy has no room for events that the client has not 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once but was too large for the proxy to keep";
 
-/// How long a call's upstream stream is still read after a cancel or the answer.
+/// How long the proxy keeps reading a call's upstream stream after a cancel or the answer.
 ///
 /// Some servers never end the stream themselves.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 /// stream.push(answer).await.unwrap();
 /// stream.end();
 ///
-/// // The client reads from the start. If it resumes, it reads on after the event that it names.
+/// // The client reads from the start. If it resumes, it continues after the event that it specifies.
 /// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
 /// let text = String::from_utf8(body.into()).unwrap();
 /// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
@@ -249,8 +249,8 @@ impl Stream {
 
     /// Returns a response whose body starts at the first event that no client has taken.
     ///
-    /// If `with_position` is set and there are earlier events, the body begins with a message-less event, so that the client
-    /// has an id to resume from.
+    /// If `with_position` is set and there are earlier events, the body begins with an event without a message, so that the
+    /// client has an id to resume from.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
@@ -265,7 +265,7 @@ impl Stream {
     /// Makes [`close_due`](Self::close_due) return [`UPSTREAM_LINGER`] from now.
     ///
     /// Use this once the call has been cancelled or answered. Without an answer, the call counts as cancelled from now on.
-    /// Doing so again does not postpone the deadline.
+    /// Later calls do not postpone the deadline.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -343,7 +343,7 @@ impl Stream {
         self.state().ring.drop_droppable()
     }
 
-    /// Once the call has been answered, notifies its token and schedules the close, just once.
+    /// If the call has been answered, notifies its token and schedules the close, at most once.
     fn notify_answered(&self) {
         let (is_first, token) = {
             let mut state = self.state();
@@ -393,7 +393,7 @@ impl fmt::Debug for Stream {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the stream has ended, or has no room")
+        f.write_str("the stream has ended or has no room")
     }
 }
 

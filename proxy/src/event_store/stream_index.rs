@@ -206,7 +206,7 @@ impl<S: Clone> StreamIndex<S> {
         let is_latest = state
             .accepted
             .as_ref()
-            .is_none_or(|previous| previous.sent.at <= sent.at);
+            .is_none_or(|previous| previous.sent.read_at <= sent.read_at);
         if is_latest && !state.streams.is_empty() {
             let accepted = AcceptedCredentials {
                 sent,
@@ -244,7 +244,7 @@ impl<S: Clone> StreamIndex<S> {
     }
 
     /// Returns the stream with this number.
-    pub(super) fn numbered(&self, number: u64) -> Option<S> {
+    pub(super) fn get_by_number(&self, number: u64) -> Option<S> {
         let state = self.state();
         state.streams.get(&number).map(|entry| entry.stream.clone())
     }

@@ -4,7 +4,7 @@
 //!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) has passed since the call was cancelled or answered.
 //! 2. If the stream ends before the answer and the server has sent event ids, the task requests the rest, up to
 //!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the call's credentials, the
-//!    client's response is ended, so that the client resumes with fresh ones, with which the rest is then requested.
+//!    task ends the client's response so that the client resumes with fresh ones, and then requests the rest with those.
 //! 3. An answer that is not an event stream is turned into one: JSON is written unchanged, anything else as an error.
 //! 4. Bytes of an event beyond the first [`READ_ALLOWANCE`] are reserved. An event that does not fit bypasses the ring in
 //!    pieces.
@@ -423,9 +423,9 @@ where
     }
 }
 
-/// Fits the buffer of an event's lines to their size.
+/// Shrinks the buffer of an event's lines to their size.
 ///
-/// A small one is copied. A large one is shrunk in place, even though the remainder of its block then rarely fits an event.
+/// Small lines are copied. A large buffer is shrunk in place, even though the remainder of its block then rarely fits an event.
 fn shrink_buffer(mut lines: Vec<u8>) -> Vec<u8> {
     let needed = lines.len() + ID_CAPACITY;
     if needed > MAX_COPY {

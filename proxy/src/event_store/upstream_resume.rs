@@ -82,7 +82,7 @@ impl<S> UpstreamResume<S> {
         );
         headers.insert(LAST_EVENT_ID, last_event_id.clone());
         if let Some(credentials) = credentials {
-            credentials.put_on(&mut request);
+            credentials.apply_to(&mut request);
         }
         if let Some(connection) = &self.connection {
             request.extensions_mut().insert(connection.clone());

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_that_a_message_answers_is_found_at_any_position_of_its_id() {
+    fn the_answered_call_is_found_wherever_its_id_is() {
         for (message, answers) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8}}"#, Some("7")),
             (
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_found_as_the_parser_finds_it() {
+    fn the_scanner_and_the_parser_agree_on_the_version() {
         for (message, expected) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{}}"#, true),
             (r#"{"id":7,"result":{}, "jsonrpc" : "2.0" }"#, true),

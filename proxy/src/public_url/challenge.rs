@@ -36,12 +36,12 @@ fn rewrite_challenge(text: &str, upstream: &Origin, public: &Origin) -> Option<S
             return None;
         }
         let between = quoted.next()?;
-        let moved = is_parameter(&before)
+        let rewritten = is_parameter(&before)
             .then(|| public_url(value, upstream, public))
             .flatten();
-        count += usize::from(moved.is_some());
+        count += usize::from(rewritten.is_some());
         result.push('"');
-        result.push_str(moved.as_deref().unwrap_or(value));
+        result.push_str(rewritten.as_deref().unwrap_or(value));
         result.push('"');
         result.push_str(between);
         before = between.to_owned();
@@ -71,14 +71,14 @@ fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn rewritten_text(text: &str) -> Option<String> {
+    fn rewrite_text(text: &str) -> Option<String> {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         rewrite_challenge(text, &upstream, &public)
     }
 
     #[test]
-    fn the_url_of_the_metadata_moves_and_the_rest_stays() {
+    fn only_the_metadata_url_is_rewritten() {
         for (text, expected) in [
             (
                 r#"Bearer resource_metadata="http://up:9000/.well-known/oauth-protected-resource/mcp""#,
@@ -89,12 +89,12 @@ mod tests {
                 r#"Basic realm="http://up:9000/", Bearer error="invalid_token",Resource_Metadata = "https://mcp.example.com/.well-known/x" , scope="a b""#,
             ),
         ] {
-            assert_eq!(rewritten_text(text).as_deref(), Some(expected));
+            assert_eq!(rewrite_text(text).as_deref(), Some(expected));
         }
     }
 
     #[test]
-    fn a_challenge_that_names_another_url_or_is_ambiguous_stays() {
+    fn a_challenge_with_another_url_or_an_ambiguous_one_is_unchanged() {
         for text in [
             "",
             "Bearer",
@@ -107,7 +107,7 @@ mod tests {
             r#"Bearer resource_metadata="http://up:9000/.well-known/x"#,
             "Bearer resource_metadata=http://up:9000/.well-known/x",
         ] {
-            assert_eq!(rewritten_text(text), None, "{text}");
+            assert_eq!(rewrite_text(text), None, "{text}");
         }
     }
 }

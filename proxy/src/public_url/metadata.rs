@@ -23,7 +23,7 @@ struct Metadata<'a> {
     resource: &'a RawValue,
 }
 
-/// Moves the `resource` to the public origin, and leaves all other bytes unchanged.
+/// Moves the `resource` to the public origin. All other bytes stay the same.
 ///
 /// Returns `None` if the `resource` is not a URL on the upstream.
 pub(super) fn rewrite(text: &[u8], upstream: &Origin, public: &Origin) -> Option<Vec<u8>> {
@@ -31,19 +31,19 @@ pub(super) fn rewrite(text: &[u8], upstream: &Origin, public: &Origin) -> Option
     let metadata: Metadata<'_> = serde_json::from_str(text).ok()?;
     let resource = metadata.resource.get();
     let url: String = serde_json::from_str(resource).ok()?;
-    let moved = serde_json::to_string(&public.replace_origin(upstream, &url)?).ok()?;
+    let rewritten = serde_json::to_string(&public.replace_origin(upstream, &url)?).ok()?;
     // `resource` is borrowed from the text.
-    let at = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
-    let (before, rest) = text.split_at_checked(at)?;
+    let start = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+    let (before, rest) = text.split_at_checked(start)?;
     let after = rest.strip_prefix(resource)?;
-    Some([before, &moved, after].concat().into_bytes())
+    Some([before, &rewritten, after].concat().into_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rewritten_text(text: &str) -> Option<String> {
+    fn rewrite_text(text: &str) -> Option<String> {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         let rewritten = rewrite(text.as_bytes(), &upstream, &public)?;
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_resource_moves() {
+    fn only_the_resource_is_rewritten() {
         for (text, expected) in [
             (
                 r#"{ "x": 1.0, "resource":"http://up:9000/mcp" , "authorization_servers":["http://up:9000"]}"#,
@@ -62,7 +62,7 @@ mod tests {
                 r#"{"resource":"https://mcp.example.com/"}"#,
             ),
         ] {
-            assert_eq!(rewritten_text(text).as_deref(), Some(expected));
+            assert_eq!(rewrite_text(text).as_deref(), Some(expected));
         }
         for text in [
             "",
@@ -74,7 +74,7 @@ mod tests {
             r#"{"a":{"resource":"http://up:9000/a"}}"#,
             r#"{"resource":"http://up:9000/a"} x"#,
         ] {
-            assert_eq!(rewritten_text(text), None, "{text}");
+            assert_eq!(rewrite_text(text), None, "{text}");
         }
     }
 }

@@ -35,7 +35,7 @@ where
         let with_credentials = |credentials: Option<&Credentials>| {
             let mut request = cancel.clone();
             if let Some(credentials) = credentials {
-                credentials.put_on(&mut request);
+                credentials.apply_to(&mut request);
             }
             match stream.call_text() {
                 Some(id) => with_request_id(request, message, id),

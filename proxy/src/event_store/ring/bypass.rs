@@ -22,12 +22,12 @@ impl Ring {
             }
             return true;
         };
-        if reader.at != self.next {
+        if reader.position != self.next {
             return false;
         }
         self.bypassed = Some((self.next, lost()));
         self.next += 1;
-        (reader.from, reader.at) = (self.next, self.next);
+        (reader.from, reader.position) = (self.next, self.next);
         self.bypass = Bypass::Piece(None);
         true
     }

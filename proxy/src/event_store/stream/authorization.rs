@@ -10,8 +10,8 @@ use http::Request;
 use super::Stream;
 use crate::event_store::credentials::Credentials;
 
-/// Marks a credentials check with the server as pending until this is dropped.
-pub(in crate::event_store) struct PendingCheck(Stream);
+/// Marks a check of a client's credentials as pending, until this is dropped.
+pub(in crate::event_store) struct PendingCheckGuard(Stream);
 
 // === impl Stream ===
 
@@ -84,9 +84,9 @@ impl Stream {
     }
 
     /// Counts a check of other credentials with the server, until the returned guard is dropped.
-    pub(in crate::event_store) fn begin_check(&self) -> PendingCheck {
+    pub(in crate::event_store) fn begin_check(&self) -> PendingCheckGuard {
         self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
-        PendingCheck(self.clone())
+        PendingCheckGuard(self.clone())
     }
 
     /// Returns `true` while the server is being asked about a client's credentials.
@@ -95,9 +95,9 @@ impl Stream {
     }
 }
 
-// === impl PendingCheck ===
+// === impl PendingCheckGuard ===
 
-impl Drop for PendingCheck {
+impl Drop for PendingCheckGuard {
     fn drop(&mut self) {
         self.0.0.pending_checks.fetch_sub(1, Ordering::Relaxed);
     }

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::Stream;
 use crate::event_store::event::{Event, error, error_from_json};
 
-/// Marks the client as ending the call until this is dropped.
-pub(in crate::event_store) struct PendingEnd(Stream);
+/// Marks the call as being ended by its client, until this is dropped.
+pub(in crate::event_store) struct PendingEndGuard(Stream);
 
 // === impl Stream ===
 
@@ -55,9 +55,9 @@ impl Stream {
     ///
     /// Such a request is the client's own cancel or a DELETE. Many servers close the stream before they answer one, so in the
     /// meantime a stream that ends does not mean that the answer is lost.
-    pub(in crate::event_store) fn begin_end(&self) -> PendingEnd {
+    pub(in crate::event_store) fn begin_end(&self) -> PendingEndGuard {
         self.0.pending_ends.fetch_add(1, Ordering::Relaxed);
-        PendingEnd(self.clone())
+        PendingEndGuard(self.clone())
     }
 
     /// Ends the stream with an error in place of an answer that cannot be forwarded.
@@ -124,9 +124,9 @@ impl Stream {
     }
 }
 
-// === impl PendingEnd ===
+// === impl PendingEndGuard ===
 
-impl Drop for PendingEnd {
+impl Drop for PendingEndGuard {
     fn drop(&mut self) {
         self.0.0.pending_ends.fetch_sub(1, Ordering::Relaxed);
     }

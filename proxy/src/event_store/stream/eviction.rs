@@ -45,7 +45,7 @@ impl Stream {
             return false;
         };
         let ended_streams = index.ended_streams();
-        let is_closed = self.close_by(ended_streams.as_deref(), |state| {
+        let is_closed = self.close_if(ended_streams.as_deref(), |state| {
             // A client that resumes clears the mark until it has read everything again.
             let may_close = state.is_evictable && !state.ring.is_in_progress();
             if may_close {
@@ -142,7 +142,7 @@ impl Stream {
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let call = self.0.call.as_ref();
         let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
-        self.close_by(ended_streams, |state| {
+        self.close_if(ended_streams, |state| {
             if state.ring.has_reader() {
                 if let Some(error) = error.filter(|_| state.until.is_none()) {
                     state.ring.push_reserved(error);
@@ -176,7 +176,7 @@ impl Stream {
     ///
     /// The caller must already have removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
-        self.close_by(ended_streams, |state| {
+        self.close_if(ended_streams, |state| {
             state.ring.clear();
             true
         });
@@ -185,7 +185,7 @@ impl Stream {
     /// Closes the stream if `end` returns `true`, which means that it has ended the ring.
     ///
     /// Returns what `end` returned.
-    fn close_by(
+    fn close_if(
         &self,
         ended_streams: Option<&EndedStreams<Self>>,
         end: impl FnOnce(&mut State) -> bool,
@@ -257,7 +257,9 @@ impl EndedStreams<Stream> {
     /// Evicts any session's oldest evictable stream. Returns `false` if there is none.
     fn evict_oldest(&self) -> bool {
         iter::from_fn(|| self.take_evictable()).any(|(index, number)| {
-            let stream = index.upgrade().and_then(|index| index.numbered(number));
+            let stream = index
+                .upgrade()
+                .and_then(|index| index.get_by_number(number));
             stream.is_some_and(|stream| stream.evict_unless_reading())
         })
     }
@@ -269,7 +271,10 @@ impl EndedStreams<Stream> {
         loop {
             match self.next_expiry(Instant::now()) {
                 NextExpiry::Due(index, number) => {
-                    if let Some(stream) = index.upgrade().and_then(|index| index.numbered(number)) {
+                    if let Some(stream) = index
+                        .upgrade()
+                        .and_then(|index| index.get_by_number(number))
+                    {
                         stream.expire();
                     }
                 }

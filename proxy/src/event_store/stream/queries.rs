@@ -1,4 +1,4 @@
-//! A stream's state, as its session and its writer need to know it.
+//! Queries about a stream's state, for its session and its writer.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Stream;
 
-/// How long after its reconnect delay a client may still resume during a shutdown.
+/// How much longer than its reconnect delay a client gets to resume during a shutdown.
 const RESUME_MARGIN: Duration = Duration::from_secs(1);
 
 // === impl Stream ===

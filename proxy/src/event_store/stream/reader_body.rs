@@ -29,7 +29,7 @@ impl Stream {
     /// Attaches a reader, which replaces the current one, and returns its response.
     ///
     /// If `with_position` is set, the reader first gets a position event, unless it starts at the first event. Returns `None`
-    /// if the event that it is to start after does not exist.
+    /// if it would have to start after an event that does not exist.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
         let (id, position_event, previous) = {
             let mut state = self.state();
