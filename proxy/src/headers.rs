@@ -1,31 +1,31 @@
-//! The headers that the proxy reads.
+//! Reads the headers that matter to the proxy.
 
 use http::{HeaderMap, HeaderName, header};
 
-/// Header with the session id.
+/// The header with the session id.
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// Header with the protocol revision.
+/// The header with the protocol revision.
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// Header with the id of the last event that a client has received.
+/// The header with the id of the last event that a client has received.
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The first revision whose clients support priming events.
 ///
-/// A priming event has no message, only an id to resume from.
+/// A priming event has no message, just an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
 /// The first revision without sessions and resumes.
 pub const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
 
-/// The media type of an event stream.
+/// An event stream's media type.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// The media type of JSON.
+/// JSON's media type.
 pub const JSON: &str = "application/json";
 
-/// The error for a header that occurs more than once, or is not text.
+/// The error for a header that occurs more than once or is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ambiguous;
 
@@ -39,13 +39,13 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'
     }
 }
 
-/// Returns the value of a header that occurs exactly once, is text and is not empty.
+/// Returns a header's value if the header occurs exactly once, is text and is not empty.
 pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())
 }
 
-/// Returns the value of a header that is text and not empty, and that has the same value wherever it is repeated.
+/// Like [`exactly_one`], but allows the header to be repeated with the same value.
 pub fn same_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let first = values.next()?;
@@ -57,7 +57,7 @@ pub fn same_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a s
 
 /// Returns `true` if a client accepts this media type.
 ///
-/// Of the ranges that match it, the most specific one counts (RFC 9110, section 12.5.1).
+/// If several ranges match it, the most specific one counts (RFC 9110, section 12.5.1).
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
     let ranges = headers
@@ -81,7 +81,7 @@ pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     matching.max().is_some_and(|(_, is_accepted)| is_accepted)
 }
 
-/// Returns `true` if a range has the weight zero, which means "not acceptable".
+/// Returns `true` if a range has a weight of zero, which means "not acceptable".
 ///
 /// See RFC 9110, section 12.4.2.
 fn has_zero_weight(range: &[u8]) -> bool {
@@ -94,7 +94,7 @@ fn has_zero_weight(range: &[u8]) -> bool {
     })
 }
 
-/// Returns `true` if a body has this media type. Parameters are ignored.
+/// Returns `true` if a body has this media type, whatever its parameters.
 pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE);
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))
@@ -102,7 +102,7 @@ pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
 
 /// Returns `true` if a body has a content coding.
 ///
-/// `identity` and empty list elements do not count (RFC 9110, sections 5.6.1 and 8.4.1).
+/// Neither `identity` nor empty list elements count (RFC 9110, sections 5.6.1 and 8.4.1).
 pub fn has_content_coding(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings = values

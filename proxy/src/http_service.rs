@@ -1,4 +1,4 @@
-//! The trait of the services that make up the proxy.
+//! The trait that the proxy's services have in common.
 
 use std::{
     convert::Infallible,
@@ -18,7 +18,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use mcp_cancel_on_disconnect::body::TeeBody;
 use tower_service::Service;
 
-/// A service that answers every request, with one type of body.
+/// A service that answers every request, always with the same type of body.
 pub trait HttpService:
     Service<
         Request<Body>,
@@ -50,7 +50,7 @@ pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Inf
 
 // === Around the layer ===
 
-/// A service inside the layer. Converts the body that the layer passes on into a [`Body`].
+/// An adapter for a service inside the layer, which converts the layer's bodies to [`Body`].
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 
@@ -68,7 +68,7 @@ impl<S: HttpService> Service<Request<TeeBody<Body>>> for InnerService<S> {
     }
 }
 
-/// Any service that never fails, as an [`HttpService`].
+/// An adapter that turns any service that never fails into an [`HttpService`].
 #[derive(Debug, Clone)]
 pub struct OuterService<S>(pub S);
 
@@ -94,11 +94,11 @@ where
 
 // === Bodies ===
 
-/// Reads the whole body, without its trailers.
+/// Reads a whole body, excluding its trailers.
 ///
 /// # Errors
 ///
-/// Returns an equivalent body if the body is longer than `max` bytes, or cannot be read to its end.
+/// Returns an equivalent body if the body is longer than `max` bytes or cannot be read to the end.
 pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
     let (mut length, mut is_data) = (0, true);
@@ -106,7 +106,7 @@ pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };
-        // Trailers are removed like the hop-by-hop header that announces them.
+        // Trailers are dropped, just like the hop-by-hop header that announces them.
         if frame.as_ref().is_ok_and(Frame::is_trailers) {
             continue;
         }
@@ -119,7 +119,7 @@ pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body
     Err(Body::new(StreamBody::new(whole)))
 }
 
-/// Joins data frames whose total length is `length`, without a copy if there is only one.
+/// Joins data frames with a total length of `length`, without copying if there is only one.
 fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes {
     let mut pieces = frames
         .into_iter()

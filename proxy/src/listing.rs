@@ -1,7 +1,7 @@
-//! Reads the tools that the server lists: for the metrics, and to warn about tools that are in an option and in no list.
+//! Reads the server's tool lists, for metrics and to find tools that only an option names.
 //!
-//! Such a name may be misspelt, or belong to another server. If there are no metrics, bodies are not copied after the first
-//! complete list of tools.
+//! The proxy warns about such a tool, because its name may be misspelt or belong to another server. Without metrics, bodies are
+//! no longer copied once a complete list has been read.
 
 use std::{
     collections::BTreeSet,
@@ -27,10 +27,10 @@ use crate::{
     message::{MAX_BODY, Message},
 };
 
-/// Maximum size of a request that is recognised as `tools/list`: 4 KiB.
+/// Maximum size of a request that is recognised as `tools/list`.
 const MAX_REQUEST: usize = 4 * 1024;
 
-/// A service that reads the lists of tools of an inner one.
+/// A service that reads the tool lists sent by an inner one.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
@@ -41,22 +41,24 @@ pub(crate) struct Listing<S> {
 #[derive(Debug, Clone)]
 struct Readers {
     unlisted: UnlistedTools,
-    /// The labels of metrics, if there are metrics.
+    /// The metrics' labels, if there are metrics.
     labels: Option<ToolNames>,
 }
 
-/// Tools in options that no list has contained so far. Empty after the last page of the first list.
+/// The tools named in options that have not been listed yet.
+///
+/// Empty once the last page of the first list has been read.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
-/// A copy of a body, discarded if it exceeds a limit.
+/// A copy of a body, which is discarded if it exceeds a limit.
 #[derive(Debug, Default)]
-struct Copied {
+struct BodyCopy {
     bytes: Vec<u8>,
     is_too_large: bool,
 }
 
-/// A body whose data is observed while it passes.
+/// A body whose data is observed as it passes through.
 struct Tee<F> {
     body: Body,
     observe: F,
@@ -64,13 +66,13 @@ struct Tee<F> {
 
 /// The copy of a response to `tools/list`.
 struct Page {
-    copied: Copied,
+    copied: BodyCopy,
     readers: Readers,
 }
 
-/// A response with a list of tools.
+/// A response with a tool list.
 #[derive(Deserialize)]
-struct Listed<'a> {
+struct ListResponse<'a> {
     #[serde(borrow)]
     result: Tools<'a>,
 }
@@ -92,8 +94,9 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that reads the lists of `inner`. It warns about the tools in `unlisted` that no list contains, and adds
-    /// the listed ones to `labels`.
+    /// Creates a service that reads the tool lists sent by `inner`.
+    ///
+    /// It warns about tools in `unlisted` that the server does not list, and adds those that it does list to `labels`.
     pub(crate) fn new(
         inner: S,
         unlisted: impl IntoIterator<Item = String>,
@@ -118,20 +121,20 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
         if request.method() != Method::POST || self.readers.are_done() {
             return Either::Left(self.inner.call(request));
         }
-        let copied = Arc::new(Mutex::new(Copied::default()));
+        let copied = Arc::new(Mutex::new(BodyCopy::default()));
         let copy = copied.clone();
         let observe = move |data: &Bytes| lock(&copy).add(data, MAX_REQUEST);
-        let answering = self
+        let future = self
             .inner
             .call(request.map(|body| Body::new(Tee { body, observe })));
         let readers = self.readers.clone();
         Either::Right(Box::pin(async move {
-            let response = answering.await?;
+            let response = future.await?;
             let request = mem::take(&mut *lock(&copied));
             if !request.is_tools_list() {
                 return Ok(response);
             }
-            let copied = Copied::default();
+            let copied = BodyCopy::default();
             let mut page = Page { copied, readers };
             let observe = move |data: &Bytes| page.add(data);
             Ok(response.map(|body| Body::new(Tee { body, observe })))
@@ -142,7 +145,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
 // === impl Readers ===
 
 impl Readers {
-    /// Returns `true` if no more lists need to be read.
+    /// Returns `true` if no further lists need to be read.
     fn are_done(&self) -> bool {
         self.labels.is_none() && self.unlisted.is_empty()
     }
@@ -164,7 +167,7 @@ impl UnlistedTools {
         lock(&self.0).is_empty()
     }
 
-    /// Removes the tools of a page, and warns about the rest if it is the last page.
+    /// Removes a page's tools, and warns about any that are left after the last page.
     fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {
@@ -182,9 +185,9 @@ impl UnlistedTools {
     }
 }
 
-// === impl Copied ===
+// === impl BodyCopy ===
 
-impl Copied {
+impl BodyCopy {
     fn add(&mut self, data: &Bytes, max: usize) {
         self.is_too_large |= self.bytes.len() + data.len() > max;
         if self.is_too_large {
@@ -194,7 +197,7 @@ impl Copied {
         }
     }
 
-    /// Returns `true` if this is a request for a list of tools.
+    /// Returns `true` if this is a request for the tool list.
     fn is_tools_list(&self) -> bool {
         let message = Message::read(&self.bytes);
         message.is_some_and(|message| message.method.as_deref() == Some("tools/list"))
@@ -204,7 +207,7 @@ impl Copied {
 // === impl Page ===
 
 impl Page {
-    /// Adds data. If the data completes a list, the list is read before the client receives the data.
+    /// Adds data. If it completes a list, the list is read before the client receives the data.
     fn add(&mut self, data: &Bytes) {
         self.copied.add(data, MAX_BODY);
         let text = self.copied.bytes.as_slice();
@@ -214,17 +217,17 @@ impl Page {
             }
         } else if text.ends_with(b"\n\n") || text.ends_with(b"\r\n\r\n") {
             self.read();
-            self.copied = Copied::default();
+            self.copied = BodyCopy::default();
         }
     }
 
-    /// Reads the list of tools, which may be a JSON body or the data of an event. Ignores a copy without one.
+    /// Reads the tool list, if there is one, from a JSON body or an event's data.
     fn read(&self) {
         let text = &self.copied.bytes;
         let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
         let events = lines.filter_map(|line| line.strip_prefix(b"data:"));
         for json in std::iter::once(text.as_slice()).chain(events) {
-            if let Ok(listed) = serde_json::from_slice::<Listed<'_>>(json) {
+            if let Ok(listed) = serde_json::from_slice::<ListResponse<'_>>(json) {
                 self.readers.observe(&listed.result);
                 return;
             }

@@ -1,13 +1,13 @@
-//! Reads the parts of a JSON-RPC message by which the proxy routes it.
+//! Reads the parts of a JSON-RPC message that the proxy needs in order to route it.
 //!
-//! The proxy forwards messages as bytes. One pass finds the routing members: other values are skipped, and ids stay as
-//! they were sent.
+//! The proxy forwards messages as bytes. A single pass finds the members that matter for routing, skips all other values, and
+//! keeps ids exactly as they were sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
-//! 2. **One interpretation.** A message is unreadable if a member that the proxy reads is duplicated, because two parsers may
-//!    disagree about it. If the duplicate is in the `params`, the message counts as one without `params`.
-//! 3. **An id is compared by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number and
-//!    a string are never equal.
+//! 2. **One interpretation.** If a member that the proxy reads is duplicated, the message counts as unreadable, because two
+//!    parsers might disagree about it. If the duplicate is inside the `params`, the message is treated as one without `params`.
+//! 3. **Ids are compared by value** ([`IdKey`]), because a server may answer `1.0` with `1`, or `"\u0061"` with `"a"`. A number
+//!    never equals a string.
 //!
 //! ```
 //! use mcp_cancel_proxy::message::{Kind, Message};
@@ -32,58 +32,58 @@ mod scan;
 
 pub(crate) use self::scan::Scanner;
 
-/// Maximum size of the body of a request: 4 MiB.
+/// Maximum size of a request body.
 ///
-/// That is the limit of the layer, and of the SDKs' servers.
+/// The layer and the SDKs' servers have the same limit.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of messages of a batch: 1,024.
+/// Maximum number of messages in a batch.
 ///
-/// Chosen as the maximum number of open calls of a command's session.
+/// This matches the number of calls that a command's session can have open.
 const MAX_BATCH: usize = 1024;
 
-/// The value of `jsonrpc`, as JSON text.
+/// The required value of `jsonrpc`, as JSON text.
 const VERSION: &str = r#""2.0""#;
 
-/// One JSON-RPC message.
+/// A JSON-RPC message.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
-    /// The kind of the message.
+    /// What kind of message this is.
     pub kind: Kind,
-    /// The `id`, as JSON text. `null` counts as an id, because the error for an unreadable request has this id.
+    /// The `id`, as JSON text. `null` counts as an id, because the error for an unreadable request has that id.
     pub id: Option<&'a str>,
-    /// The `method`. `None` for a response.
+    /// The `method`, or `None` for a response.
     pub method: Option<Cow<'a, str>>,
-    /// Whether the message contains `"jsonrpc": "2.0"`. A server's line of JSON without it may belong to a log.
+    /// Whether the message contains `"jsonrpc": "2.0"`. Without it, a line of JSON from a server may belong to a log.
     pub has_version: bool,
     params: Option<&'a RawValue>,
 }
 
-/// The kinds of messages.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Has a `method` and an `id`.
     Request,
-    /// Has a `method` and no `id`.
+    /// Has a `method` but no `id`.
     Notification,
-    /// Has a `result` or an `error`, and no `method`.
+    /// Has a `result` or an `error`, but no `method`.
     Response,
 }
 
 /// The members of `params` that the proxy reads. Ids and tokens are JSON text.
 #[derive(Debug, Clone, Default)]
 pub struct Params<'a> {
-    /// `requestId`: the call that `notifications/cancelled` cancels.
+    /// The `requestId` of the call that a `notifications/cancelled` cancels.
     pub request_id: Option<&'a str>,
-    /// `progressToken` of a `notifications/progress`, or `_meta.progressToken` of a request.
+    /// The `progressToken` in a `notifications/progress`, or `_meta.progressToken` in a request.
     pub progress_token: Option<&'a str>,
-    /// `protocolVersion` of an `initialize`.
+    /// The `protocolVersion` in an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision in `_meta`, where clients of revision 2026-07-28 state it.
+    /// The revision in `_meta`, which is where clients that use revision 2026-07-28 state it.
     pub revision: Option<Cow<'a, str>>,
 }
 
-/// An id or a token, which is compared and hashed by its value.
+/// An id or a token, compared and hashed by its value.
 ///
 /// ```
 /// use mcp_cancel_proxy::message::IdKey;
@@ -99,12 +99,12 @@ pub struct IdKey(Value);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Value {
     Integer(i128),
-    /// A number that is not known to be an integer, as it was written.
+    /// A number that is not known to be an integer, exactly as it was written.
     Number(Box<str>),
     Text(Box<str>),
 }
 
-/// A key that two ids share if a server may confuse them.
+/// A key that two ids share if a server might confuse them.
 ///
 /// For example, JavaScript reads `9007199254740993` as `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -119,17 +119,17 @@ enum LooseValue {
 
 #[derive(Deserialize)]
 struct Members<'a> {
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "deserialize_present")]
     jsonrpc: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "deserialize_present")]
     id: Option<&'a RawValue>,
     #[serde(borrow)]
     method: Option<Cow<'a, str>>,
     #[serde(borrow)]
     params: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "presence")]
+    #[serde(default, deserialize_with = "deserialize_presence")]
     result: Presence,
-    #[serde(default, deserialize_with = "presence")]
+    #[serde(default, deserialize_with = "deserialize_presence")]
     error: Presence,
 }
 
@@ -166,19 +166,21 @@ struct Meta<'a> {
     revision: Option<&'a RawValue>,
 }
 
-/// Deserializes a member that is present and may be `null`.
-fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
+/// Deserializes a member that is present, even if it is `null`.
+fn deserialize_present<'de, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }
 
-fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
+fn deserialize_presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
     let value = Option::<IgnoredAny>::deserialize(value)?;
     Ok(value.map_or(Presence::Null, |_| Presence::Value))
 }
 
-/// Returns `true` if these members make a response.
+/// Returns `true` if these members make a message a response.
 ///
-/// A response contains one of them. Some servers add the other one as `null`.
+/// A response has one of the two, although some servers add the other as `null`.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -188,7 +190,7 @@ fn is_response(result: Presence, error: Presence) -> bool {
 impl<'a> Message<'a> {
     /// Reads one message. Returns `None` for any other text, such as a batch.
     pub fn read(text: &'a [u8]) -> Option<Self> {
-        // serde also reads a struct from an array, which would be a batch here.
+        // serde would also read a struct from an array, but here an array is a batch.
         let first = text.trim_ascii_start().first();
         let members: Members<'a> = match first {
             Some(b'{') => serde_json::from_slice(text).ok()?,
@@ -211,25 +213,26 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` for a notification that may be lost: progress or a log message.
+    /// Returns `true` if this is progress or a log message, which may be lost without harm.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
 
-    /// Returns `true` if the message answers the request with the id `request`.
+    /// Returns `true` if this message answers the request with this id.
     pub fn answers(&self, request: &IdKey) -> bool {
         self.answered_id().is_some_and(|id| id == *request)
     }
 
-    /// Returns the id of the request that it answers.
+    /// Returns the id of the request that this message answers.
     pub(crate) fn answered_id(&self) -> Option<IdKey> {
         let id = self.id.filter(|_| self.kind == Kind::Response);
         id.and_then(IdKey::of)
     }
 
-    /// Returns `text`, which is the message itself, with `id` as the `requestId` in its `params`.
+    /// Replaces the `requestId` in the `params` with `id`, and returns the new text.
     ///
-    /// Returns `None` if the message contains no `requestId`, or if that is `id` already.
+    /// `text` must be the text that this message was read from. Returns `None` if the message has no `requestId`, or already
+    /// has this one.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let old = self.params().request_id.filter(|old| *old != id)?;
         // The id is borrowed from the text.
@@ -238,7 +241,9 @@ impl<'a> Message<'a> {
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// Returns the tool that a `tools/call` calls. Returns `None` for another method, or if the name cannot be read.
+    /// Returns the name of the tool that a `tools/call` calls.
+    ///
+    /// Returns `None` for any other method, or if the name cannot be read.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -247,11 +252,11 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Reads the `params`. Members that are missing, or of a wrong type, are `None`.
+    /// Reads the `params`. Members that are missing or have the wrong type are `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
-        // A `progressToken` directly in the params of a request is not a token.
+        // In a request, a `progressToken` directly in the params is an ordinary parameter.
         let progress_token = match self.kind {
             Kind::Request => meta.progress_token,
             _ => members.progress_token,
@@ -265,7 +270,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns the messages of a batch of revision 2025-03-26, as they were written.
+/// Splits a batch, as defined in revision 2025-03-26, into its messages as they were written.
 ///
 /// Returns `None` if the text is not an array of 1 to [`MAX_BATCH`] values.
 pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
@@ -284,12 +289,12 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Returns `true` if notifications with `method` may be lost without harm.
+/// Returns `true` if notifications with this method may be lost without harm.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
 
-/// A string, borrowed if it is written without escapes.
+/// A string, which is borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -300,7 +305,7 @@ fn string(value: Option<&RawValue>) -> Option<Cow<'_, str>> {
 
 fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
     let text = value?.get();
-    // serde also reads a struct from an array.
+    // serde would also read a struct from an array.
     text.starts_with('{')
         .then(|| serde_json::from_str(text).ok())?
 }
@@ -308,7 +313,7 @@ fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
 // === impl IdKey ===
 
 impl IdKey {
-    /// Returns the value of the id with the JSON text `text`.
+    /// Parses an id from its JSON text.
     ///
     /// Returns `None` if the id is neither a string nor a number.
     pub fn of(text: &str) -> Option<Self> {
@@ -321,14 +326,13 @@ impl IdKey {
         Some(Self(value))
     }
 
-    /// Returns `true` if it is a string.
     pub(crate) fn is_text(&self) -> bool {
         matches!(self.0, Value::Text(_))
     }
 
-    /// Returns the number in this string, or this number as a string. Returns `None` for a string that is not a number.
+    /// Returns the number in this string, or this number as a string.
     ///
-    /// Some servers answer `7` with `"7"`, and clients accept that.
+    /// Some servers answer `7` with `"7"`, which clients accept. Returns `None` for a string that is not a number.
     pub(crate) fn counterpart(&self) -> Option<Self> {
         Some(Self(match &self.0 {
             Value::Text(text) => match text.as_bytes().first()? {
@@ -347,7 +351,7 @@ impl IdKey {
             || other.counterpart().as_ref() == Some(self)
     }
 
-    /// Returns the value of an id that the layer has read.
+    /// Converts an id that the layer has read.
     pub fn of_call(id: &RequestId) -> Self {
         Self(match id {
             RequestId::Number(number) => Value::Integer((*number).into()),
@@ -355,12 +359,12 @@ impl IdKey {
         })
     }
 
-    /// Returns the key that this id shares with all ids that a server may confuse with it.
+    /// Returns the key that this id shares with any id that a server might confuse with it.
     pub fn loose(&self) -> LooseIdKey {
         let float = match &self.0 {
             Value::Text(text) => return LooseIdKey(LooseValue::Text(text.clone())),
             Value::Integer(integer) => *integer as f64,
-            // Every JSON number parses as an `f64`. Adding 0 turns -0 into 0.
+            // Every JSON number parses as an `f64`, and adding 0 turns -0 into 0.
             Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
         };
         LooseIdKey(LooseValue::Number(float.to_bits()))
@@ -370,7 +374,7 @@ impl IdKey {
 // === impl Value ===
 
 impl Value {
-    /// Returns the value of a number, or `None` if the text is not a JSON number.
+    /// Parses a number, or returns `None` if the text is not a JSON number.
     fn number(text: &str) -> Option<Self> {
         /// The first integer that shares its `f64` with another integer.
         const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
@@ -388,9 +392,9 @@ impl Value {
     }
 }
 
-/// Returns the JSON text on one line.
+/// Puts JSON text on a single line.
 ///
-/// A line break is white space outside of strings, and invalid inside them.
+/// Line breaks are replaced by spaces. They are white space outside of strings, and invalid inside them.
 pub fn single_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -402,9 +406,9 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// Returns the first `max` bytes of a string on one line, without control characters.
+/// Returns up to `max` bytes of a string, with control characters and line breaks replaced.
 ///
-/// An ellipsis follows if the string is longer.
+/// If the string is longer, an ellipsis follows.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {
@@ -496,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_the_text_that_was_sent() {
+    fn ids_are_kept_exactly_as_they_were_sent() {
         for id in [
             "1",
             "1.0",
@@ -512,17 +516,17 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_an_array_of_values_that_stay_as_they_were_written() {
+    fn a_batch_is_split_into_values_exactly_as_they_were_written() {
         let messages = |text: &'static str| batch(text.as_bytes());
         let two = [&br#"{"id":1.0,"a":[1,{}]}"#[..], b"7"];
         assert_eq!(
             messages(" [ {\"id\":1.0,\"a\":[1,{}]} , 7 ]\n").unwrap(),
             two
         );
-        for none in [
+        for text in [
             "", "{}", "[]", "[", "[1", "[1,", "[1,]", "[1]]", "[1] 2", "[1 2]", "[,1]", "[x]",
         ] {
-            assert_eq!(messages(none), None, "{none}");
+            assert_eq!(messages(text), None, "{text}");
         }
         let many = format!("[{}1]", "1,".repeat(MAX_BATCH - 1));
         assert_eq!(batch(many.as_bytes()).unwrap().len(), MAX_BATCH);
@@ -582,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_the_server_answers_nothing() {
+    fn a_server_request_answers_nothing() {
         let message = Message::read(br#"{"id":1,"method":"ping"}"#).unwrap();
         assert!(!message.answers(&IdKey::of("1").unwrap()));
         assert!(!message.is_droppable());

@@ -1,4 +1,4 @@
-//! Origins of servers: scheme, host and port.
+//! Server origins: scheme, host and port.
 
 use std::{fmt, sync::Arc};
 
@@ -14,17 +14,17 @@ pub(crate) struct Origin {
     authority: Authority,
 }
 
-/// What the server receives about a client's connection, as an extension of its requests.
+/// Information about a client's connection for the server, as a request extension.
 ///
-/// Clones share the connection. Only `forward` adds the headers to the request. If the event store had them, it would take the
-/// address of a client for a credential. A client that changes its network would then have other credentials.
+/// Clones share the connection. The headers are only added to the request in `forward`. If the event store already saw them, it
+/// would take a client's address for a credential, so a client that changes its network would have different credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientConnection(pub(crate) Arc<Connection>);
 
-/// The connection of a client.
+/// A client's connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// The headers to send instead of those that the request has.
+    /// The headers to send in place of the request's own.
     pub(crate) headers: HeaderMap,
     /// The origin that clients use, if it is known.
     pub(crate) public: Option<Origin>,
@@ -33,16 +33,16 @@ pub(crate) struct Connection {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns an origin, or `None` if its scheme is neither http nor https.
+    /// Creates an origin, or returns `None` if its scheme is neither http nor https.
     ///
-    /// Also returns `None` for an authority without a host, or with a user.
+    /// Also returns `None` if the authority has no host, or names a user.
     pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
         let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
         let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();
         (is_http && is_plain).then_some(Self { scheme, authority })
     }
 
-    /// Returns the origin of a URL. Returns `None` for a relative URL, and if [`new`](Self::new) does.
+    /// Returns a URL's origin, or `None` if the URL is relative or if [`new`](Self::new) does.
     pub(crate) fn of(url: &Uri) -> Option<Self> {
         Self::new(url.scheme()?.clone(), url.authority()?.clone())
     }
@@ -65,25 +65,27 @@ impl Origin {
                 .eq_ignore_ascii_case(other.authority.host())
     }
 
-    /// Returns `true` if this origin is that of a server whose clients use `public`.
+    /// Returns `true` if this is the origin of `server`, whose clients may know it as `public`.
     ///
-    /// A server that knows the scheme of its clients may use that scheme for itself, in place of its own.
-    pub(crate) fn names(&self, server: &Self, public: Option<&Self>) -> bool {
-        let with_scheme_of = |public: &Self| Self {
+    /// A server that knows which scheme its clients use may refer to itself by that scheme in place of its own.
+    pub(crate) fn is_origin_of(&self, server: &Self, public: Option<&Self>) -> bool {
+        let with_scheme = |public: &Self| Self {
             scheme: public.scheme.clone(),
             authority: server.authority.clone(),
         };
         self.is_same_as(server)
             || public.is_some_and(|public| {
-                self.is_same_as(public) || self.is_same_as(&with_scheme_of(public))
+                self.is_same_as(public) || self.is_same_as(&with_scheme(public))
             })
     }
 
-    /// Returns `url` with this origin in place of the server's. Returns `None` if `url` is not on the server.
-    pub(crate) fn instead_of(&self, server: &Self, url: &str) -> Option<String> {
+    /// Replaces the server's origin in `url` with this one, which is the public origin.
+    ///
+    /// Returns `None` if `url` is not on the server.
+    pub(crate) fn replace_origin(&self, server: &Self, url: &str) -> Option<String> {
         let parsed: Uri = url.parse().ok()?;
         let origin = Self::of(&parsed)?;
-        if !origin.names(server, Some(self)) {
+        if !origin.is_origin_of(server, Some(self)) {
             return None;
         }
         let length = origin.to_string().len();
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn only_urls_at_the_server_are_moved() {
+    fn only_urls_on_the_server_are_moved() {
         let (server, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
         for (url, expected) in [
             ("http://up:9000/mcp", "https://mcp.example.com/mcp"),
@@ -131,7 +133,10 @@ mod tests {
                 "https://mcp.example.com/mcp",
             ),
         ] {
-            assert_eq!(public.instead_of(&server, url).as_deref(), Some(expected));
+            assert_eq!(
+                public.replace_origin(&server, url).as_deref(),
+                Some(expected)
+            );
         }
         for url in [
             "",
@@ -146,18 +151,18 @@ mod tests {
             "http://mcp.example.com/",
             "urn:up",
         ] {
-            assert_eq!(public.instead_of(&server, url), None, "{url}");
+            assert_eq!(public.replace_origin(&server, url), None, "{url}");
         }
     }
 
     #[test]
-    fn a_server_without_a_port_may_have_the_scheme_of_its_clients_and_no_other() {
+    fn a_server_without_a_port_may_use_its_clients_scheme_but_no_other() {
         let (server, public) = (origin("http://up"), origin("https://mcp.example.com"));
-        let moved = public.instead_of(&server, "https://up/mcp");
+        let moved = public.replace_origin(&server, "https://up/mcp");
         assert_eq!(moved.as_deref(), Some("https://mcp.example.com/mcp"));
         let plain = origin("http://mcp.example.com");
-        assert_eq!(plain.instead_of(&server, "https://up/mcp"), None);
-        let moved = public.instead_of(&server, "http://up:80/mcp");
+        assert_eq!(plain.replace_origin(&server, "https://up/mcp"), None);
+        let moved = public.replace_origin(&server, "http://up:80/mcp");
         assert_eq!(moved.as_deref(), Some("https://mcp.example.com/mcp"));
     }
 }

@@ -1,12 +1,12 @@
-//! The URL by which clients reach the proxy (`--public-url`), and what reverse proxies in front add to requests.
+//! The public URL (`--public-url`), and the headers that reverse proxies add to requests.
 //!
-//! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. The proxy removes those
-//!    of a client, unless the client's address is in `--trust-forwarded`.
-//! 2. The public origin is that of `--public-url`. If the option is not set, it is that of the headers of a trusted address. If their
-//!    host is neither one of `--allow-host` nor a name of this machine, `Host` is used instead.
-//! 3. In responses, the public origin takes the place of the upstream's. That is so in `resource_metadata` of `WWW-Authenticate`,
-//!    and in `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Everything else
-//!    passes unchanged, and so do URLs at other origins.
+//! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. The proxy strips any that a client
+//!    sends, unless the client's address is in `--trust-forwarded`.
+//! 2. The public origin is taken from `--public-url` or, if that option is not set, from the headers sent by a trusted address. If
+//!    these name a host that is neither in `--allow-host` nor a name of this machine, `Host` is used instead.
+//! 3. In responses, the public origin replaces the upstream's. This applies to the `resource_metadata` parameter of
+//!    `WWW-Authenticate`, and to the `resource` field of a protected resource's metadata (RFC 9728). Redirects are rewritten by
+//!    `forward`. Everything else is passed through unchanged, including URLs at other origins.
 
 use std::{
     convert::Infallible,
@@ -38,31 +38,31 @@ mod metadata;
 
 use self::forwarded::Forwarded;
 
-/// The path of a protected resource's metadata, which the path of the resource may follow.
+/// The path of a protected resource's metadata. The resource's own path may follow.
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
-/// Maximum size of metadata that is rewritten: 64 KiB.
+/// Maximum size of metadata that is rewritten.
 const MAX_METADATA: usize = 64 * 1024;
 
-/// A service that gives the public URL to the server and to clients.
+/// A service that passes the public URL on to the server, and to clients in responses.
 #[derive(Debug, Clone)]
 pub(crate) struct PublicUrl<S> {
     inner: S,
-    /// `None` for a command, which receives no headers.
+    /// `None` in front of a command, which receives no headers.
     rules: Option<Arc<Rules>>,
 }
 
 struct Rules {
     upstream: Origin,
     forwarded: Forwarded,
-    /// A warning about metadata was logged.
+    /// Whether a warning about metadata has been logged.
     has_warned: AtomicBool,
 }
 
 // === impl PublicUrl ===
 
 impl<S> PublicUrl<S> {
-    /// Creates the service. `filter` decides which hosts in `X-Forwarded-Host` count.
+    /// Creates the service. `filter` decides which hosts are accepted in `X-Forwarded-Host`.
     pub(crate) fn new(inner: S, config: &Config, filter: RequestFilter) -> Self {
         let upstream = config.upstream.as_ref().and_then(Origin::of);
         let rules = upstream.map(|upstream| {
@@ -97,12 +97,14 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
         };
         let is_metadata = is_metadata(&request);
         if is_metadata {
-            let none = HeaderValue::from_static("identity");
-            request.headers_mut().insert(header::ACCEPT_ENCODING, none);
+            let identity = HeaderValue::from_static("identity");
+            request
+                .headers_mut()
+                .insert(header::ACCEPT_ENCODING, identity);
         }
-        let (rules, answering) = (rules.clone(), self.inner.call(request));
+        let (rules, future) = (rules.clone(), self.inner.call(request));
         Either::Right(Box::pin(async move {
-            let mut response = answering.await?;
+            let mut response = future.await?;
             challenge::rewrite(response.headers_mut(), &rules.upstream, &public);
             if is_metadata && response.status() == StatusCode::OK {
                 response = rules.rewrite_metadata(response, &public).await;
@@ -115,7 +117,9 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
 // === impl Rules ===
 
 impl Rules {
-    /// Rewrites `resource` of metadata. Metadata that is compressed, large or incomplete passes as it is, with a warning.
+    /// Rewrites the `resource` field of the metadata.
+    ///
+    /// Metadata that is compressed, too large or incomplete is passed through unchanged, with a warning.
     async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
         if !is_of_type(response.headers(), JSON) {
             return response;
@@ -132,7 +136,7 @@ impl Rules {
                 return Response::from_parts(head, body);
             }
         };
-        let Some(rewritten) = metadata::rewritten(&body, &self.upstream, public) else {
+        let Some(rewritten) = metadata::rewrite(&body, &self.upstream, public) else {
             return Response::from_parts(head, Body::from(body));
         };
         for name in metadata::BODY_HEADERS {
@@ -143,11 +147,11 @@ impl Rules {
         Response::from_parts(head, Body::from(rewritten))
     }
 
-    /// Warns that metadata passes as it is. Does so once.
+    /// Warns, once, that metadata is passed through unchanged.
     fn warn(&self, reason: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(
-                "the OAuth metadata of the MCP server passes as it is, because it is {reason} (--public-url, logged once)"
+                "the MCP server's OAuth metadata is passed through unchanged because it is {reason} (--public-url, logged once)"
             );
         }
     }
@@ -161,7 +165,7 @@ impl fmt::Debug for Rules {
     }
 }
 
-/// Returns `true` for a request for the metadata of a protected resource.
+/// Returns `true` if a request is for a protected resource's metadata.
 fn is_metadata(request: &Request<Body>) -> bool {
     let rest = request.uri().path().strip_prefix(METADATA);
     let is_metadata_path = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));

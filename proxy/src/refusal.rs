@@ -7,29 +7,29 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions with sessions, one of which a client negotiates with its server.
+/// The revisions that have sessions. A client negotiates one of them with its server.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// `Retry-After` while a limit is reached: 1 s.
+/// The `Retry-After` to send while a limit is reached.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Error code: the body is not JSON.
 pub const PARSE_ERROR: i32 = -32700;
 /// Error code: the request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// Error code: an error from the proxy. It is the first of JSON-RPC's codes for implementation-defined errors.
+/// Error code: the proxy's own errors. The first of JSON-RPC's implementation-defined codes.
 pub const SERVER_ERROR: i32 = -32000;
-/// Error code: the session does not exist, or no longer exists.
+/// Error code: the session does not exist, or no longer does.
 pub const SESSION_NOT_FOUND: i32 = -32001;
-/// Error code: the server does not support the revision of the request.
+/// Error code: the server does not support the request's revision.
 const UNSUPPORTED_REVISION: i32 = -32022;
 
-/// Why the body of a request was not read to its end, although its client is connected.
+/// Why a request body was not read to the end, although its client is still connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyError {
-    /// The client sends too slowly.
+    /// The client is sending too slowly.
     TooSlow,
-    /// The bodies of other requests use all of the capacity.
+    /// Other requests' bodies are taking up all of the capacity.
     NoRoom,
 }
 
@@ -45,12 +45,14 @@ pub fn plain(status: StatusCode, text: &'static str) -> Response<Body> {
     with_body(status, text.into(), "text/plain; charset=utf-8")
 }
 
-/// Returns a JSON-RPC error. `id` is the JSON text of the request's id, or `None` for `null`.
+/// Returns a JSON-RPC error. `id` is the request's id as JSON text, or `None` for `null`.
 pub fn error(status: StatusCode, id: Option<&str>, code: i32, text: &str) -> Response<Body> {
     with_error(status, id, &json!({ "code": code, "message": text }))
 }
 
-/// Returns a JSON-RPC error with status 503, and `after` as `Retry-After` in whole seconds.
+/// Returns a JSON-RPC error with status 503.
+///
+/// `after` is sent as `Retry-After`, rounded up to whole seconds.
 pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
     let mut response = error(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, text);
     let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
@@ -62,16 +64,16 @@ pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
 
 /// Returns the error for a revision without sessions.
 ///
-/// The Python and TypeScript clients check this code and this list, and then fall back to `initialize`.
+/// The Python and TypeScript clients recognise this code and this list, and fall back to `initialize`.
 pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
     let data = json!({ "supported": REVISIONS, "requested": requested });
     let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });
     with_error(StatusCode::BAD_REQUEST, id, &error)
 }
 
-/// Returns the response to a request whose body this proxy refused to read.
+/// Returns the response to a request whose body the proxy has refused to read.
 ///
-/// Returns `None` if the error has another cause.
+/// Returns `None` if the error has a different cause.
 pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.find_map(|cause| {

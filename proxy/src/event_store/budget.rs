@@ -1,8 +1,8 @@
-//! Budgets of bytes, and the reservations that are taken from them.
+//! Byte budgets, and the reservations that are made from them.
 //!
-//! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that would
-//!    exceed one is refused and takes nothing.
-//! 2. A dropped [`Reservation`] releases its bytes, in every budget that they were taken from.
+//! 1. A budget's reservations never add up to more than its limit, or its parent's. A reservation that would exceed either
+//!    is refused and takes nothing.
+//! 2. Dropping a [`Reservation`] returns its bytes to every budget that they were taken from.
 
 use std::{
     sync::{
@@ -15,32 +15,33 @@ use std::{
 /// Limits of an event store.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Maximum number of known sessions: 4,096.
+    /// Maximum number of known sessions. The default is 4,096.
     ///
-    /// Above it, at least half of the sessions without a stream and a request are removed, the least recently used ones first.
-    /// The store then no longer knows whether their clients support priming events. The same happens above
-    /// [`bytes`](Self::bytes).
+    /// To make room for another one, the least recently used of the sessions that have neither a stream nor a request are
+    /// removed, at least half of them. After that, the store no longer knows whether their clients support priming events.
+    /// The same happens when [`bytes`](Self::bytes) is exhausted.
     pub sessions: usize,
-    /// Maximum number of streams of a session, including ended ones that are kept: 2,048.
+    /// Maximum number of streams per session, including ended ones that are still kept. The default is 2,048.
     ///
-    /// Chosen as twice the maximum number of open calls of a command's session. The overhead of a stream itself counts for
-    /// [`bytes`](Self::bytes) only.
+    /// The default is twice the number of calls that can be open in a command's session. The overhead of a stream itself
+    /// only counts towards [`bytes`](Self::bytes).
     pub streams: usize,
-    /// Maximum number of events of a stream: 256.
+    /// Maximum number of events per stream. The default is 256.
     pub events: usize,
-    /// Number of bytes at which a stream accepts no further event: 1 MiB. Its last event may exceed the limit.
+    /// Number of bytes at which a stream accepts no more events. The default is 1 MiB.
+    ///
+    /// The last event may exceed the limit.
     pub stream_bytes: usize,
-    /// Maximum number of bytes of a session's events: 4 MiB.
+    /// Maximum number of event bytes per session. The default is 4 MiB.
     pub session_bytes: usize,
-    /// Maximum number of bytes of all sessions: 64 MiB.
+    /// Maximum number of bytes for all sessions together. The default is 64 MiB.
     pub bytes: usize,
-    /// How long a stream is kept after its end: 60 s.
+    /// How long a stream is kept after it has ended. The default is 60 s.
     pub retention: Duration,
-    /// Reconnect delay that is sent to clients: 3 s.
+    /// The reconnect delay that is sent to clients. The default is 3 s.
     pub retry: Duration,
 }
 
-/// A limit on reserved bytes.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
@@ -48,7 +49,7 @@ pub(crate) struct Budget {
     parent: Option<Arc<Self>>,
 }
 
-/// Reserved bytes of a budget. Released when this is dropped.
+/// Bytes reserved from a budget, and released on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
@@ -58,9 +59,9 @@ pub(crate) struct Reservation {
 /// The budget that had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exhausted {
-    /// The budget of the session.
+    /// The session's budget.
     Session,
-    /// The budget of all sessions.
+    /// The budget that all sessions share.
     All,
 }
 
@@ -92,7 +93,7 @@ impl Budget {
         })
     }
 
-    /// Returns a budget within this one, for a session.
+    /// Creates a session's budget within this one.
     pub(crate) fn child(self: &Arc<Self>, limit: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
@@ -105,7 +106,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns an empty reservation of this budget.
+    /// Returns an empty reservation from this budget.
     pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation {
             budget: self.clone(),
@@ -113,7 +114,7 @@ impl Budget {
         }
     }
 
-    /// Returns an empty reservation of the outermost budget.
+    /// Returns an empty reservation from the outermost budget.
     pub(crate) fn global_reservation(self: &Arc<Self>) -> Reservation {
         match &self.parent {
             Some(parent) => parent.global_reservation(),
@@ -146,27 +147,27 @@ impl Budget {
 // === impl Reservation ===
 
 impl Reservation {
-    /// Reserves `by` more bytes. Reserves nothing if a budget has no room for all of them.
+    /// Reserves `by` more bytes, or nothing if a budget has no room for all of them.
     pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
         self.budget.try_reserve(by)?;
         self.bytes += by;
         Ok(())
     }
 
-    /// Releases `by` bytes, or all if there are fewer.
+    /// Releases `by` bytes, or all of them if there are fewer.
     pub(crate) fn shrink(&mut self, by: usize) {
         let by = by.min(self.bytes);
         self.bytes -= by;
         self.budget.release(by);
     }
 
-    /// Grows or shrinks to `bytes`. Stays the same if a budget has no room for the growth.
+    /// Grows or shrinks to `bytes`, or stays the same if a budget has no room for the growth.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.shrink(self.bytes.saturating_sub(bytes));
         self.grow(bytes - self.bytes)
     }
 
-    /// Returns an empty reservation of the same budget.
+    /// Returns an empty reservation from the same budget.
     pub(crate) fn sibling(&self) -> Self {
         self.budget.reservation()
     }

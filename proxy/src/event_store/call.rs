@@ -1,4 +1,4 @@
-//! The properties of a call that its stream needs.
+//! What a stream needs to know about its call.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ pub struct Call {
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
     pub(super) credentials: Option<Arc<Credentials>>,
-    /// Number of bytes that are kept for the call besides its stream.
+    /// Number of bytes kept for the call in addition to its stream.
     pub(super) extra_bytes: usize,
 }
 
 // === impl Call ===
 
 impl Call {
-    /// Creates a call with this id, which is JSON text. Returns `None` if that is not an id.
+    /// Creates a call from its id, given as JSON text. Returns `None` if the text is not an id.
     pub fn new(id: &str) -> Option<Self> {
         Some(Self {
             key: IdKey::of(id)?,
@@ -32,21 +32,21 @@ impl Call {
         })
     }
 
-    /// Sets the number of bytes that are kept for the call besides its stream.
-    pub(super) fn with_extra(mut self, bytes: usize) -> Self {
+    /// Sets the number of bytes kept for the call in addition to its stream.
+    pub(super) fn with_extra_bytes(mut self, bytes: usize) -> Self {
         self.extra_bytes = bytes;
         self
     }
 
-    /// Sets the token of the call's request, which is notified of the answer.
+    /// Sets the token from the call's request, which is notified of the answer.
     pub fn token(mut self, token: Option<CallToken>) -> Self {
         self.token = token;
         self
     }
 
-    /// Sets the credentials of the call's request.
+    /// Sets the credentials from the call's request.
     ///
-    /// [`Resumable`](super::Resumable) asks its server about a client that resumes with other credentials. The calls of a
+    /// If a client resumes with other credentials, [`Resumable`](super::Resumable) asks its server about them. Calls to a
     /// command have no credentials.
     pub(super) fn credentials(mut self, credentials: Arc<Credentials>) -> Self {
         self.credentials = Some(credentials);

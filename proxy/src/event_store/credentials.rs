@@ -1,8 +1,8 @@
 //! The parts of a request that may authenticate its client: header fields, path and query.
 //!
-//! A server may authenticate by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
-//! field counts, except for those of [`HARMLESS`], which do not identify a client, or differ between its requests. Some
-//! servers read a key from the path or the query.
+//! A server may authenticate by any field, be it `Authorization`, a key of its own, a cookie or a field added by a gateway.
+//! Every field therefore counts, except those in [`HARMLESS`], which do not identify a client or differ between its requests.
+//! Some servers read a key from the path or the query.
 
 use std::{fmt, sync::Arc};
 
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 /// Fields that are not credentials.
 ///
-/// They belong to one connection, one body, a browser, a trace, or MCP itself. A field is listed only if no server can be
-/// expected to distinguish two clients by it. The session id is listed because sessions are compared elsewhere.
+/// They belong to one connection, one body, a browser, a trace or MCP itself. A field is only listed if no server can be
+/// expected to tell two clients apart by it. The session id is listed because sessions are compared elsewhere.
 const HARMLESS: [&str; 45] = [
     "accept",
     "accept-encoding",
@@ -61,7 +61,7 @@ const HARMLESS: [&str; 45] = [
     "x-request-id",
 ];
 
-/// Credentials of a single message: they are compared, and not sent with another message.
+/// Credentials of a single message, which are compared but never sent with another message.
 const SINGLE_MESSAGE: [&str; 8] = [
     "content-digest",
     "content-md5",
@@ -73,24 +73,24 @@ const SINGLE_MESSAGE: [&str; 8] = [
     "x-idempotency-key",
 ];
 
-/// The credentials of a request: path, query, and all fields but the harmless ones.
+/// A request's credentials: its path, its query, and all fields but the harmless ones.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     target: Option<PathAndQuery>,
     fields: Box<[(HeaderName, HeaderValue)]>,
 }
 
-/// The credentials of a request that is sent to the server.
+/// The credentials of a request that is being sent to the server.
 #[derive(Debug, Clone)]
 pub(super) struct SentCredentials {
     pub(super) credentials: Arc<Credentials>,
-    /// The approximate size of the head of the request. The credentials may be slices of it.
+    /// The approximate size of the request head, of which the credentials may be slices.
     pub(super) bytes: usize,
     /// When they were read, just before the request is sent.
-    pub(super) at: Instant,
+    pub(super) read_at: Instant,
 }
 
-/// Returns `true` if a field does not identify the client.
+/// Returns `true` if a field does not identify its client.
 pub(super) fn is_harmless(name: &HeaderName) -> bool {
     HARMLESS.binary_search(&name.as_str()).is_ok()
 }
@@ -98,26 +98,26 @@ pub(super) fn is_harmless(name: &HeaderName) -> bool {
 // === impl Credentials ===
 
 impl Credentials {
-    /// Returns the credentials of a request.
+    /// Extracts a request's credentials.
     pub(super) fn of<B>(request: &Request<B>) -> Self {
         let headers = request.headers();
         let fields = headers.iter().filter(|(name, _)| !is_harmless(name));
         let mut fields: Vec<_> = fields
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
-        // Only the order of fields with the same name matters.
+        // Only the relative order of fields with the same name matters, and a stable sort preserves it.
         fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
         Self {
-            // Without the authority, which HTTP/2 has in the URL, and HTTP/1 in `Host`.
+            // The authority does not count: HTTP/2 has it in the URL, HTTP/1 in `Host`.
             target: request.uri().path_and_query().cloned(),
             fields: fields.into(),
         }
     }
 
-    /// Replaces the credentials of a request with these.
+    /// Replaces a request's own credentials with these.
     ///
-    /// Credentials of a single message are removed and not replaced.
-    pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
+    /// Credentials that belong to a single message are removed without a replacement.
+    pub(super) fn apply_to<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);
         if let Ok(uri) = Uri::from_parts(parts) {
@@ -147,12 +147,12 @@ impl SentCredentials {
         Self {
             credentials: Arc::new(Credentials::of(request)),
             bytes: head_size(request),
-            at: Instant::now(),
+            read_at: Instant::now(),
         }
     }
 }
 
-/// Returns the approximate size of the head of a request.
+/// Returns the approximate size of a request head.
 fn head_size<B>(request: &Request<B>) -> usize {
     let of_header =
         |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
@@ -163,7 +163,7 @@ fn head_size<B>(request: &Request<B>) -> usize {
         + request.uri().query().map_or(0, str::len)
 }
 
-/// Shows neither names nor values, because both may be secret.
+/// Shows neither names nor values, because either may be secret.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Credentials({} fields)", self.fields.len())
@@ -222,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn credentials_replace_those_of_a_request_and_nothing_else() {
+    fn only_the_credentials_of_a_request_are_replaced() {
         let mut target = request(&[("cookie", "old"), ("accept", "*/*")]);
         let mut source = request(&[("x-key", "new"), ("signature", "of another message")]);
         *source.uri_mut() = Uri::from_static("/mcp?key=new");
-        Credentials::of(&source).put_on(&mut target);
+        Credentials::of(&source).apply_to(&mut target);
         assert_eq!(target.uri(), "/mcp?key=new");
         let fields: Vec<_> = target
             .headers()

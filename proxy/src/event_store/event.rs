@@ -2,9 +2,10 @@
 //!
 //! An id is `mcp-<server>-<stream>.<seq>`:
 //!
-//! 1. `server` is the same for every start of a proxy in front of the same server. So the proxy recognises and refuses an id from
-//!    before a restart. If it forwarded the id, a server that ignores unknown ids would answer with its standalone stream.
-//! 2. `stream` has 128 random bits of its own. No id reveals those of another stream.
+//! 1. `server` stays the same whenever a proxy is restarted in front of the same server. That way, the proxy recognises and
+//!    refuses ids from before a restart. If it forwarded one, a server that ignores unknown ids would answer with its
+//!    standalone stream.
+//! 2. `stream` is 128 random bits, so an id does not reveal those of any other stream.
 
 use std::{fmt, time::Duration};
 
@@ -16,43 +17,41 @@ use crate::message::{IdKey, Kind, Message, Scanner, batch};
 /// An event without its id.
 #[derive(Debug)]
 pub struct Event {
-    /// The lines with their line feeds, without the blank line that ends the event.
+    /// The lines, including their line feeds, but not the blank line that ends the event.
     pub(super) lines: Vec<u8>,
     pub(super) weight: Weight,
-    /// Covers the lines. The reservation of the stream covers its first event and its error.
+    /// Covers the lines. A stream's first event and its error are covered by the stream's own reservation instead.
     pub(super) reservation: Option<Reservation>,
 }
 
-/// The bytes of an event and their reservation.
-///
-/// The reservation is released with the last reference to the bytes.
+/// An event's bytes and their reservation, released with the last reference to the bytes.
 struct OwnedLines {
     bytes: Vec<u8>,
     _reservation: Reservation,
 }
 
-/// What may happen to an event if there is no room.
+/// What can happen to an event when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress or a log message. The oldest of these are dropped first, and a comment reports their number.
+    /// Progress or a log message. These are dropped first, starting with the oldest, and a comment reports how many.
     Droppable,
-    /// Must reach the client: any other message, including one that cannot be read.
+    /// Any other message, even one that cannot be parsed. It must reach the client.
     Kept,
-    /// A request from the server. It must reach the client as well, and the server waits for the answer.
+    /// A request from the server, which is waiting for the client to answer. It must reach the client as well.
     Request,
-    /// The answer to the call. It must reach the client as well, and completes the call.
+    /// The answer to the call, which completes it. It must reach the client as well.
     Answer,
 }
 
-/// The prefix of the ids of an event store.
+/// The prefix of an event store's ids.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin(Box<str>);
 
-/// Identifies a stream in the ids of its events: 128 random bits.
+/// The 128 random bits that identify a stream in its event ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StreamName(u128);
 
-/// The id of an event of this event store, or of an earlier one. `None` if it cannot be the id of an event.
+/// An id with an event store's prefix, or `None` if no store can have issued it.
 pub(crate) type EventId = Option<(StreamName, u64)>;
 
 // === impl Event ===
@@ -60,7 +59,7 @@ pub(crate) type EventId = Option<(StreamName, u64)>;
 impl Event {
     /// Creates an event from a server's message.
     ///
-    /// `json` is the whole message. `call` is the id of the stream's call, and `None` on a standalone stream.
+    /// `json` is the whole message, and `call` the id of the stream's call, or `None` on a standalone stream.
     ///
     /// ```
     /// use mcp_cancel_proxy::{event_store::{Event, Weight}, message::IdKey};
@@ -73,11 +72,11 @@ impl Event {
     /// ```
     pub fn message(json: &[u8], call: Option<&IdKey>) -> Self {
         let weight = Weight::of(json, call);
-        Self::of_lines(data_lines(json), weight)
+        Self::from_lines(data_lines(json), weight)
     }
 
-    /// Creates an event of these lines, each of which ends with a line feed.
-    pub(crate) fn of_lines(lines: Vec<u8>, weight: Weight) -> Self {
+    /// Creates an event from lines that each end with a line feed.
+    pub(crate) fn from_lines(lines: Vec<u8>, weight: Weight) -> Self {
         Self {
             lines,
             weight,
@@ -85,26 +84,24 @@ impl Event {
         }
     }
 
-    /// Adds the reservation that covers its lines.
+    /// Sets the reservation that covers the lines.
     pub(crate) fn with_reservation(mut self, reservation: Reservation) -> Self {
         self.reservation = Some(reservation);
         self
     }
 
-    /// Creates the first event of a stream.
-    ///
-    /// It has no message, only an id to resume from and the reconnect delay.
+    /// Creates a stream's first event: no message, just an id to resume from and the reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
-        Self::of_lines(lines.into_bytes(), Weight::Kept)
+        Self::from_lines(lines.into_bytes(), Weight::Kept)
     }
 
-    /// Returns what may happen to it if there is no room.
+    /// Returns what can happen to the event when there is no room.
     pub fn weight(&self) -> Weight {
         self.weight
     }
 
-    /// Returns the lines. Their reservation is released with the last reference to them.
+    /// Returns the lines, whose reservation is released with the last reference to them.
     pub(super) fn into_bytes(self) -> Bytes {
         let bytes = self.lines;
         match self.reservation {
@@ -117,13 +114,13 @@ impl Event {
     }
 }
 
-/// Capacity for an id and its line, so that the id is appended without a copy of the event.
-pub(super) const ROOM_FOR_ID: usize = 72;
+/// Spare capacity for the `id` line, so that it can be appended without copying the event.
+pub(super) const ID_CAPACITY: usize = 72;
 
-/// Returns a message as `data` lines. Line breaks in JSON are white space between tokens.
+/// Splits a message into `data` lines. In JSON, line breaks are only white space between tokens.
 fn data_lines(json: &[u8]) -> Vec<u8> {
     const FRAME_OVERHEAD: usize = "data: \n".len();
-    let mut lines = Vec::with_capacity(json.len() + FRAME_OVERHEAD + ROOM_FOR_ID);
+    let mut lines = Vec::with_capacity(json.len() + FRAME_OVERHEAD + ID_CAPACITY);
     for line in json.split(|byte| matches!(byte, b'\n' | b'\r')) {
         if !line.is_empty() {
             lines.extend_from_slice(b"data: ");
@@ -134,16 +131,16 @@ fn data_lines(json: &[u8]) -> Vec<u8> {
     lines
 }
 
-/// Returns an event with a JSON-RPC error as the answer to a call, whose id is JSON text.
+/// Creates an event that answers a call, whose id is JSON text, with a JSON-RPC error.
 pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     let message = serde_json::Value::from(message);
     error_from_json(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
 }
 
-/// Returns an event with an error, given as JSON text, as the answer to a call.
+/// Like [`error`], but takes the whole error object as JSON text.
 pub(crate) fn error_from_json(id: &str, error: &str) -> Event {
     let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    Event::of_lines(data_lines(json.as_bytes()), Weight::Answer)
+    Event::from_lines(data_lines(json.as_bytes()), Weight::Answer)
 }
 
 // === impl OwnedLines ===
@@ -157,25 +154,25 @@ impl AsRef<[u8]> for OwnedLines {
 // === impl Weight ===
 
 impl Weight {
-    /// Returns the weight of this message on this call's stream.
+    /// Returns a message's weight on the stream of `call`.
     ///
-    /// A message that cannot be read is kept. It counts as the answer if it may be one, because the client may be able to
-    /// read it, and no second answer follows. A batch is the answer if one of its messages is.
+    /// A message that cannot be parsed is kept. If it may be the answer, it counts as one, because the client may be able
+    /// to parse it and there will be no second answer. A batch is the answer if one of its messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
         let Some(messages) = batch(json) else {
-            return Self::of_one(json, call);
+            return Self::of_message(json, call);
         };
         let weights: Vec<Self> = messages
             .into_iter()
-            .map(|message| Self::of_one(message, call))
+            .map(|message| Self::of_message(message, call))
             .collect();
-        let mut heavy = [Self::Answer, Self::Request].into_iter();
-        heavy
+        let mut by_priority = [Self::Answer, Self::Request].into_iter();
+        by_priority
             .find(|weight| weights.contains(weight))
             .unwrap_or(Self::Kept)
     }
 
-    fn of_one(json: &[u8], call: Option<&IdKey>) -> Self {
+    fn of_message(json: &[u8], call: Option<&IdKey>) -> Self {
         let answered = match Message::read(json) {
             Some(message) if message.is_droppable() => return Self::Droppable,
             Some(message) if message.kind == Kind::Request => return Self::Request,
@@ -186,8 +183,8 @@ impl Weight {
         Self::of_answer(answered, call)
     }
 
-    /// Returns the weight of a message that was scanned.
-    pub(super) fn of_scanned(scanner: Scanner, call: Option<&IdKey>) -> Self {
+    /// Returns the weight of a message that has only been scanned.
+    pub(super) fn from_scan(scanner: Scanner, call: Option<&IdKey>) -> Self {
         if scanner.is_droppable() {
             Self::Droppable
         } else if scanner.is_request() {
@@ -197,9 +194,9 @@ impl Weight {
         }
     }
 
-    /// Returns the weight of an answer to the request `answered`.
+    /// Returns the weight of a message that answers the request `answered`, if any.
     ///
-    /// A stream has only one call, so an id that merely [resembles](IdKey::resembles) that of the call is enough.
+    /// A stream has only one call, so it is enough if the id [resembles](IdKey::resembles) the call's.
     fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
         match answered.zip(call) {
             Some((answered, call)) if answered.resembles(call) => Self::Answer,
@@ -213,14 +210,14 @@ impl Weight {
 impl StreamName {
     const DIGITS: usize = 32;
 
-    /// Returns a new name, or `None` if the system's random number generator fails.
+    /// Generates a name, or returns `None` if the system's random number generator fails.
     pub(crate) fn random() -> Option<Self> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits).ok()?;
         Some(Self(u128::from_ne_bytes(bits)))
     }
 
-    /// Parses a name. Returns `None` for upper-case digits, because the ids of a store have none.
+    /// Parses a name. Upper-case digits are rejected, because no store writes them.
     fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_name = text.len() == Self::DIGITS && text.bytes().all(is_digit);
@@ -228,7 +225,7 @@ impl StreamName {
     }
 }
 
-/// The bits are a credential, so they are not shown.
+/// Hides the bits, which are a credential.
 impl fmt::Debug for StreamName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StreamName")
@@ -238,19 +235,19 @@ impl fmt::Debug for StreamName {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns the origin for the server with this name. The name is hashed (FNV-1a), and may be guessed from the hash.
+    /// Returns the origin for a server. Its name is hashed (FNV-1a), but could be guessed from the hash.
     pub(crate) fn of(server: &str) -> Self {
         let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let hash = server.bytes().fold(0x811c_9dc5, add);
         Self(format!("mcp-{hash:08x}-").into())
     }
 
-    /// Returns the prefix of the ids of a stream.
+    /// Returns the prefix of a stream's event ids.
     pub(crate) fn prefix(&self, stream: StreamName) -> Box<str> {
         format!("{}{:032x}.", self.0, stream.0).into()
     }
 
-    /// Parses an event id. Returns `None` if the id is of another origin.
+    /// Parses an event id. Returns `None` if it has another origin.
     pub(crate) fn parse(&self, id: &str) -> Option<EventId> {
         let rest = id.strip_prefix(&*self.0)?;
         Some(rest.split_once('.').and_then(|(stream, seq)| {
@@ -260,9 +257,7 @@ impl Origin {
     }
 }
 
-/// Parses the number of an event.
-///
-/// Returns `None` for a sign or leading zeros, because the ids of a store have neither.
+/// Parses an event number. Signs and leading zeros are rejected, because no store writes them.
 fn parse_seq(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     let first = text.as_bytes().first()?;

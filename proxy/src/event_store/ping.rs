@@ -1,7 +1,7 @@
-//! A `ping`, whose answer shows whether the server accepts a client's credentials.
+//! A `ping` whose answer shows whether the server accepts a client's credentials.
 //!
-//! Status 200 alone does not mean acceptance: some servers refuse with a JSON-RPC error in such a response, and some
-//! gateways with a login page. The client is accepted if a response to this very `ping` has a result, or the error
+//! Status 200 is not enough, because some servers refuse a client with a JSON-RPC error in such a response, and some gateways
+//! with a login page. The client is only accepted if there is a response to this very `ping` with a result or the error
 //! "method not found".
 
 use std::time::Duration;
@@ -20,19 +20,19 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// A `ping`, until it is answered.
+/// A `ping` that is waiting to be answered.
 pub(super) struct Ping {
-    /// The id, as JSON text. A server routes an answer by its id, so two pings in a session must not share one.
+    /// The id, as JSON text. Servers route answers by id, so no two pings in a session may have the same one.
     id: String,
 }
 
-/// Maximum number of bytes of an answer that are read: 64 KiB.
+/// Maximum size of an answer.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// Maximum time to read the body of an answer: 10 s.
+/// How long reading an answer's body may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// JSON-RPC's code for a method that does not exist.
+/// JSON-RPC's code for "method not found".
 const NO_SUCH_METHOD: i64 = -32601;
 
 // === impl Ping ===
@@ -40,23 +40,22 @@ const NO_SUCH_METHOD: i64 = -32601;
 impl Ping {
     /// Creates a `ping` with a random id, which no other proxy in front of the server uses.
     pub(super) fn new() -> Self {
-        // If the random number generator fails, no stream exists that a client could resume.
+        // If the random number generator fails, there is no stream for a client to resume anyway.
         let random = getrandom::u64().unwrap_or_default();
         Self {
             id: format!(r#""mcp-cancel-proxy-{random:016x}""#),
         }
     }
 
-    /// Returns the message.
     pub(super) fn message(&self) -> Bytes {
         let id = &self.id;
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
     }
 
-    /// Returns the response to a client that the server refuses.
+    /// Returns the response for a client that the server refuses.
     ///
-    /// Returns `None` if the server accepts the client. An answer without a success status is returned unchanged. Any other
-    /// refusal, or an answer that takes longer than [`ANSWER_TIMEOUT`], becomes a 403.
+    /// If the server accepts the client, returns `None`. An answer without a success status is returned unchanged. Any other
+    /// refusal is turned into a 403, as is an answer that takes longer than [`ANSWER_TIMEOUT`].
     pub(super) async fn refusal(&self, answer: Response<Body>) -> Option<Response<Body>> {
         if !answer.status().is_success() {
             return Some(answer);
@@ -65,8 +64,7 @@ impl Ping {
         if accepts == Ok(true) {
             return None;
         }
-        let text =
-            "the MCP server does not accept this client's credentials for the answer to the call";
+        let text = "the MCP server does not accept this client's credentials, so the client cannot resume the call";
         Some(refusal::error(
             StatusCode::FORBIDDEN,
             None,
@@ -77,8 +75,8 @@ impl Ping {
 
     /// Returns `true` if an answer to the `ping` accepts the client.
     ///
-    /// The first response in an event stream decides. An answer that is compressed, incomplete, longer than [`MAX_ANSWER`] or of
-    /// another type does not accept the client.
+    /// In an event stream, the first response decides. An answer that is compressed, incomplete, longer than [`MAX_ANSWER`] or
+    /// of another content type does not accept the client.
     async fn accepts(&self, answer: Response<Body>) -> bool {
         let (head, mut body) = answer.into_parts();
         let is_stream = is_of_type(&head.headers, EVENT_STREAM);
@@ -113,7 +111,7 @@ impl Ping {
         self.message_accepts(&whole) == Some(true)
     }
 
-    /// Returns whether a response accepts the client. Returns `None` if the message is not a response.
+    /// Returns whether a response accepts the client, or `None` if the message is not a response.
     fn message_accepts(&self, json: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Response {

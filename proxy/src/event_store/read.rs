@@ -1,48 +1,49 @@
-//! Parses the events of a server's stream, as far as they are forwarded.
+//! Parses a server's event stream, keeping what is forwarded.
 //!
-//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6). That format has three line endings, a byte order mark
-//!    at the start, comments, and events with several data lines. The frames of the body may split an event anywhere.
-//! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line endings. The `id` and the
-//!    `retry` are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
-//! 3. The caller limits the length of lines and events. [`Reader::needed_capacity`] returns the capacity that the next bytes need, and
-//!    [`Reader::take`] takes the lines so far at any time.
+//! 1. Events are parsed as the standard requires (WHATWG HTML, section 9.2.6), with its three line endings, byte order mark at
+//!    the start, comments, and events with several data lines. Body frames can split an event anywhere.
+//! 2. An event's `event` and `data` lines are forwarded unchanged, except for their line endings. Its `id` and `retry` are not
+//!    forwarded, because the proxy itself uses them to resume. Comments and unknown fields are removed.
+//! 3. The caller limits the length of lines and events. [`Reader::needed_capacity`] returns the capacity that the next bytes
+//!    need, and [`Reader::take`] can take the lines read so far at any time.
 
 use std::{mem, time::Duration};
 
 use bytes::{Buf as _, Bytes};
 use memchr::memchr2;
 
-use super::event::ROOM_FOR_ID;
+use super::event::ID_CAPACITY;
 use crate::message::Scanner;
 
-/// Maximum length of an id that is remembered: 512 bytes.
+/// Maximum length of an id that is remembered, in bytes.
 ///
-/// An id is sent back in a header, and the parser of a stream may hold three ids.
+/// An id is sent back in a header, and each stream's parser can hold three of them.
 pub(super) const MAX_ID: usize = 512;
 
-/// Maximum length of a `retry`.
+/// Maximum length of a `retry` value, in bytes.
 const MAX_RETRY: usize = 16;
 
-/// A byte order mark.
 pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// The parser of one stream.
+/// The parser for one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// The forwarded lines of the current event, as far as they were read.
+    /// The lines of the current event that are to be forwarded, as far as they have been read.
     lines: Vec<u8>,
     line: Line,
-    /// The previous byte was a carriage return, so a line feed belongs to the same line ending.
+    /// Whether the last byte was a carriage return, so that a line feed belongs to it.
     is_after_cr: bool,
-    /// Number of bytes of the byte order mark read so far. `BOM.len()` once no mark can follow.
+    /// How many bytes of the byte order mark have been read.
+    ///
+    /// This is `BOM.len()` as soon as no mark can follow any more.
     bom_read: usize,
     has_data: bool,
-    /// Scans the data of an event whose lines are taken before its end.
+    /// Scans the data of an event whose lines are taken before it ends.
     scan: Option<Box<Scanner>>,
     /// The value of the current `id` or `retry` line.
     value: Vec<u8>,
     id: Option<Box<[u8]>>,
-    /// The latest id of an event that has ended.
+    /// The latest id from an event that has ended.
     last_id: Option<Box<[u8]>>,
     retry: Option<Duration>,
 }
@@ -52,9 +53,9 @@ pub(crate) struct Reader {
 enum Line {
     #[default]
     Start,
-    /// This number of bytes of the field's name has been read.
+    /// That many bytes of the field's name have been read.
     Name(Field, usize),
-    /// The colon has been read, and nothing after it.
+    /// The colon has been read, but nothing after it.
     Space(Field),
     Value(Field),
     /// The line is ignored.
@@ -69,10 +70,10 @@ enum Field {
     Retry,
 }
 
-/// The reason why the parser returned.
+/// Why the parser has returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Read {
-    /// All bytes were read.
+    /// All bytes have been read.
     Bytes,
     /// An event with data has ended. [`Reader::take`] returns its lines.
     Event,
@@ -81,7 +82,7 @@ pub(crate) enum Read {
 // === impl Reader ===
 
 impl Reader {
-    /// Reads up to the end of the next event with data. `bytes` keeps the rest.
+    /// Reads up to the end of the next event with data. The rest stays in `bytes`.
     pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
         while let Some((first, rest)) = bytes.split_first() {
             if self.skip_bom(*first) || (mem::take(&mut self.is_after_cr) && *first == b'\n') {
@@ -108,36 +109,37 @@ impl Reader {
         Read::Bytes
     }
 
-    /// Takes the forwarded lines of the current event.
+    /// Takes the current event's lines that are to be forwarded.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         mem::take(&mut self.lines)
     }
 
-    /// Starts scanning the current event, because its lines will be taken before its end.
+    /// Starts scanning the current event, for when its lines are taken before it ends.
     pub(crate) fn begin_scan(&mut self) {
-        self.scan = Some(Box::new(scanned(&self.lines)));
+        self.scan = Some(Box::new(scan_lines(&self.lines)));
     }
 
-    /// Returns the scan of the current event, or `None` if none was started.
+    /// Returns the scan of the current event, or `None` if none has been started.
     pub(crate) fn scan(&self) -> Option<&Scanner> {
         self.scan.as_deref()
     }
 
-    /// Ends the scan of the current event and returns it. Returns an empty scan if none was started.
+    /// Ends and returns the scan of the current event, which is empty if none was started.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
     /// Returns the capacity that the lines need for `bytes` more bytes.
     ///
-    /// That is the current capacity if it is enough. Otherwise the capacity doubles, but not above `max` unless the bytes need more.
+    /// This is the current capacity if that is enough. Otherwise it is doubled, but not beyond `max` unless the bytes need
+    /// even more.
     pub(crate) fn needed_capacity(&self, bytes: usize, max: usize) -> usize {
-        // The bytes of a name become a part of the line once the rest of the name is read.
+        // A name's bytes are added to the lines once the rest of it has been read.
         let held_back = match self.line {
             Line::Name(_, matched) => matched,
             _ => 0,
         };
-        let length = self.lines.len() + held_back + bytes + ROOM_FOR_ID;
+        let length = self.lines.len() + held_back + bytes + ID_CAPACITY;
         if length <= self.lines.capacity() {
             self.lines.capacity()
         } else {
@@ -145,26 +147,26 @@ impl Reader {
         }
     }
 
-    /// Allocates this capacity.
+    /// Allocates a capacity of at least `needed` bytes.
     pub(crate) fn reserve(&mut self, needed: usize) {
         self.lines
             .reserve_exact(needed.saturating_sub(self.lines.len()));
     }
 
-    /// Returns the id after which the server can resume.
+    /// Returns the id that the server can resume from.
     ///
-    /// Returns `None` if no event with an id has ended, or if the last such id is empty.
+    /// Returns `None` if no event with an id has ended yet, or if the last such id is empty.
     pub(crate) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref()
     }
 
-    /// Returns the latest reconnect delay that the server sent, if any.
+    /// Returns the latest reconnect delay that the server has sent, if any.
     pub(crate) fn retry(&self) -> Option<Duration> {
         self.retry
     }
 
-    /// Starts another body of the same stream. An incomplete event is dropped.
-    pub(crate) fn begin_again(&mut self) {
+    /// Prepares for another body that continues the same stream. An incomplete event is dropped.
+    pub(crate) fn start_next_body(&mut self) {
         *self = Self {
             last_id: self.last_id.take(),
             retry: self.retry,
@@ -172,21 +174,21 @@ impl Reader {
         };
     }
 
-    /// Counts a byte of the byte order mark. Returns `false` if the byte does not belong to the mark.
+    /// Skips the byte if it belongs to a byte order mark. Returns `false` if it does not.
     fn skip_bom(&mut self, byte: u8) -> bool {
         if BOM.get(self.bom_read) == Some(&byte) {
             self.bom_read += 1;
             return true;
         }
         if (1..BOM.len()).contains(&self.bom_read) {
-            // A line that starts with a part of the mark is not a field.
+            // A line that starts with only part of the mark is not a field.
             self.line = Line::Other;
         }
         self.bom_read = BOM.len();
         false
     }
 
-    /// Adds text of the current line, without its end.
+    /// Adds text from the current line, without its line ending.
     fn add_text(&mut self, mut text: &[u8]) {
         if let Line::Start = self.line {
             self.line = match text.first() {
@@ -226,7 +228,7 @@ impl Reader {
         }
     }
 
-    /// Adds text to the forwarded lines. Does nothing for a field that is not forwarded.
+    /// Adds text to the forwarded lines, if the field is one that is forwarded.
     fn forward(&mut self, field: Field, text: &[u8]) {
         if let Field::Data | Field::Event = field {
             self.lines.extend_from_slice(text);
@@ -242,7 +244,7 @@ impl Reader {
             }
             Field::Event => {}
             Field::Id | Field::Retry => {
-                // One byte above the limit marks the value as too long.
+                // One byte beyond the limit is kept, to mark the value as too long.
                 let max = field.max() + 1 - self.value.len().min(field.max() + 1);
                 let text = text.get(..max).unwrap_or(text);
                 self.value.reserve_exact(text.len());
@@ -257,7 +259,7 @@ impl Reader {
         }
     }
 
-    /// Ends a line. Returns `true` if that ends an event with data.
+    /// Ends the current line. Returns `true` if this also ends an event with data.
     fn end_line(&mut self) -> bool {
         match mem::take(&mut self.line) {
             Line::Start => return self.end_event(),
@@ -271,7 +273,7 @@ impl Reader {
         false
     }
 
-    /// Ends the value of a line. An id or a `retry` that is too long or invalid is ignored.
+    /// Ends a line's value. An `id` or `retry` that is invalid or too long is ignored.
     fn end_value(&mut self, field: Field) {
         self.forward(field, b"\n");
         let value = mem::take(&mut self.value);
@@ -279,7 +281,7 @@ impl Reader {
         match field {
             Field::Data => self.continue_scan(b"\n"),
             Field::Event => {}
-            // The standard ignores an id with a zero byte.
+            // The standard requires ids with a NUL to be ignored.
             Field::Id => {
                 let id = text.filter(|id| !id.contains(&0)).map(Vec::into);
                 self.id = id.or(self.id.take());
@@ -293,7 +295,7 @@ impl Reader {
         }
     }
 
-    /// Ends an event. Returns `false` and drops the lines if the event has no data.
+    /// Ends the current event. If it has no data, drops its lines and returns `false`.
     fn end_event(&mut self) -> bool {
         if let Some(id) = self.id.take() {
             self.last_id = Some(id).filter(|id| !id.is_empty());
@@ -306,9 +308,9 @@ impl Reader {
     }
 }
 
-/// Skips the byte order mark at the start of a JSON body, as clients do.
+/// Skips a byte order mark at the start of a JSON body, as clients do.
 ///
-/// `mark` is the part of the mark that may still follow.
+/// `mark` is whatever part of it may still follow.
 pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
     while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
         if first == byte {
@@ -323,7 +325,7 @@ pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
 // === impl Field ===
 
 impl Field {
-    /// Returns the name and the colon.
+    /// Returns the field's name, with the colon.
     fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data:",
@@ -341,20 +343,22 @@ impl Field {
     }
 }
 
-/// Returns the values of the data lines of an event.
+/// Returns the values of an event's data lines.
 pub(crate) fn data(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
-    lines.split(|byte| *byte == b'\n').filter_map(data_of)
+    lines.split(|byte| *byte == b'\n').filter_map(data_value)
 }
 
-/// Returns the scan of the message in these lines, which may be incomplete.
-pub(crate) fn scanned(lines: &[u8]) -> Scanner {
+/// Scans the message in these lines, which may be incomplete.
+pub(crate) fn scan_lines(lines: &[u8]) -> Scanner {
     let mut scan = Scanner::default();
     let lines = lines.split_inclusive(|byte| *byte == b'\n');
-    lines.filter_map(data_of).for_each(|data| scan.read(data));
+    lines
+        .filter_map(data_value)
+        .for_each(|data| scan.read(data));
     scan
 }
 
-fn data_of(line: &[u8]) -> Option<&[u8]> {
+fn data_value(line: &[u8]) -> Option<&[u8]> {
     let data = line.strip_prefix(b"data:")?;
     Some(data.strip_prefix(b" ").unwrap_or(data))
 }
@@ -364,7 +368,7 @@ mod tests {
     use super::*;
     use crate::message::IdKey;
 
-    /// Returns the lines of every event, of a body in frames of `size` bytes.
+    /// Returns the lines of each event in a body that is split into frames of `size` bytes.
     fn events(body: &[u8], size: usize) -> (Vec<String>, Reader) {
         let mut reader = Reader::default();
         let mut events = Vec::new();
@@ -378,7 +382,7 @@ mod tests {
         (events, reader)
     }
 
-    /// Returns the same as [`events`]. Checks that the result does not depend on the size of the frames.
+    /// Like [`events`], but also checks that the result does not depend on the frame size.
     fn read(body: &str) -> (Vec<String>, Reader) {
         let whole = events(body.as_bytes(), usize::MAX);
         for size in 1..12 {
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_id_and_retry_are_those_of_events_that_have_ended() {
+    fn the_last_id_and_retry_are_taken_from_events_that_have_ended() {
         for (body, id, retry) in [
             ("id: a\n\nid: b\ndata: 1\n", Some("a"), None),
             ("id: a\nid: b\nretry: 5\n\n", Some("b"), Some(5)),
@@ -472,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_were_taken_early_are_a_part_of_the_same_event() {
+    fn lines_taken_early_belong_to_the_same_event() {
         let mut reader = Reader::default();
         let (mut taken, mut ends) = (Vec::new(), Vec::new());
         for mut piece in [b"data: on" as &[u8], b"e\ndata: ", b"two\n", b"\n"] {
@@ -505,7 +509,7 @@ mod tests {
         let body = "event: message\ndata: {\"jsonrpc\":\ndata:\"2.0\",\ndata\ndata: \"id\": 7,\ndata:  \"result\": {\"id\": 8}}\n\n";
         let whole = events(body.as_bytes(), usize::MAX).0;
         let call = IdKey::of("7");
-        assert_eq!(scanned(whole[0].as_bytes()).answers(), call);
+        assert_eq!(scan_lines(whole[0].as_bytes()).answers(), call);
         for size in 1..40 {
             for started in 0..body.len() {
                 let mut reader = Reader::default();

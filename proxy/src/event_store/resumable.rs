@@ -2,22 +2,22 @@
 //!
 //! | request | effect |
 //! |---|---|
-//! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here; the client reads the event store |
-//! | POST of `initialize` | passes; starts the session |
-//! | POST of `notifications/cancelled` | passes; if the server accepts it, the server's stream of that call is closed 1 s later |
-//! | GET with an event id of the event store | answered here |
-//! | DELETE | passes; if the server accepts it, the streams of its session end |
-//! | everything else | passes |
+//! | POST of a call in a session, before revision 2026-07-28 | the proxy reads the event stream, and the client reads the event store |
+//! | POST of `initialize` | forwarded; starts the session |
+//! | POST of `notifications/cancelled` | forwarded; if the server accepts it, the server's stream for that call is closed 1 s later |
+//! | GET with an event id issued by the event store | answered from the event store |
+//! | DELETE | forwarded; if the server accepts it, the session's streams end |
+//! | everything else | forwarded |
 //!
-//! A passing request is not altered, except for the layer's cancel, which gets the credentials and the id of its call. A fast
-//! response to a call passes as well, unless it is an event stream. If the response is slow, and the client supports priming
-//! events, an event stream starts before the server's head arrives.
+//! Requests are forwarded unchanged, except for the layer's cancel, which gets the credentials and the id of its call. A fast
+//! response to a call is passed through unchanged as well, unless it is an event stream. If the response is slow and the client
+//! supports priming events, an event stream is started before the server's response head arrives.
 //!
-//! A client may resume with other credentials than the call had, for example with a fresh token. The client gets its stream only
-//! if the server accepts these credentials. The server must answer a `ping` that has them with a result, or with the error that
-//! there is no such method. Credentials are the path and the query of the URL, and all header fields that are not known to be
-//! harmless. The latest accepted credentials are used to request the rest of the answer, and to send the layer's cancel. If the server
-//! refuses those of the call, the cancel has the latest that it has accepted in the session.
+//! A client may resume with different credentials than it made the call with, such as a fresh token. It then gets its stream
+//! only if the server accepts these credentials, which means that it answers a `ping` sent with them, either with a result or
+//! with the error "method not found". Credentials are the path and query of the URL, and all header fields that are not known
+//! to be harmless. The latest credentials accepted for a call are used to request the rest of its answer, and to send the
+//! layer's cancel. If the server refuses them for the cancel, it is sent again with the latest accepted in the session.
 
 use std::{
     convert::Infallible,
@@ -53,9 +53,9 @@ use crate::{
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
-/// Minimum silence before an event stream starts: 250 ms.
+/// Minimum silence before an event stream is started.
 ///
-/// Chosen because refusals are usually faster, and then pass unchanged.
+/// Refusals are usually faster than that, so they can still be passed through unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
 mod cancel;
@@ -80,16 +80,16 @@ pub struct Resumable<S> {
     commit_after: Duration,
 }
 
-/// Evicts a stream on drop, unless the stream was taken.
+/// Evicts the stream on drop, unless it has been taken.
 struct UnopenedStream(Option<Stream>);
 
-/// On drop, removes a session that was created for one request, unless it has a stream.
+/// On drop, removes a session created for a single request, unless it has a stream.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
 
 impl<S> Resumable<S> {
-    /// Creates a service that keeps the streams of `inner` in `store`.
+    /// Creates a service that keeps the streams sent by `inner` in `store`.
     pub fn new(inner: S, store: EventStore) -> Self {
         Self {
             inner,
@@ -108,9 +108,9 @@ impl<S> Resumable<S> {
         &self.store
     }
 
-    /// Sets how long a call may be silent before its event stream starts.
+    /// Sets how long the server may be silent before a call's event stream is started.
     ///
-    /// The default is 1 s. A time below [`MIN_COMMIT_AFTER`] counts as that minimum.
+    /// The default is 1 s. Anything below [`MIN_COMMIT_AFTER`] is raised to that minimum.
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.commit_after = silence.max(MIN_COMMIT_AFTER);
         self
@@ -132,7 +132,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The service that was polled ready must be called, not its clone.
+        // Call the service that has been polled ready, not its clone.
         let inner = self.inner.clone();
         let this = Self {
             inner: mem::replace(&mut self.inner, inner),
@@ -167,7 +167,6 @@ where
         }
     }
 
-    /// Forwards a request unchanged.
     async fn forward(&mut self, request: Request<Body>) -> Response<Body> {
         match self.inner.call(request).await {
             Ok(response) => response,
@@ -175,8 +174,8 @@ where
         }
     }
 
-    /// Forwards a request of a session unchanged. If the server accepts it, the session keeps its credentials.
-    async fn forward_in(
+    /// Forwards a session's request unchanged, and keeps its credentials if it is accepted.
+    async fn forward_in_session(
         &mut self,
         session: Option<Session>,
         request: Request<Body>,
@@ -189,14 +188,16 @@ where
         response
     }
 
-    /// Resumes a stream of the event store, once the server has accepted the client. Forwards any other GET.
+    /// Resumes a stream from the event store, once the server has accepted the client.
+    ///
+    /// Forwards any other GET.
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
         let id = exactly_one(headers, &SESSION_ID).unwrap_or_default();
         let session = self.store.session(id);
         let last = same_value(headers, &LAST_EVENT_ID);
         let Some(last) = last.filter(|last| self.store.owns(last)) else {
-            return self.forward_in(session, request).await;
+            return self.forward_in_session(session, request).await;
         };
         let Lookup::Stream(stream, seq) = self.store.look_up(id, last) else {
             return unknown_event();
@@ -233,8 +234,8 @@ where
                 .await;
         };
         let has_method = |method: &str| message.method.as_deref() == Some(method);
-        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own. If there is no
-        // layer, requests do not have a token.
+        // The layer's cancel gets the credentials and the id of its call, whereas a client's cancel has its own. Without a
+        // layer, requests have no token.
         let token = parts.extensions.get::<CallToken>();
         let is_from_layer = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -262,7 +263,7 @@ where
                         let cancel = with_body(&body).map(|_| body.clone());
                         self.cancel(stream, session, &message, cancel).await
                     }
-                    _ => self.forward_in(session, with_body(&body)).await,
+                    _ => self.forward_in_session(session, with_body(&body)).await,
                 };
                 if let Some((stream, _)) = call.filter(|_| response.status().is_success()) {
                     stream.close_soon();
@@ -279,22 +280,22 @@ where
             }
             (_, session) => {
                 let session = session.and_then(|session| self.store.session(&session));
-                self.forward_in(session, with_body(&body)).await
+                self.forward_in_session(session, with_body(&body)).await
             }
         }
     }
 
     /// Serves a call in a session.
     ///
-    /// The client reads the event store if the server answers with an event stream, or is silent for too long. Any other response,
-    /// and a call for which the store has no room, passes unchanged.
+    /// The client reads from the event store if the server answers with an event stream, or is silent for too long. Any other
+    /// response is passed through unchanged, and so is a call for which the store has no room.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let sent = SentCredentials::of(&request);
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
             .credentials(sent.credentials.clone())
-            .with_extra(sent.bytes);
-        // The session may be older than the proxy. A client with this revision supports priming events anyway.
+            .with_extra_bytes(sent.bytes);
+        // The session may be older than the proxy, but this request's revision shows whether the client supports priming events.
         let supports_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
         let existing = self.store.session(id);
@@ -311,8 +312,8 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // Only the server knows whether an unknown session exists. So the stream of such a session is opened after the response,
-        // unless the session was started above.
+        // Only the server knows whether an unknown session exists. Its stream is therefore not opened until the response has
+        // arrived, unless the session was started above.
         let (mut unopened, call) = match &session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),
@@ -370,7 +371,6 @@ where
     }
 }
 
-/// Starts the task that writes an answer to its stream.
 fn spawn_writer<S>(stream: Stream, resume: UpstreamResume<S>, answer: Answer)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
@@ -382,12 +382,12 @@ where
     stream.set_writer(task.abort_handle());
 }
 
-/// Returns a `ping` with the credentials of a client that resumes.
+/// Turns a client's resume into a `ping` with the same credentials.
 fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     let ping = ping.message();
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
-    // The `ping` is not one of the client's calls.
+    // The `ping` must not be taken for one of the client's calls.
     head.extensions.remove::<CallToken>();
     let headers = &mut head.headers;
     headers.remove(LAST_EVENT_ID);
@@ -403,7 +403,7 @@ fn ping_request(resume: Request<Body>, ping: &Ping) -> Request<Body> {
     Request::from_parts(head, Body::from(ping))
 }
 
-/// Returns `true` if a request may be of a revision with sessions, which is always a date.
+/// Returns `true` if the request's revision may have sessions. Such a revision is always a date.
 fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;
@@ -411,7 +411,7 @@ fn may_have_sessions(headers: &HeaderMap) -> bool {
     exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
-/// Returns `true` if the `_meta` of a message has no revision, or one with sessions.
+/// Returns `true` if a message's `_meta` has no revision, or one with sessions.
 fn has_session_revision(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
     revision.is_none_or(|revision| has_sessions(&revision))

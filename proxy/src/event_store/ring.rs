@@ -1,23 +1,23 @@
 //! The events of one stream, for a reader that may disconnect and resume.
 //!
-//! [`Ring`] does no I/O, and neither waits nor wakes tasks: its callers do. Its guarantees:
+//! [`Ring`] does no I/O, and it is up to its callers to wait and to wake tasks. It guarantees the following:
 //!
-//! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
-//! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. An SSE comment
-//!    replaces dropped events and states how many there were. With [`Start::Unread`], a reader starts at the first event that
-//!    no reader has taken.
-//! 3. **Drop order.** If there is no room, the oldest droppable event is dropped first. Next are the oldest notifications that
-//!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
-//!    is cleared.
-//! 4. **Limits.** `push` accepts an event only below both limits ([`BufferLimits`]), so a ring exceeds the byte limit by
-//!    at most one event. `push_reserved` ignores both limits. A reservation covers every event of the ring at all times. It
-//!    covers taken bytes until their last holder drops them.
+//! 1. **Numbers.** Events, including dropped ones, are numbered from 0.
+//! 2. **Once and in order.** A reader receives each event after the one that it specified, once and in order. Dropped events
+//!    are replaced by an SSE comment that states how many there were. With [`Start::Unread`], a reader starts at the first
+//!    event that no reader has taken.
+//! 3. **Drop order.** When there is no room, the oldest droppable event is dropped first. Next are the oldest notifications
+//!    that the attached reader has taken, and then the oldest of its other taken events. All other events are kept until the
+//!    ring is cleared.
+//! 4. **Limits.** `push` only adds an event while the ring is below both limits ([`BufferLimits`]), so the byte limit is
+//!    exceeded by at most one event. `push_reserved` ignores both. Every event in the ring is covered by a reservation at
+//!    all times, and bytes that a reader has taken are covered until their last holder drops them.
 //! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
-//! 6. **The end.** No event can be pushed after the end. Only the error of guarantee 8 is appended then.
-//! 7. **Bypass.** An event for which there is no room bypasses the ring in pieces, to a reader that has taken everything
-//!    before it. If that reader detaches before the last piece, no reader gets the event.
-//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
-//!    The event may have been the answer.
+//! 6. **The end.** Once the ring has ended, no event can be pushed. Only the error in guarantee 8 can still be appended.
+//! 7. **Bypass.** An event that does not fit bypasses the ring in pieces, to a reader that has taken everything before it.
+//!    If that reader detaches before the last piece, no reader gets the event.
+//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer by the time the ring has ended, gets an
+//!    error instead, because that event may have been the answer.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -25,23 +25,23 @@ use bytes::Bytes;
 
 use super::{
     budget::{Exhausted, Reservation},
-    event::{Event, ROOM_FOR_ID, Weight},
+    event::{Event, ID_CAPACITY, Weight},
 };
 
-/// Memory cost of an event, in addition to its bytes: 192 bytes.
+/// Memory overhead of an event, beyond its own bytes.
 ///
-/// This covers its entry in the ring, whose capacity may be twice its length, the owner of its bytes, and the rounding of
-/// both allocations.
+/// This covers its entry in the ring, whose capacity can be twice its length, the owner of its bytes, and the rounding up
+/// of both allocations.
 pub(crate) const EVENT_OVERHEAD: usize = 192;
 
-/// Maximum number of bytes that a reader takes at a time: 16 KiB.
+/// Maximum number of bytes that a reader takes at a time.
 ///
-/// For a bypassing event, one such piece and the bytes buffered by hyper are not covered by a reservation.
+/// While an event bypasses the ring, one such piece and whatever hyper has buffered are not covered by a reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
-/// Terminates an event that its reader received only in part, cut at an arbitrary byte.
+/// Terminates an event that was cut off at an arbitrary byte while its reader was taking it.
 ///
-/// Clients then parse an event of an unknown type. If no event had started, they parse a comment and an event without data.
+/// Clients then parse an event of an unknown type or, if no part of it was sent, a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -50,33 +50,32 @@ mod dropping;
 /// The events of one stream.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// The prefix of the ids of its events.
+    /// The prefix of its event ids.
     prefix: Box<str>,
     events: VecDeque<Entry>,
-    /// The cost of all events.
+    /// The total cost of the events.
     cost: usize,
     /// Covers the cost of the stream itself.
     stream_reservation: Reservation,
-    /// Always empty. The reservations of the events are its siblings.
+    /// Always empty. The events' reservations are created as its siblings.
     event_reservation: Reservation,
     limits: BufferLimits,
     /// The number of the next event.
     next: u64,
     answer: Option<u64>,
     reader: Option<Reader>,
-    /// Number of readers so far.
+    /// How many readers have been attached so far.
     readers: u64,
     /// The first event that no detached reader has taken.
     unread: u64,
     bypass: Bypass,
-    /// The last event that bypassed the ring, and the error for a reader that missed it.
+    /// The last event that bypassed the ring, with the error for a reader that has missed it.
     bypassed: Option<(u64, Event)>,
     gaps: u64,
     has_ended: bool,
     is_cleared: bool,
 }
 
-/// The limits of a ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BufferLimits {
     pub(crate) events: usize,
@@ -93,15 +92,14 @@ struct Entry {
     cost: usize,
 }
 
-/// The attached reader and its position.
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The first event that it may have missed. Events that bypassed the ring to the reader come before it.
+    /// The first event that the reader may have missed. Events that bypassed the ring to this reader precede it.
     from: u64,
     /// The event that the reader takes next.
-    at: u64,
-    /// Number of bytes of that event that the reader has taken.
+    position: u64,
+    /// How many bytes of that event the reader has already taken.
     taken: usize,
 }
 
@@ -115,7 +113,6 @@ pub(crate) enum Start {
     Unread,
 }
 
-/// Identifies a reader of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReaderId(u64);
 
@@ -125,26 +122,26 @@ enum Bypass {
     Idle,
     /// The piece that the reader takes next, or `None` if there is none to take.
     Piece(Option<Bytes>),
-    /// The reader has detached, the ring has ended, or there was no reader.
+    /// The reader has detached, there was none, or the ring has ended.
     Aborted,
 }
 
 /// The result of a push.
 #[derive(Debug)]
 pub(crate) enum Pushed {
-    /// The event was added or dropped.
+    /// The event has been added or dropped.
     Done,
-    /// There may be room once the reader takes more.
+    /// There may be room once the reader has taken more.
     Wait(Event),
-    /// A budget has no room for the event. Unless another stream is evicted, the event can only bypass the ring.
+    /// A budget has no room. The event can only bypass the ring, unless a stream is evicted.
     Exhausted(Event, Exhausted),
-    /// There is no room, and no attached reader that could free some.
+    /// There is no room, and no attached reader to free any.
     Full,
     /// The ring has ended.
     Ended,
 }
 
-/// The state of the piece that bypasses the ring.
+/// The state of a piece that bypasses the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Bypassed {
     /// The reader has taken it.
@@ -165,7 +162,9 @@ pub(crate) enum Taken {
 // === impl Ring ===
 
 impl Ring {
-    /// Creates an empty ring. `stream_reservation` covers the cost of the stream itself, and `event_reservation` is empty.
+    /// Creates an empty ring.
+    ///
+    /// `stream_reservation` covers the cost of the stream itself, and `event_reservation` is empty.
     pub(crate) fn new(
         prefix: Box<str>,
         limits: BufferLimits,
@@ -192,15 +191,15 @@ impl Ring {
         }
     }
 
-    /// Adds an event. Counts and drops a droppable event for which there is no room.
+    /// Adds an event. If there is no room for a droppable one, it is counted and dropped.
     pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
         if self.has_ended {
             return Pushed::Ended;
         }
-        let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
+        let cost = event.lines.len() + ID_CAPACITY + EVENT_OVERHEAD;
         loop {
             let exhausted = if self.is_below_limits() {
-                // Reuses the reservation under which the event was read, if any.
+                // Reuse the reservation under which the event was read, if there is one.
                 let reservation = event
                     .reservation
                     .get_or_insert_with(|| self.event_reservation.sibling());
@@ -234,8 +233,8 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// The event is either the first of the stream or an error that ends the stream. Does nothing if the ring has ended or has
-    /// an answer.
+    /// This is either the stream's first event or an error that ends the stream. Does nothing if the ring has ended or
+    /// already has an answer.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.has_ended || self.answer.is_some() {
             return;
@@ -248,7 +247,7 @@ impl Ring {
 
     /// Attaches a reader and detaches the previous one.
     ///
-    /// Returns `None` and leaves the reader attached if `from` is an event that there never was, or one of a cleared ring.
+    /// Returns `None`, and keeps the previous reader, if `from` is an event that never existed or the ring has been cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.is_cleared || seq >= self.next)
@@ -256,7 +255,7 @@ impl Ring {
             return None;
         }
         self.detach_reader();
-        let at = match from {
+        let position = match from {
             Start::Beginning => 0,
             Start::After(seq) => seq + 1,
             Start::Unread => self.unread,
@@ -265,25 +264,29 @@ impl Ring {
         let id = ReaderId(self.readers);
         self.reader = Some(Reader {
             id,
-            from: at,
-            at,
+            from: position,
+            position,
             taken: 0,
         });
         Some(id)
     }
 
-    /// Returns what the reader gets next: at most [`MAX_FRAME`] bytes, or a comment. A detached reader gets [`Taken::End`].
+    /// Returns what the reader gets next: up to [`MAX_FRAME`] bytes, or a comment.
+    ///
+    /// A detached reader gets [`Taken::End`].
     pub(crate) fn take(&mut self, id: ReaderId) -> Taken {
         self.replace_missed_answer(id);
         let (next, gaps) = (self.next, &mut self.gaps);
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.id == id) else {
             return Taken::End;
         };
-        let first = self.events.partition_point(|entry| entry.seq < reader.at);
+        let first = self
+            .events
+            .partition_point(|entry| entry.seq < reader.position);
         let entry = self.events.get(first);
-        let missing = entry.map_or(next, |entry| entry.seq) - reader.at;
+        let missing = entry.map_or(next, |entry| entry.seq) - reader.position;
         if missing > 0 {
-            reader.at += missing;
+            reader.position += missing;
             *gaps += 1;
             return Taken::Frame(gap_comment(missing));
         }
@@ -293,7 +296,7 @@ impl Ring {
                 reader.taken += MAX_FRAME;
                 return Taken::Frame(rest.slice(..MAX_FRAME));
             }
-            (reader.at, reader.taken) = (reader.at + 1, 0);
+            (reader.position, reader.taken) = (reader.position + 1, 0);
             return Taken::Frame(rest);
         }
         match &mut self.bypass {
@@ -303,36 +306,36 @@ impl Ring {
         }
     }
 
-    /// Detaches a reader. Does nothing if the reader has been replaced.
+    /// Detaches a reader, unless it has already been replaced.
     pub(crate) fn detach(&mut self, id: ReaderId) {
         if self.reader.as_ref().is_some_and(|reader| reader.id == id) {
             self.detach_reader();
         }
     }
 
-    /// Adds the priming event, which has no message, only an id to resume from.
+    /// Adds the priming event, which has no message, just an id to resume from.
     pub(crate) fn prime(&mut self) {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event that has only the id of the last event before the reader's position.
+    /// Returns an event with no message, just the id of the event before the reader's position.
     ///
-    /// Returns `None` if the reader has detached, or there is no earlier event.
+    /// Returns `None` if the reader has detached or there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
-        let last = reader.at.checked_sub(1)?;
+        let last = reader.position.checked_sub(1)?;
         let mut lines = Event::priming(self.limits.retry).lines;
         self.end_event(&mut lines, last);
         Some(lines.into())
     }
 
-    /// Ends the ring. Later pushes are rejected.
+    /// Ends the ring, which rejects any further pushes.
     pub(crate) fn end(&mut self) {
         self.has_ended = true;
         self.abort_bypass();
     }
 
-    /// Ends the ring and releases everything it has reserved.
+    /// Ends the ring and releases everything that it has reserved.
     pub(crate) fn clear(&mut self) {
         self.end();
         self.is_cleared = true;
@@ -347,13 +350,13 @@ impl Ring {
         self.answer.is_some()
     }
 
-    /// Returns `true` if the answer is pending, or the attached reader has events to take.
+    /// Returns `true` if the answer is pending, or the attached reader still has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
-        let is_unread = |reader: &Reader| reader.at < self.next;
+        let is_unread = |reader: &Reader| reader.position < self.next;
         !(self.has_ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
-    /// Returns `true` if there is an answer that no reader has taken, and no reader is attached.
+    /// Returns `true` if no reader has taken the answer yet, and none is attached.
     pub(crate) fn has_unread_answer(&self) -> bool {
         let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
         is_unread && self.reader.is_none() && !self.is_cleared
@@ -364,46 +367,44 @@ impl Ring {
         self.limits.retry
     }
 
-    /// Returns `true` if a reader is attached.
     pub(crate) fn has_reader(&self) -> bool {
         self.reader.is_some()
     }
 
-    /// Returns the number of readers that have detached.
+    /// Returns how many readers have detached.
     pub(crate) fn detached_readers(&self) -> u64 {
         self.readers - u64::from(self.reader.is_some())
     }
 
-    /// Returns `true` if it had readers, and all of them have detached.
+    /// Returns `true` if the ring has had readers, and all of them have detached.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.readers > 0 && self.reader.is_none()
     }
 
-    /// Returns `true` if the ring has ended and this attached reader has taken everything.
+    /// Returns `true` if the ring has ended and this reader is attached and has taken all of it.
     pub(crate) fn is_fully_read_by(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
-        self.has_ended && reader.is_some_and(|reader| reader.at == self.next)
+        self.has_ended && reader.is_some_and(|reader| reader.position == self.next)
     }
 
-    /// Returns how many times a reader was notified of missing events.
+    /// Returns how many times a reader has been notified of missing events.
     pub(crate) fn gaps(&self) -> u64 {
         self.gaps
     }
 
-    /// Returns `true` if the ring has had a later event, even a dropped one, and is not cleared.
+    /// Returns `true` if there is a later event, even a dropped one. Always `false` once cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.is_cleared && after < self.next.saturating_sub(1)
     }
 
-    /// Returns `true` if there ever was an event. Only then can a client resume.
+    /// Returns `true` if there has ever been an event. Otherwise no client can resume.
     pub(crate) fn has_events(&self) -> bool {
         self.next > 0
     }
 
-    /// Detaches the reader, if any.
     pub(crate) fn detach_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
-            self.unread = self.unread.max(reader.at);
+            self.unread = self.unread.max(reader.position);
             self.abort_bypass();
         }
     }
@@ -414,8 +415,8 @@ impl Ring {
         if event.weight == Weight::Answer {
             self.answer = Some(seq);
         }
-        // The buffer may be larger than what is reserved for the event.
-        event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
+        // The buffer may be larger than the event's reservation.
+        event.lines.shrink_to(event.lines.len() + ID_CAPACITY);
         self.end_event(&mut event.lines, seq);
         let cost = event.reservation.as_ref().map_or(0, Reservation::bytes);
         self.cost += cost;
@@ -427,15 +428,15 @@ impl Ring {
         });
     }
 
-    /// Counts an event that is dropped before it is added.
+    /// Skips the number of an event that is dropped without having been added.
     fn skip(&mut self) {
         self.next += 1;
     }
 
-    /// Adds the `id` line of an event, and the blank line that ends it.
+    /// Appends an event's `id` line and the blank line that ends the event.
     fn end_event(&self, lines: &mut Vec<u8>, seq: u64) {
-        // Writing to a `Vec` does not fail.
-        let _written = write!(lines, "id: {}{seq}\n\n", self.prefix);
+        // Writing to a `Vec` cannot fail.
+        let _ = write!(lines, "id: {}{seq}\n\n", self.prefix);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The streams of one session.
+//! A session and its streams.
 
 use std::{
     fmt,
@@ -18,33 +18,33 @@ use super::{
     credentials::{Credentials, SentCredentials},
     event::{Origin, StreamName},
     ring::{BufferLimits, Ring},
-    stream::{PendingEnd, Stream},
+    stream::{PendingEndGuard, Stream},
     stream_index::{EndedStreams, StreamIndex},
 };
 use crate::message::IdKey;
 
-/// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
+/// Number of bytes that a stream's parser may use without a reservation.
 ///
-/// Chosen so that progress can be read, and dropped, when there is no room.
+/// This lets it read progress events, and drop them, even when there is no room.
 pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
 
-/// Cost of a stream, in addition to its events.
+/// Memory overhead of a stream, not counting its events.
 ///
-/// This covers the stream itself, the task that writes it, its entries in the maps, its first event and its error. So there
-/// is always room for these two events.
+/// This covers the stream itself, the task that writes it, its entries in the maps, and its first event and its error, which
+/// therefore always fit.
 pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
-/// Cost of a session, in addition to its streams.
+/// Memory overhead of a session, not counting its streams.
 pub(super) const SESSION_OVERHEAD: usize = 1024;
 
-/// A session of the server behind the proxy. Clones share it.
+/// A session on the server behind the proxy. Clones share it.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
-    /// The client supports priming events, as shown by the revision in one of its requests.
+    /// Whether the client supports priming events, as the revision in one of its requests shows.
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
@@ -52,7 +52,7 @@ struct Inner {
     _reservation: Reservation,
 }
 
-/// State shared by the sessions of an event store.
+/// State shared by all of an event store's sessions.
 #[derive(Debug)]
 pub(super) struct SharedState {
     pub(super) origin: Origin,
@@ -86,7 +86,7 @@ impl Session {
 
     /// Returns `true` if the session's streams may be [primed](Stream::prime).
     ///
-    /// Clients of revisions before 2025-11-25 fail on events without a message.
+    /// Clients that use a revision before 2025-11-25 fail on an event without a message.
     pub fn primes(&self) -> bool {
         self.0.primes.load(Ordering::Relaxed)
     }
@@ -95,42 +95,43 @@ impl Session {
         self.0.primes.store(primes, Ordering::Relaxed);
     }
 
-    /// Opens a stream for a call. To make room, evicts streams that may be evicted, removes idle sessions, and drops
-    /// droppable events that no client is reading.
+    /// Opens a stream for a call.
     ///
-    /// Returns `None` if there is no room, the session was closed, or the system's random number generator fails.
+    /// To make room, evicts streams that are no longer needed, removes idle sessions, and drops droppable events that no client
+    /// is reading. Returns `None` if there is still no room, the session has been closed, or the system's random number
+    /// generator fails.
     pub fn open(&self, call: Call) -> Option<Stream> {
         self.open_stream(Some(call))
     }
 
-    /// Opens a stream that belongs to no call, in the same way as [`open`](Self::open).
+    /// Like [`open`](Self::open), but the stream belongs to no call.
     pub fn open_standalone(&self) -> Option<Stream> {
         self.open_stream(None)
     }
 
-    /// Returns the response to a client that opens a stream of the session without an event id.
+    /// Returns the response to a client that opens a stream of this session without an event id.
     ///
-    /// The client gets the events that no client has taken yet. If earlier events have been taken and the client supports
-    /// priming, it first gets an event without a message, so that it has an id to resume from.
+    /// The client gets the events that no client has taken yet. If earlier ones have already been taken, a client that
+    /// supports priming first gets an event without a message, so that it has an id to resume from.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())
     }
 
     /// Returns the stream of the newest call with this id.
     ///
-    /// Returns `None` if there is no such call, or if its stream is no longer kept.
+    /// Returns `None` if there is no such call or its stream is no longer kept.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
 
-    /// Keeps the credentials of an accepted request while the session has a stream.
+    /// Keeps an accepted request's credentials for as long as the session has a stream.
     ///
-    /// Does nothing if the session has no stream, if there is no room, or if the credentials of a later request are already kept.
+    /// Does nothing if the session has no stream, there is no room, or the credentials of a later request are already kept.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         self.0.index.accept_credentials(sent);
     }
 
-    /// Returns the credentials of the latest accepted request. Returns `None` if they are `refused`, or if there are none.
+    /// Returns the latest accepted credentials, if there are any and they differ from `refused`.
     pub(super) fn other_credentials(&self, refused: &Credentials) -> Option<Arc<Credentials>> {
         let accepted = self.0.index.accepted_credentials();
         accepted.filter(|accepted| **accepted != *refused)
@@ -138,7 +139,7 @@ impl Session {
 
     fn open_stream(&self, call: Option<Call>) -> Option<Stream> {
         let Inner { index, shared, .. } = &*self.0;
-        // The id is stored up to four times: as text, in two keys, and in an error.
+        // The id is stored up to four times: as text, in two keys and in an error.
         let call_bytes = call
             .as_ref()
             .map_or(0, |call| 4 * call.id.len() + call.extra_bytes);
@@ -174,25 +175,22 @@ impl Session {
             .then_some(stream)
     }
 
-    /// Returns the stream with this name. This counts as a use of the session.
+    /// Returns the stream with this name, which counts as a use of the session.
     pub(super) fn stream(&self, name: StreamName) -> Option<Stream> {
         self.0.index.get(name)
     }
 
-    /// Ends all streams of the session. No stream can be opened afterwards.
+    /// Ends all of the session's streams. After that, no stream can be opened.
     pub(super) fn close(&self) {
         self.0.index.close();
     }
 
-    /// Returns the index of the session's streams.
     pub(super) fn index(&self) -> Arc<StreamIndex<Stream>> {
         self.0.index.clone()
     }
 
-    /// Marks the session's streams as being ended by a DELETE.
-    ///
-    /// The marks last until the returned guards are dropped.
-    pub(super) fn begin_end(&self) -> Vec<PendingEnd> {
+    /// Marks the session's streams as being ended by a DELETE, until the guards are dropped.
+    pub(super) fn begin_end(&self) -> Vec<PendingEndGuard> {
         self.0
             .index
             .streams()
@@ -201,18 +199,19 @@ impl Session {
             .collect()
     }
 
-    /// Returns when the session was last used.
+    /// Returns when the session was last used, or `None` if it is in use.
     ///
-    /// Returns `None` if the session has a stream or another clone, such as one held by a request. While the event store is locked,
-    /// an idle session stays idle, because an idle session can only be cloned from the store's entry.
+    /// A session is in use if it has a stream or another clone, such as one held by a request. While the event store is locked,
+    /// an idle session stays idle, because it can only be cloned from the store's entry.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let is_shared = Arc::strong_count(&self.0) > 1;
         self.0.index.idle_since().filter(|_| !is_shared)
     }
 
-    /// Returns when a client last stopped reading one of its streams.
+    /// Returns when a client last stopped reading one of the session's streams.
     ///
-    /// Returns `None` if a client is reading one. The inner value is `None` if no remaining stream had a client.
+    /// Returns `None` if a client is reading one now. The inner value is `None` if none of the remaining streams has ever had a
+    /// client.
     pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {
         let mut latest = None;
         for stream in self.0.index.streams() {
@@ -221,7 +220,7 @@ impl Session {
         Some(latest)
     }
 
-    /// Returns the number of the session's streams, including ended ones that are kept.
+    /// Returns the number of streams, including ended ones that are still kept.
     pub(super) fn stream_count(&self) -> usize {
         self.0.index.len()
     }
@@ -229,7 +228,7 @@ impl Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The id is a credential, so it is not shown.
+        // Do not show the id, which is a credential.
         f.debug_struct("Session")
             .field("primes", &self.primes())
             .field("streams", &self.stream_count())

@@ -1,4 +1,4 @@
-//! All sessions of a server.
+//! The event store, which has all of a server's sessions.
 
 use std::{
     collections::HashMap,
@@ -27,44 +27,44 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a cancel is postponed at a time: 1 s.
+/// How long a cancel is postponed at a time.
 ///
-/// A cancel waits while a client is reading the stream, or the server is checking a client that resumes.
+/// A cancel waits while a client is reading the stream, or while the server is checking a client that wants to resume.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
-/// How much later than the layer the event store may detect a disconnect: 100 ms.
+/// How much later than the layer the event store may detect a disconnect.
 const DETECTION_TOLERANCE: Duration = Duration::from_millis(100);
 
-/// After a scan of all sessions that could make no room, the minimum time until the next scan: 1 s.
+/// Minimum time between two scans of all sessions if the first one could not make any room.
 ///
-/// Chosen because a full event store needs room for each event.
+/// Otherwise a full event store would scan the sessions for every event.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The event store: all sessions of a server. Clones share it.
+/// The event store, which has all of a server's sessions. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStore(Arc<Shared>);
 
-/// Current numbers, for metrics.
+/// An event store's current statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Number of known sessions.
     pub sessions: usize,
-    /// Number of streams, including ended ones that are kept.
+    /// Number of streams, including ended ones that are still kept.
     pub streams: usize,
-    /// Number of bytes kept, including the overhead of keeping them.
+    /// Number of bytes kept, overhead included.
     pub buffer_bytes: usize,
-    /// Number of times a client resumed a stream.
+    /// How many times a client has resumed a stream.
     pub resumes: u64,
-    /// Number of times a client was notified of missing events.
+    /// How many times a client has been notified of missing events.
     ///
-    /// Counted when its stream is removed.
+    /// They are only counted once the stream is removed.
     pub gaps: u64,
 }
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The stream that the id belongs to, and the event's number. The stream may have no such event.
+    /// The stream that the id belongs to, and the number of the event, which might not exist.
     Stream(Stream, u64),
     Unknown,
 }
@@ -75,7 +75,7 @@ struct Shared {
     budget: Arc<Budget>,
     sessions: Mutex<HashMap<Arc<str>, Session>>,
     ended_streams: Arc<EndedStreams<Stream>>,
-    /// When no room could be made in the sessions. `None` if there was some the last time.
+    /// When a scan of the sessions failed to make room, or `None` if the last one succeeded.
     full_since: Mutex<Option<Instant>>,
     resumes: AtomicU64,
 }
@@ -90,8 +90,8 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// The store recognises an event id of an earlier store for the same server, such as one before a restart. The client that
-    /// [resumes](Self::resume) with the id gets an error, and the server never receives it.
+    /// The store recognises event ids issued by an earlier store for the same server, for example before a restart. A client
+    /// that [resumes](Self::resume) with one gets an error, and the server never receives the id.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             shared: Arc::new(SharedState::new(server, limits)),
@@ -103,10 +103,11 @@ impl EventStore {
         }))
     }
 
-    /// Returns the session with this id, and creates it if it is not known.
+    /// Returns the session with this id, which is created if it is not known yet.
     ///
-    /// `requested_revision` is the revision in the client's own `initialize` if that starts the session. It decides whether the
-    /// client supports priming events. Without room, idle sessions are removed. Returns `None` if there is still no room.
+    /// `requested_revision` is the revision in the client's `initialize`, if that is what starts the session. It decides
+    /// whether the client supports priming events. To make room, removes idle sessions, and returns `None` if that is not
+    /// enough.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
@@ -115,12 +116,12 @@ impl EventStore {
         Some(session)
     }
 
-    /// Returns the session with this id, or `None` if it is unknown.
+    /// Returns the session with this id, if it is known.
     pub fn session(&self, id: &str) -> Option<Session> {
         self.0.sessions().get(id).cloned()
     }
 
-    /// Ends all streams of a session and removes it.
+    /// Ends all of a session's streams and removes the session.
     pub fn close(&self, session: &str) {
         let session = self.0.sessions().remove(session);
         if let Some(session) = session {
@@ -128,7 +129,7 @@ impl EventStore {
         }
     }
 
-    /// Removes a session if it has no stream and no other request.
+    /// Removes a session unless it has a stream or another request is using it.
     pub(super) fn remove_unused(&self, id: &str) {
         let mut sessions = self.0.sessions();
         let is_unused = |session: &Session| session.idle_since().is_some();
@@ -139,8 +140,8 @@ impl EventStore {
 
     /// Returns the response to a client that resumes after an event.
     ///
-    /// The response is an error if the event is unknown or no longer kept. Returns `None` if no event store of this server created
-    /// the id. The server itself may then know the id.
+    /// The response is an error if the event is unknown or no longer kept. Returns `None` if the id was not issued by any event
+    /// store for this server, in which case the server itself may know it.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_known = self.owns(last_event_id);
         is_known.then(|| match self.look_up(session, last_event_id) {
@@ -149,7 +150,7 @@ impl EventStore {
         })
     }
 
-    /// Returns `true` if there is an event after this one. Returns `false` if this one is unknown.
+    /// Returns `true` if this event is known and there is a later one.
     pub(crate) fn has_more(&self, session: &str, last_event_id: &str) -> bool {
         match self.look_up(session, last_event_id) {
             Lookup::Stream(stream, seq) => stream.has_more(seq),
@@ -159,7 +160,8 @@ impl EventStore {
 
     /// Returns `true` if a shutdown should wait for a client.
     ///
-    /// An answer is pending or is being read, or its client may still resume within the reconnect delay.
+    /// That is the case while an answer is pending or being read, and as long as its client may still resume within the
+    /// reconnect delay.
     pub fn is_in_progress(&self) -> bool {
         let mut indexes = self.0.indexes().into_iter();
         indexes.any(|index| index.streams().iter().any(Stream::is_in_progress))
@@ -167,10 +169,10 @@ impl EventStore {
 
     /// Decides for the layer whether an orphan may be cancelled.
     ///
-    /// This is the decision for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed
-    /// while the server is checking whether a client that resumes may read the stream. It is also postponed while a client is
-    /// reading the stream, and for the grace after that. The layer does not detect a resume at another path of the server. A call
-    /// without a stream may be cancelled at once.
+    /// Pass this to [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed while the
+    /// server is checking whether a client may resume the stream, while a client is reading it, and for the grace after that.
+    /// This is needed because the layer does not detect a resume at a different path of the server. A call without a stream
+    /// may be cancelled at once.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -193,7 +195,7 @@ impl EventStore {
         }
     }
 
-    /// Returns the current numbers.
+    /// Returns the current statistics.
     pub fn stats(&self) -> Stats {
         let indexes = self.0.indexes();
         Stats {
@@ -205,12 +207,12 @@ impl EventStore {
         }
     }
 
-    /// Returns `true` if an event id is of this store, or of another one for the same server.
+    /// Returns `true` if an event id was issued by this store, or by another for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.parse(event_id).is_some()
     }
 
-    /// Looks up an event id in a session. An id of another session is unknown.
+    /// Looks up an event id in a session. Another session's id is unknown.
     pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
         let id = self.0.shared.origin.parse(event_id).flatten();
         let lookup = id.and_then(|(name, seq)| {
@@ -220,7 +222,9 @@ impl EventStore {
         lookup.unwrap_or(Lookup::Unknown)
     }
 
-    /// Returns the response that reads a stream after an event, and counts the resume. Unknown events get an error.
+    /// Returns a response that reads a stream after an event, and counts the resume.
+    ///
+    /// If the event is unknown, the response is an error.
     pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
         let Some(response) = stream.respond_after(seq) else {
             return unknown_event();
@@ -230,7 +234,7 @@ impl EventStore {
     }
 }
 
-/// Returns the response for an unknown or expired event id.
+/// Returns the response to an unknown or expired event id.
 pub(super) fn unknown_event() -> Response<Body> {
     let text =
         "Last-Event-ID does not match an event of this session, or that event is no longer stored";
@@ -274,14 +278,16 @@ impl Shared {
         Some(session)
     }
 
-    /// Drops the oldest droppable event of each stream that no client is reading. Returns `false` if it drops none.
+    /// Drops the oldest droppable event of each stream that no client is reading.
+    ///
+    /// Returns `false` if nothing is dropped.
     fn drop_unread(&self) -> bool {
         let indexes = self.indexes().into_iter();
-        let dropping = indexes.flat_map(|index| index.streams());
-        dropping.filter(Stream::drop_unread).count() > 0
+        let streams = indexes.flat_map(|index| index.streams());
+        streams.filter(Stream::drop_unread).count() > 0
     }
 
-    /// Returns the streams of all sessions. A clone of a session would count as a use of it.
+    /// Returns every session's stream index. Cloning the sessions instead would count as using them.
     fn indexes(&self) -> Vec<Arc<StreamIndex<Stream>>> {
         self.sessions().values().map(Session::index).collect()
     }
@@ -312,7 +318,9 @@ impl AllSessions for Shared {
     }
 }
 
-/// Removes at least half of the idle sessions: the least recently used ones. Returns `false` if there is none.
+/// Removes at least half of the idle sessions, starting with the least recently used.
+///
+/// Returns `false` if no session is idle.
 fn remove_idle(sessions: &mut HashMap<Arc<str>, Session>) -> bool {
     let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
     if idle.is_empty() {

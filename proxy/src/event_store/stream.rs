@@ -1,4 +1,4 @@
-//! A stream of events: its writer adds them, and the response to its client takes them.
+//! A stream of events, added by a writer and taken by the response to a client.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use http::Response;
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
-pub(super) use self::end::PendingEnd;
+pub(super) use self::end::PendingEndGuard;
 use super::{
     call::Call,
     credentials::Credentials,
@@ -36,16 +36,16 @@ pub(super) const INTERNAL_ERROR: i32 = -32603;
 
 const NO_ROOM: &str = "the proxy has no room for events that the client has not read yet";
 const ANSWER_NOT_RETAINED: &str =
-    "the answer was sent once, and was too large for the proxy to keep";
+    "the answer was sent once but was too large for the proxy to keep";
 
-/// How long the upstream stream of a call is read after a cancel or the answer: 1 s.
+/// How long the proxy keeps reading a call's upstream stream after a cancel or the answer.
 ///
-/// Some servers never end the stream.
+/// Some servers never end the stream themselves.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 
 /// A stream of events that outlives its clients.
 ///
-/// Clones share the stream. Its writer must end it.
+/// Clones share the stream, which its writer must end.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -61,7 +61,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 /// stream.push(answer).await.unwrap();
 /// stream.end();
 ///
-/// // Its client reads from the start. A client that resumes reads after the event that it specifies.
+/// // The client reads from the start. If it resumes, it continues after the event that it specifies.
 /// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
 /// let text = String::from_utf8(body.into()).unwrap();
 /// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
@@ -73,17 +73,19 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event was refused because the stream had ended or had no room. The stream of a call has ended in either case.
+/// The event was refused because the stream had ended or had no room.
+///
+/// In either case, the stream has ended if it belongs to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
 struct Inner {
     number: u64,
-    /// The id of the stream's call: the JSON text that was sent, and a key for its value.
+    /// The id of the stream's call, both as the client wrote it and as a key for its value.
     call: Option<(Box<str>, IdKey)>,
-    /// The index of its session.
+    /// The session's index.
     index: Weak<StreamIndex<Stream>>,
-    /// How long the stream is kept after its end.
+    /// How long the stream is kept after it has ended.
     retention: Duration,
     state: Mutex<State>,
     /// Notified when a reader attaches, takes data, or detaches, and when the stream ends.
@@ -92,9 +94,9 @@ struct Inner {
     close_due: Notify,
     /// Notified when the server has accepted other credentials.
     credentials_renewed: Notify,
-    /// Number of clients whose credentials the server is being asked about.
+    /// Number of clients whose credentials the server is currently being asked about.
     pending_checks: AtomicUsize,
-    /// Number of pending requests of the client that end the call.
+    /// Number of pending requests by which the client is ending the call.
     pending_ends: AtomicUsize,
 }
 
@@ -106,18 +108,18 @@ struct State {
     token: Option<CallToken>,
     /// The latest credentials with which the server accepted a request for the call.
     credentials: Option<Arc<Credentials>>,
-    /// Whether the server has refused `credentials` since it accepted them.
+    /// Whether the server has refused `credentials` since accepting them.
     has_refused_credentials: bool,
     is_cancelled: bool,
     close_at: Option<Instant>,
-    /// Whether `notify_answered` has run for the answer.
+    /// Whether `notify_answered` has already handled the answer.
     is_notified: bool,
     writer: Option<AbortHandle>,
     /// When the stream expires, once it has ended.
     until: Option<Instant>,
-    /// Whether the stream has been marked as evictable, or closed. Reset when a client attaches that has events to read.
+    /// Whether the stream has been marked as evictable, or closed. Reset when a client attaches with events left to read.
     is_evictable: bool,
-    /// Whether a refusal for lack of room was logged.
+    /// Whether a lack of room has already been logged.
     has_logged_full: bool,
 }
 
@@ -168,14 +170,14 @@ impl Stream {
         self.0.call.as_ref().map(|(_, key)| key)
     }
 
-    /// Returns the id of its call, as it was written.
+    /// Returns the id of the stream's call, as the client wrote it.
     pub(crate) fn call_text(&self) -> Option<&str> {
         self.0.call.as_ref().map(|(text, _)| &**text)
     }
 
-    /// Adds the priming event, which has no message, only an id to resume from.
+    /// Adds the priming event, which has no message, just an id to resume from.
     ///
-    /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for one.
+    /// Call this only if the session allows it ([`Session::primes`](super::Session::primes)). There is always room for one.
     pub fn prime(&self) {
         let reader = {
             let mut state = self.state();
@@ -189,16 +191,17 @@ impl Stream {
 
     /// Adds an event. If there is no room, waits until the attached client has read enough.
     ///
-    /// Before that, droppable events are dropped, possibly this one, and then events that the client was sent. If there is neither
-    /// room nor a client, the call ends with an error. An event that exceeds the budget bypasses the ring, and is not kept.
+    /// Before waiting, makes room by dropping droppable events, possibly this one, and then events that have been sent to the
+    /// client. If there is still no room and no client is attached, the call ends with an error. An event that exceeds the
+    /// budget bypasses the buffer and is not kept.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the stream has ended or has no room. The stream of a call has then ended.
+    /// Returns [`Refused`] if the stream has ended or has no room. In either case, a call's stream has ended by then.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while it waits, the event may be lost. In that case, end the stream.
+    /// If the future is dropped while it is waiting, the event may be lost, so the stream should then be ended.
     pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             let reader_progress = self.0.reader_progress.notified();
@@ -220,11 +223,12 @@ impl Stream {
 
     /// Adds an event without waiting.
     ///
-    /// If there is no room, the call ends with an error, even if a client is attached. Use this where other work waits for the writer.
+    /// If there is no room, the call ends with an error even while a client is attached. Use this if other work would be held
+    /// up by a waiting writer.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the stream has ended or has no room. The stream of a call has then ended.
+    /// Returns [`Refused`] if the stream has ended or has no room. In either case, a call's stream has ended by then.
     pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             event = match self.offer(event) {
@@ -245,19 +249,23 @@ impl Stream {
 
     /// Returns a response whose body starts at the first event that no client has taken.
     ///
-    /// If `with_position` is set and there is an earlier event, the body starts with an event that has only an id to resume from.
+    /// If `with_position` is set and there are earlier events, the body begins with an event without a message, so that the
+    /// client has an id to resume from.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
 
-    /// Returns a response whose body starts after event `after`. Returns `None` if there is no such event.
+    /// Returns a response whose body starts after event `after`.
+    ///
+    /// Returns `None` if there is no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
         self.read(Start::After(after), false)
     }
 
-    /// Makes [`close_due`](Self::close_due) return [`UPSTREAM_LINGER`] from now. Later calls do not postpone it.
+    /// Makes [`close_due`](Self::close_due) return [`UPSTREAM_LINGER`] from now.
     ///
-    /// Call this once the call has been cancelled or answered. A call without an answer then counts as cancelled.
+    /// Use this once the call has been cancelled or answered. Without an answer, the call counts as cancelled from now on.
+    /// Later calls do not postpone the deadline.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -268,13 +276,13 @@ impl Stream {
         self.0.close_due.notify_waiters();
     }
 
-    /// Waits until [`UPSTREAM_LINGER`] after the call was cancelled or answered.
+    /// Waits for the call to be cancelled or answered, and then for another [`UPSTREAM_LINGER`].
     ///
-    /// A call counts as cancelled once its token fires, whether or not the server accepts the cancel.
+    /// A call counts as cancelled as soon as its token fires, whether or not the server accepts the cancel.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this is dropped.
+    /// This method is cancel safe: dropping the future loses nothing.
     pub async fn close_due(&self) {
         let token = self.state().token.clone();
         let cancelled = async {
@@ -299,14 +307,16 @@ impl Stream {
         }
     }
 
-    /// The size of a stream without its events.
+    /// The size of a stream, excluding its events.
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
 
-    /// Registers the task that writes the stream. It is aborted when the stream is closed, or now if the stream has ended.
+    /// Registers the task that writes the stream.
+    ///
+    /// The task is aborted when the stream is closed, or at once if the stream has already ended.
     pub(super) fn set_writer(&self, writer: AbortHandle) {
         let mut state = self.state();
-        // By now the stream may have been closed, or the task may already have ended it.
+        // In the meantime, the stream may have been closed, or the task may have ended it.
         match state.until {
             None => state.writer = Some(writer),
             Some(_) => {
@@ -328,12 +338,12 @@ impl Stream {
         pushed
     }
 
-    /// Drops the stream's oldest droppable event. Returns `false` if there is none.
+    /// Drops the oldest droppable event. Returns `false` if there is none.
     fn drop_droppable(&self) -> bool {
         self.state().ring.drop_droppable()
     }
 
-    /// If the call has just been answered, notifies the token and schedules the close. Does so once.
+    /// If the call has been answered, notifies its token and schedules the close, at most once.
     fn notify_answered(&self) {
         let (is_first, token) = {
             let mut state = self.state();
@@ -348,9 +358,11 @@ impl Stream {
         }
     }
 
-    /// Refuses an event for lack of room. The stream of a call ends with `message` as its error. A standalone stream continues.
+    /// Refuses an event for lack of room.
+    ///
+    /// A call's stream ends with `message` as its error, but a standalone stream continues.
     fn fail(&self, message: &str) -> Result<(), Refused> {
-        // Logged once, because a standalone stream continues, and its server may send many events.
+        // Only log this once, because a standalone stream continues and its server may send many more events.
         let is_first = !mem::replace(&mut self.state().has_logged_full, true);
         if is_first {
             tracing::warn!(
@@ -381,7 +393,7 @@ impl fmt::Debug for Stream {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the stream has ended, or has no room")
+        f.write_str("the stream has ended or has no room")
     }
 }
 

@@ -1,7 +1,7 @@
-//! The streams of each session, and the ended streams of all sessions.
+//! Indexes each session's streams, and the ended streams of all sessions.
 //!
-//! The index does not know the type of its streams. So a stream can hold the [`StreamIndex`] that contains it, and have that
-//! index evict other streams, or make room in [all sessions](AllSessions).
+//! The index does not depend on the type of its streams. This lets a stream refer to the [`StreamIndex`] that contains it, and
+//! have that index evict other streams or make room across [all sessions](AllSessions).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::{lock::lock, message::IdKey};
 
-/// The streams of one session.
+/// One session's streams.
 #[derive(Debug)]
 pub(super) struct StreamIndex<S> {
-    /// The budget of their events.
+    /// The budget for the streams' events.
     budget: Arc<Budget>,
     ended_streams: Weak<EndedStreams<S>>,
     state: Mutex<IndexState<S>>,
@@ -33,19 +33,19 @@ pub(super) struct StreamIndex<S> {
 #[derive(Debug)]
 struct IndexState<S> {
     streams: HashMap<u64, Entry<S>>,
-    /// The number of each stream by the name in its event ids.
+    /// Stream numbers by the name in the stream's event ids.
     names: HashMap<StreamName, u64>,
-    /// The newest stream of each call id.
+    /// The number of the newest stream for each call id.
     calls: HashMap<Arc<IdKey>, u64>,
-    /// Ended streams that may be evicted: read by their client, or of a cancelled call.
+    /// Ended streams that have been read by their client, or whose call was cancelled.
     evictable: BTreeSet<u64>,
-    /// `None` if there is no stream.
+    /// Always `None` while there is no stream.
     accepted: Option<AcceptedCredentials>,
     is_closed: bool,
     last_used: Instant,
 }
 
-/// The credentials of the latest request of the session that the server has accepted.
+/// The credentials from the latest of the session's requests that the server has accepted.
 #[derive(Debug)]
 struct AcceptedCredentials {
     sent: SentCredentials,
@@ -60,7 +60,7 @@ struct Entry<S> {
     call: Option<Arc<IdKey>>,
 }
 
-/// The ended streams of all sessions, by the time when they expire.
+/// The ended streams of all sessions, ordered by when they expire.
 #[derive(Debug)]
 pub(super) struct EndedStreams<S> {
     state: Mutex<EndedState<S>>,
@@ -68,9 +68,11 @@ pub(super) struct EndedStreams<S> {
     sessions: Weak<dyn AllSessions>,
 }
 
-/// All sessions of the event store.
+/// All of an event store's sessions.
 pub(super) trait AllSessions: fmt::Debug + Send + Sync {
-    /// Removes idle sessions, or else drops droppable events that no client is reading. Returns `false` if there are none.
+    /// Removes idle sessions, or else drops droppable events that no client is reading.
+    ///
+    /// Returns `false` if that makes no room.
     fn make_room(&self) -> bool;
 }
 
@@ -79,17 +81,17 @@ struct EndedState<S> {
     by_deadline: BTreeMap<(Instant, u64), Weak<StreamIndex<S>>>,
     /// The ended streams that may be evicted.
     evictable: BTreeSet<(Instant, u64)>,
-    /// The task that removes expired streams, while there are ended ones.
+    /// The task that removes expired streams, which runs for as long as there are ended ones.
     sweeper: Option<AbortHandle>,
 }
 
 /// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This stream has expired and was removed from the ended streams.
+    /// This stream has expired and has been removed from the ended streams.
     Due(Weak<StreamIndex<S>>, u64),
-    /// The next stream expires at this time.
+    /// No stream expires before this time.
     At(Instant),
-    /// There is no ended stream.
+    /// There are no ended streams.
     None,
 }
 
@@ -112,22 +114,22 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Returns an empty reservation for the events of a stream.
+    /// Returns an empty reservation for a stream's events.
     pub(super) fn reservation(&self) -> Reservation {
         self.budget.reservation()
     }
 
-    /// Returns an empty reservation for a stream itself. Its budget is shared by all sessions.
+    /// Returns an empty reservation for a stream itself, from the budget that all sessions share.
     pub(super) fn global_reservation(&self) -> Reservation {
         self.budget.global_reservation()
     }
 
-    /// Returns the ended streams, while the event store exists.
+    /// Returns the ended streams, as long as the event store exists.
     pub(super) fn ended_streams(&self) -> Option<Arc<EndedStreams<S>>> {
         self.ended_streams.upgrade()
     }
 
-    /// Inserts a stream. Returns `false` if the session was closed.
+    /// Inserts a stream. Returns `false` if the session has been closed.
     pub(super) fn insert(
         &self,
         number: u64,
@@ -149,14 +151,14 @@ impl<S: Clone> StreamIndex<S> {
         true
     }
 
-    /// Returns the newest stream of the call with this id.
+    /// Returns the stream of the newest call with this id.
     pub(super) fn find(&self, call: &IdKey) -> Option<S> {
         let state = self.state();
         let entry = state.streams.get(state.calls.get(call)?)?;
         Some(entry.stream.clone())
     }
 
-    /// Returns the stream with this name. This counts as a use of the session.
+    /// Returns the stream with this name, which counts as a use of the session.
     pub(super) fn get(&self, name: StreamName) -> Option<S> {
         let mut state = self.state();
         state.last_used = Instant::now();
@@ -164,7 +166,7 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream.clone())
     }
 
-    /// Registers the end of a stream, which expires at `until`.
+    /// Registers a stream as one that has ended and expires at `until`.
     pub(super) fn add_ended(self: &Arc<Self>, number: u64, until: Instant) {
         self.state().last_used = Instant::now();
         if let Some(ended_streams) = self.ended_streams() {
@@ -176,7 +178,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Marks an ended stream as one that may be evicted.
+    /// Marks an ended stream as evictable.
     pub(super) fn mark_evictable(&self, number: u64, until: Instant) {
         {
             let mut state = self.state();
@@ -192,9 +194,9 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Keeps the credentials of an accepted request until there is no stream.
+    /// Keeps an accepted request's credentials until there are no streams left.
     ///
-    /// Does nothing if the session has no stream, if there is no room, or if the credentials of a later request are already kept.
+    /// Does nothing if the session has no stream, there is no room, or the credentials of a later request are already kept.
     pub(super) fn accept_credentials(&self, sent: SentCredentials) {
         let mut reservation = self.global_reservation();
         if reservation.grow(sent.bytes).is_err() {
@@ -204,13 +206,13 @@ impl<S: Clone> StreamIndex<S> {
         let is_latest = state
             .accepted
             .as_ref()
-            .is_none_or(|former| former.sent.at <= sent.at);
+            .is_none_or(|previous| previous.sent.read_at <= sent.read_at);
         if is_latest && !state.streams.is_empty() {
             let accepted = AcceptedCredentials {
                 sent,
                 _reservation: reservation,
             };
-            let _former = state.accepted.replace(accepted);
+            let _previous = state.accepted.replace(accepted);
             drop(state);
         }
     }
@@ -224,7 +226,7 @@ impl<S: Clone> StreamIndex<S> {
             .map(|accepted| accepted.sent.credentials.clone())
     }
 
-    /// Removes and returns a stream. The last one takes the accepted credentials with it.
+    /// Removes and returns a stream. With the last one, the accepted credentials are removed as well.
     pub(super) fn remove(&self, number: u64) -> Option<S> {
         let mut state = self.state();
         let entry = state.streams.remove(&number)?;
@@ -242,12 +244,12 @@ impl<S: Clone> StreamIndex<S> {
     }
 
     /// Returns the stream with this number.
-    pub(super) fn numbered(&self, number: u64) -> Option<S> {
+    pub(super) fn get_by_number(&self, number: u64) -> Option<S> {
         let state = self.state();
         state.streams.get(&number).map(|entry| entry.stream.clone())
     }
 
-    /// Returns the oldest stream that may be evicted, and removes its mark.
+    /// Returns the oldest evictable stream, and removes its mark.
     pub(super) fn take_evictable(&self) -> Option<S> {
         let mut state = self.state();
         loop {
@@ -258,7 +260,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Removes and returns all streams. No stream can be inserted afterwards.
+    /// Removes and returns all streams. After that, no stream can be inserted.
     pub(super) fn take_all(&self) -> Vec<S> {
         let mut state = self.state();
         state.is_closed = true;
@@ -276,14 +278,12 @@ impl<S: Clone> StreamIndex<S> {
         state.streams.is_empty().then_some(state.last_used)
     }
 
-    /// Returns the indexed streams.
     pub(super) fn streams(&self) -> Vec<S> {
         let state = self.state();
         let entries = state.streams.values();
         entries.map(|entry| entry.stream.clone()).collect()
     }
 
-    /// Returns the number of indexed streams.
     pub(super) fn len(&self) -> usize {
         self.state().streams.len()
     }
@@ -310,15 +310,15 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Makes room in all sessions without evicting a stream. Returns `false` if there is none to make.
+    /// Makes room across all sessions without evicting any stream. Returns `false` if it cannot.
     pub(super) fn make_room_in_sessions(&self) -> bool {
         let sessions = self.sessions.upgrade();
         sessions.is_some_and(|sessions| sessions.make_room())
     }
 
-    /// Removes a closed stream from the ended ones and adds its `gaps` to the total.
+    /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
     ///
-    /// `until` is the time at which the stream would have expired, or `None` if it had not ended.
+    /// `until` is when the stream would have expired, or `None` if it had not ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
         self.gaps.fetch_add(gaps, Ordering::Relaxed);
         if let Some(until) = until {
@@ -328,12 +328,12 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Returns how many times clients were notified of missing events, on closed streams.
+    /// Returns how many times clients of closed streams have been notified of missing events.
     pub(super) fn gaps(&self) -> u64 {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// Returns the index and the number of the oldest evictable stream, and removes its mark.
+    /// Returns the oldest evictable stream, as its index and its number, and removes its mark.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {
@@ -344,11 +344,11 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Returns the next stream to expire and removes it if it has expired.
+    /// Returns the next stream to expire, removing it if it has already expired.
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {
-            // Cleared under the lock that `start_sweeper` takes. So a stream that is added after this starts another task.
+            // `start_sweeper` takes the same lock, so a stream that is added after this starts another task.
             state.sweeper = None;
             return NextExpiry::None;
         };
@@ -361,7 +361,7 @@ impl<S> EndedStreams<S> {
         NextExpiry::Due(index, number)
     }
 
-    /// Starts the task that removes expired streams, unless it is running.
+    /// Starts the task that removes expired streams, unless it is already running.
     pub(super) fn start_sweeper(&self, spawn: impl FnOnce() -> AbortHandle) {
         let mut state = self.state();
         if state.sweeper.is_none() && !state.by_deadline.is_empty() {

@@ -1,12 +1,13 @@
 //! The task that reads a server's answer to a call and writes it to the call's stream.
 //!
-//! 1. The task reads whether or not a client is attached, until the server's stream ends, or until
-//!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
-//! 2. If the stream ends before the answer, and the server has sent event ids, the task requests the rest. It does so up to
-//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the call,
-//!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
-//! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
-//! 4. The bytes of an event after the first [`READ_ALLOWANCE`] are reserved. An event without room bypasses the ring in pieces.
+//! 1. The task keeps reading, whether or not a client is attached, until the server's stream ends or
+//!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) has passed since the call was cancelled or answered.
+//! 2. If the stream ends before the answer and the server has sent event ids, the task requests the rest, up to
+//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the call's credentials, the
+//!    task ends the client's response so that the client resumes with fresh ones, and then requests the rest with those.
+//! 3. An answer that is not an event stream is turned into one: JSON is written unchanged, anything else as an error.
+//! 4. Bytes of an event beyond the first [`READ_ALLOWANCE`] are reserved. An event that does not fit bypasses the ring in
+//!    pieces.
 
 use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
 
@@ -18,8 +19,8 @@ use tower_service::Service;
 
 use super::{
     budget::Reservation,
-    event::{Event, ROOM_FOR_ID, Weight},
-    read::{BOM, Read, Reader, data, scanned, skip_bom},
+    event::{Event, ID_CAPACITY, Weight},
+    read::{BOM, Read, Reader, data, scan_lines, skip_bom},
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
@@ -32,49 +33,49 @@ use crate::{
 
 mod refusal;
 
-/// Maximum size of an event in the ring: 4 MiB, the limit of a session. Larger events, and any without room, bypass it.
+/// Maximum size of an event in the ring: a session's limit. Larger events bypass it.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// Maximum size of an event that is copied to a smaller buffer: 64 KiB.
+/// Maximum size of an event that is copied to a smaller buffer.
 const MAX_COPY: usize = 64 * 1024;
 
-/// Number of bytes of a frame that are reserved and read at a time: 2 KiB.
+/// How much of a frame is reserved and read at a time.
 const READ_STEP: usize = 2 * 1024;
 
-/// Maximum number of attempts to resume a stream that was cut off: 3.
+/// Maximum number of consecutive attempts to resume a stream that has been cut off.
 ///
-/// A successful attempt restarts the count even without a new event, because some servers end a resumed stream at once.
+/// A successful attempt restarts the count even if no event follows, because some servers end a resumed stream at once.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// Reconnect delay if the server sent none: 1 s.
+/// The reconnect delay for a server that has not sent one.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
-/// Reconnect delays are clamped to this range: 250 ms to 30 s.
+/// The range that reconnect delays are clamped to.
 const RETRY_RANGE: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
-/// Maximum size of a refusal that is read for a JSON-RPC error: 64 KiB.
+/// Roughly how much of a refusal is read to find a JSON-RPC error.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 const COMPRESSED: &str =
     "the MCP server's answer is compressed, although the proxy requested an uncompressed one";
 
-/// The pending response from the server.
+/// A response that the server has not sent yet.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// The state of the server's answer.
+/// The server's answer, as far as it has arrived.
 pub(super) enum Answer {
-    /// The response head has not arrived.
+    /// Not even the response head has arrived yet.
     Pending(PendingResponse),
-    /// The response is an event stream.
+    /// The response is an event stream, with this body.
     Events(Body),
 }
 
-/// Writes a server's answer to the stream of its call.
+/// Writes a server's answer to the call's stream.
 pub(super) struct Writer<S> {
     stream: Stream,
     resume: UpstreamResume<S>,
     reader: Reader,
-    /// Covers what the parser buffers. `None` if the session was removed.
+    /// Covers what the parser is buffering. `None` if the session has been removed.
     reservation: Option<Reservation>,
     mode: EventMode,
 }
@@ -84,20 +85,20 @@ pub(super) struct Writer<S> {
 enum EventMode {
     #[default]
     Buffered,
-    /// It bypasses the ring in pieces.
+    /// The event bypasses the ring in pieces.
     Bypass,
-    /// Its reader detached during the bypass. The rest is discarded.
+    /// The reader has detached during the bypass, so the rest of the event is discarded.
     Discarded,
 }
 
-/// Ends the stream, however the task ends.
+/// Ends the stream on drop, no matter how the task ends.
 struct EndOnDrop(Stream);
 
-/// Why reading has ended.
+/// Why reading a body has stopped.
 enum ReadEnd {
-    /// The server's stream ended or was cut off.
+    /// The server's stream has ended or was cut off.
     Cut,
-    /// The stream refused an event, or was ended with an error.
+    /// The call's stream has refused an event, or has been ended with an error.
     Refused,
 }
 
@@ -117,10 +118,10 @@ where
         }
     }
 
-    /// Writes the answer and ends the stream. Stops once [`Stream::close_due`] returns.
+    /// Writes the answer and ends the stream. Stops early when [`Stream::close_due`] returns.
     #[expect(
         clippy::manual_async_fn,
-        reason = "an `async fn` keeps its arguments twice, and there is one such future for each call in flight"
+        reason = "an `async fn` keeps its arguments twice, and every call in flight has one of these futures"
     )]
     pub(super) fn write(mut self, answer: Answer) -> impl Future<Output = ()> {
         async move {
@@ -141,8 +142,8 @@ where
                 let (head, body) = pending.await.into_parts();
                 let is_success = head.status.is_success();
                 if is_success && has_content_coding(&head.headers) {
-                    // A client that waits for the head gets such an answer unchanged. This client has an event stream
-                    // already.
+                    // Clients that are still waiting for the response head get such an answer unchanged, but this client
+                    // already has an event stream.
                     return self.end_with_error(COMPRESSED);
                 }
                 match is_success {
@@ -171,16 +172,16 @@ where
         }
     }
 
-    /// Writes the events of a body, to its end.
+    /// Writes a body's events until it ends.
     async fn write_events(&mut self, mut body: Body) -> ReadEnd {
-        self.reader.begin_again();
+        self.reader.start_next_body();
         loop {
             let frame = match body.frame().await {
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) | None => break,
             };
-            // Trailers do not carry events. The future of a read is boxed, so that it takes no memory while the server is
-            // silent.
+            // Trailers carry no events. The future that reads a frame is boxed, so that it takes up no memory while the
+            // server is silent.
             if let Ok(bytes) = frame.into_data()
                 && Box::pin(self.read(&bytes)).await.is_err()
             {
@@ -188,9 +189,9 @@ where
             }
         }
         if mem::take(&mut self.mode) == EventMode::Bypass {
-            // The end of the event is missing, so no client has parsed it.
+            // The event is incomplete, so no client can have parsed it.
             self.end_without_answer(
-                "the MCP server's stream was cut off in the middle of an event too large for the proxy to keep",
+                "the MCP server's stream was cut off during an event that was too large for the proxy to keep",
             );
             return ReadEnd::Refused;
         }
@@ -199,7 +200,7 @@ where
         ReadEnd::Cut
     }
 
-    /// Reads bytes of an event stream and writes each event that they complete.
+    /// Parses bytes of an event stream and writes each event that they complete.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
             let max = match self.mode {
@@ -236,9 +237,9 @@ where
         Ok(())
     }
 
-    /// Reserves room for `more` bytes of an event. Returns `false` if there is none.
+    /// Reserves room for `more` bytes of the current event. Returns `false` if there is none.
     fn reserve(&mut self, more: usize) -> bool {
-        // The capacity doubles up to the allowance, which needs no reservation.
+        // Up to the allowance, which needs no reservation, the capacity is doubled.
         let allowed = self.reader.needed_capacity(more, READ_ALLOWANCE);
         if allowed <= READ_ALLOWANCE {
             self.reader.reserve(allowed);
@@ -255,8 +256,8 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. If there is no room to double, it grows by less. Events are dropped, and streams
-        // evicted, only to fit `least`.
+        // Doubling makes copies rare. If there is no room for that, grow by less, but drop events and evict streams only to
+        // fit `least`.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needed_capacity(more, max);
@@ -275,7 +276,9 @@ where
         true
     }
 
-    /// Sends the new lines of a bypassing event. If its reader has detached, the call fails unless the event is droppable.
+    /// Sends the lines of a bypassing event that have been read so far.
+    ///
+    /// If the event's reader has detached, the call fails, unless the event is droppable.
     async fn forward_bypass(&mut self) -> Result<(), Refused> {
         let lines = self.reader.take();
         self.shrink_reservation();
@@ -294,7 +297,7 @@ where
     }
 
     async fn end_bypass(&mut self) -> Result<(), Refused> {
-        let weight = Weight::of_scanned(self.reader.end_scan(), self.stream.call());
+        let weight = Weight::from_scan(self.reader.end_scan(), self.stream.call());
         let is_taken =
             mem::take(&mut self.mode) == EventMode::Bypass && self.stream.end_bypass(weight).await;
         if is_taken || weight == Weight::Droppable {
@@ -304,11 +307,11 @@ where
         }
     }
 
-    /// Takes the event that was read.
+    /// Takes the event that has just been read.
     fn take_event(&mut self) -> Event {
         let lines = self.reader.take();
         let weight = self.weight(&lines);
-        let event = Event::of_lines(fitted(lines), weight);
+        let event = Event::from_lines(shrink_buffer(lines), weight);
         match self.reservation.take() {
             Some(reservation) => {
                 self.reservation = self.stream.reservation();
@@ -323,12 +326,12 @@ where
         let mut data = data(lines);
         match (data.next(), data.next()) {
             (first, None) => Weight::of(first.unwrap_or_default(), call),
-            // The lines need not be joined for a scan.
-            _ => Weight::of_scanned(scanned(lines), call),
+            // Unlike parsing, scanning does not require the lines to be joined.
+            _ => Weight::from_scan(scan_lines(lines), call),
         }
     }
 
-    /// Releases the part of the reservation that the parser does not need.
+    /// Releases whatever part of the reservation the parser does not need.
     fn shrink_reservation(&mut self) {
         let needed = self.reader.needed_capacity(0, 0);
         if let Some(reservation) = &mut self.reservation {
@@ -336,7 +339,9 @@ where
         }
     }
 
-    /// Requests the events after the last one with an id. Returns `None` if there is no id, or all attempts fail.
+    /// Requests the events that follow the last one with an id.
+    ///
+    /// Returns `None` if there is no id, if all attempts fail, or if the credentials are refused and the client cannot resume.
     async fn request_rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
         for _ in 0..MAX_ATTEMPTS {
@@ -356,7 +361,7 @@ where
         None
     }
 
-    /// Writes a JSON answer as one event. The call ends with an error if the JSON is cut off or is no answer.
+    /// Writes a JSON answer as one event, or an error if the JSON is cut off or is not an answer.
     async fn write_json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
@@ -378,11 +383,11 @@ where
         }
         let read = self.read(b"\n\n").await;
         if read.is_ok() && !self.stream.is_answered() {
-            self.end_with_error("the MCP server's JSON response has no answer to the call");
+            self.end_with_error("the MCP server's JSON response does not answer the call");
         }
     }
 
-    /// Writes another response as an error: the JSON-RPC error in its body, or else its status.
+    /// Writes any other response as an error: the JSON-RPC error in its body, or else its status.
     async fn write_refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await
@@ -396,7 +401,7 @@ where
             status,
             StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT
         ) {
-            // The answer of a gateway in front of the server, which may be working on the call.
+            // This was sent by a gateway in front of the server, which may still be working on the call.
             self.stream.lose_answer();
         }
         match refusal::json_rpc_error(&read) {
@@ -418,11 +423,11 @@ where
     }
 }
 
-/// Returns the lines of an event in a buffer of their size.
+/// Shrinks the buffer of an event's lines to their size.
 ///
-/// Small lines are copied. A large buffer is shrunk in place, even though the rest of its block then rarely fits an event.
-fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
-    let needed = lines.len() + ROOM_FOR_ID;
+/// Small lines are copied. A large buffer is shrunk in place, even though the remainder of its block then rarely fits an event.
+fn shrink_buffer(mut lines: Vec<u8>) -> Vec<u8> {
+    let needed = lines.len() + ID_CAPACITY;
     if needed > MAX_COPY {
         lines.shrink_to(needed);
         return lines;
@@ -456,8 +461,8 @@ mod tests {
         let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
         let resume = UpstreamResume::new(service, &Request::default());
         let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
-        // The task, the runtime's overhead for it, the stream, and its entries in four maps. The parser also keeps three ids of
-        // the server: that of the last event, that of the next, and one that is being read.
+        // The task, the runtime's overhead for it, the stream, and its entries in four maps. The parser also holds up to three
+        // of the server's ids: the last event's, the next one's, and one that is being read.
         let cost = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
             cost + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,

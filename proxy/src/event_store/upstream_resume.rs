@@ -1,4 +1,4 @@
-//! The request for the rest of a server's answer to a call.
+//! Requests the rest of a server's answer to a call.
 
 use std::{convert::Infallible, future::poll_fn, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::{
     origin::ClientConnection,
 };
 
-/// How long to wait for the head of the server's response: 10 s.
+/// How long to wait for the server's response head.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Headers of a call that describe its body or the responses that it accepts.
+/// Headers that describe a call's own body, or the responses that it accepts.
 const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,
@@ -24,22 +24,23 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::ACCEPT,
 ];
 
-/// The head of the request for the rest, copied from the head of the call's request.
+/// The head of a request for the rest of the answer, copied from the call's request.
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,
-    /// Excludes [`CALL_ONLY_HEADERS`], and the credentials, which the stream keeps. There is one list for each call in flight, and a
-    /// list is smaller than a map.
+    /// Excludes [`CALL_ONLY_HEADERS`] and the credentials, which the stream keeps.
+    ///
+    /// Every call in flight has one of these, and a list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The client's connection, sent because a server may accept only certain hosts or schemes.
+    /// The client's connection, because a server may only accept certain hosts or schemes.
     connection: Option<ClientConnection>,
 }
 
-/// The server's response to the request for the rest.
+/// The server's response to a request for the rest of the answer.
 pub(super) enum ResumeResponse {
     /// The rest of the events.
     Events(Body),
-    /// The server does not accept the credentials.
+    /// The server has refused the credentials.
     Unauthorized,
     /// Any other response, or none in time.
     Failed,
@@ -81,7 +82,7 @@ impl<S> UpstreamResume<S> {
         );
         headers.insert(LAST_EVENT_ID, last_event_id.clone());
         if let Some(credentials) = credentials {
-            credentials.put_on(&mut request);
+            credentials.apply_to(&mut request);
         }
         if let Some(connection) = &self.connection {
             request.extensions_mut().insert(connection.clone());
@@ -94,14 +95,15 @@ impl<S> UpstreamResume<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    /// Requests the events after the one with this id.
+    /// Requests the events that follow the one with this id.
     pub(super) async fn send(
         &mut self,
         last_event_id: &HeaderValue,
         credentials: Option<&Credentials>,
     ) -> ResumeResponse {
         let request = self.request(last_event_id, credentials);
-        let response = tokio::time::timeout(RESUME_TIMEOUT, call(&mut self.service, request)).await;
+        let response =
+            tokio::time::timeout(RESUME_TIMEOUT, call_when_ready(&mut self.service, request)).await;
         let Ok(Ok(response)) = response else {
             return ResumeResponse::Failed;
         };
@@ -115,8 +117,7 @@ where
     }
 }
 
-/// Calls a service once it is ready.
-async fn call<S: Service<Request<Body>>>(
+async fn call_when_ready<S: Service<Request<Body>>>(
     service: &mut S,
     request: Request<Body>,
 ) -> Result<S::Response, S::Error> {

@@ -63,7 +63,7 @@ fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathA
     let (target, server) = (Origin::of(&uri)?, Origin::of(requested)?);
     // The proxy would send the next request for this path in the same way, and the server would redirect again.
     let is_loop = !target.is_same_as(&server) && uri.path() == requested.path();
-    let is_rewritable = target.names(&server, public) && !is_loop;
+    let is_rewritable = target.is_origin_of(&server, public) && !is_loop;
     let path = uri.into_parts().path_and_query;
     is_rewritable.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }

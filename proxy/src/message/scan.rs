@@ -1,9 +1,9 @@
 //! Scans a message that is too long to keep, piece by piece.
 //!
-//! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `jsonrpc`, `id` and `method`.
-//!    Of a `result` or an `error` it keeps a few bytes, to recognise `null`, and nothing of other members.
-//! 2. **Doubtful answers do not count.** A message answers a call if it has one `id`, a `result` or an `error`, and no
-//!    `method`. It must end with the bracket of its object. Inside other members only brackets are counted.
+//! 1. **Little memory.** The scanner keeps the name of one member at a time, and the values of `jsonrpc`, `id` and `method`. It
+//!    keeps a few bytes of a `result` or `error`, just enough to recognise `null`, and nothing of any other member.
+//! 2. **Doubtful answers do not count.** A message answers a call if it has exactly one `id`, a `result` or an `error`, and no
+//!    `method`, and if it ends with its object's closing bracket. Inside other members, only brackets are counted.
 
 use std::mem;
 
@@ -11,19 +11,21 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, VERSION, is_droppable, is_response};
 
-/// Maximum size of a name or an id that is kept: 2 KiB. The answer to a longer id is not recognised.
+/// Maximum size of a name or a value that is kept.
+///
+/// Consequently, the answer to a call with a longer id is not recognised.
 const MAX_TEXT: usize = 2 * 1024;
 
 /// The state of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Scanner {
-    /// Number of open brackets.
+    /// How many brackets are open.
     depth: usize,
     is_in_string: bool,
     is_escaped: bool,
     /// The member whose value is being read.
     member: Option<Member>,
-    /// The bytes of the current name or value, as far as they are kept.
+    /// Whatever is kept of the current name or value.
     text: Vec<u8>,
     version: Option<Vec<u8>>,
     id: Option<Vec<u8>>,
@@ -34,7 +36,6 @@ pub(crate) struct Scanner {
     is_ambiguous: bool,
 }
 
-/// The JSON text of `null`.
 const NULL: &[u8] = b"null";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +77,7 @@ impl Scanner {
 
     /// Returns the id of the call that the message answers.
     ///
-    /// Returns `None` if the message was not read completely, is no answer, or is ambiguous.
+    /// Returns `None` if the message has not been read in full, is not an answer, or is ambiguous.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.has_ended
             && !self.is_ambiguous
@@ -86,7 +87,7 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Like [`answers`](Self::answers), for text that is a message only if it has `"jsonrpc": "2.0"`.
+    /// Like [`answers`](Self::answers), for text that is only a message if it has `"jsonrpc": "2.0"`.
     pub(crate) fn answers_with_version(self) -> Option<IdKey> {
         if self.has_version() {
             self.answers()
@@ -95,15 +96,15 @@ impl Scanner {
         }
     }
 
-    /// Returns `true` if the part read so far has `"jsonrpc": "2.0"`.
+    /// Returns `true` if the part that has been read contains `"jsonrpc": "2.0"`.
     fn has_version(&self) -> bool {
         let version = self.version.as_ref();
         version.is_some_and(|version| version.trim_ascii() == VERSION.as_bytes())
     }
 
-    /// Returns `true` if the message is a notification that may be lost.
+    /// Returns `true` if the message is a notification that may be lost without harm.
     ///
-    /// See [`Message::is_droppable`](super::Message::is_droppable). The result is based on the bytes that were read so far.
+    /// Like [`Message::is_droppable`](super::Message::is_droppable), but judges by what has been read so far.
     pub(crate) fn is_droppable(&self) -> bool {
         let method: Option<String> = self
             .method
@@ -113,7 +114,7 @@ impl Scanner {
         !is_other && method.is_some_and(|method| is_droppable(&method))
     }
 
-    /// Returns `true` if the whole message has been read and is a request.
+    /// Returns `true` if the message has been read in full and is a request.
     pub(crate) fn is_request(&self) -> bool {
         self.has_ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
     }
@@ -151,9 +152,9 @@ impl Scanner {
         }
     }
 
-    /// Keeps the bytes of a name, the version, the id or the method.
+    /// Keeps bytes that belong to a name, the version, the id or the method.
     ///
-    /// Of a result or an error it keeps enough to recognise `null`.
+    /// If they belong to a result or an error, keeps just enough to recognise `null`.
     fn keep(&mut self, bytes: &[u8]) {
         match self.member {
             Some(Member::Other) => return,
@@ -170,7 +171,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // No known name or method is as long. No id equals the replacement, which is not JSON.
+            // No known name or method is that long, and no id can equal the replacement, which is not JSON.
             self.text = vec![0; MAX_TEXT]
         }
     }
@@ -202,7 +203,7 @@ impl Scanner {
     }
 }
 
-/// Sets a member. Returns `true` if the member was already set.
+/// Sets a member. Returns `true` if it had already been set.
 fn set(member: &mut Presence, value: &[u8]) -> bool {
     let value = match value {
         NULL => Presence::Null,
@@ -220,7 +221,7 @@ mod tests {
         *,
     };
 
-    /// Returns the call that a message answers, scanned in pieces of `size` bytes.
+    /// Returns the call that a message answers, going by a scan in pieces of `size` bytes.
     fn scanned(message: &[u8], size: usize) -> Option<IdKey> {
         let mut scanner = Scanner::default();
         for piece in message.chunks(size) {
@@ -230,7 +231,7 @@ mod tests {
         scanner.answers()
     }
 
-    /// Returns the call that a message answers, by a parser.
+    /// Returns the call that a message answers, going by the parser.
     fn parsed(message: &[u8]) -> Option<IdKey> {
         let message = Message::read(message)?;
         let id = message.id.filter(|_| message.kind == Kind::Response);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_that_a_message_answers_is_found_at_any_position_of_its_id() {
+    fn the_answered_call_is_found_wherever_its_id_is() {
         for (message, answers) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8}}"#, Some("7")),
             (
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_found_as_the_parser_finds_it() {
+    fn the_scanner_and_the_parser_agree_on_the_version() {
         for (message, expected) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{}}"#, true),
             (r#"{"id":7,"result":{}, "jsonrpc" : "2.0" }"#, true),
@@ -340,7 +341,7 @@ mod tests {
         #[test]
         fn a_scan_agrees_with_a_parser_on_any_json(json in json(), size in 1..10_usize) {
             let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
-            // The parser ignores a method that is null, and the scanner does not.
+            // Unlike the scanner, the parser ignores a `method` that is `null`.
             let is_null_method = scanned.is_none() && json.contains(r#""method" : null"#);
             prop_assert!(scanned == parsed || is_null_method, "{:?} {:?}", scanned, parsed);
         }

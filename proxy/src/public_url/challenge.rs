@@ -1,13 +1,12 @@
-//! `resource_metadata` of `WWW-Authenticate` (RFC 9728, section 5.1).
+//! The `resource_metadata` parameter of `WWW-Authenticate` (RFC 9728, section 5.1).
 
 use http::{HeaderMap, HeaderValue, header};
 
 use crate::origin::Origin;
 
-/// The parameter that is rewritten.
 const PARAMETER: &str = "resource_metadata";
 
-/// Rewrites metadata URLs that point at the upstream to their public form.
+/// Rewrites metadata URLs that point at the upstream so that they use the public origin.
 pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origin) {
     let values = headers
         .iter_mut()
@@ -16,31 +15,33 @@ pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origi
         let rewritten = value
             .to_str()
             .ok()
-            .and_then(|text| rewritten(text, upstream, public));
+            .and_then(|text| rewrite_challenge(text, upstream, public));
         if let Some(rewritten) = rewritten.and_then(|text| HeaderValue::try_from(text).ok()) {
             *value = rewritten;
         }
     }
 }
 
-/// Returns a challenge with the public URL, or `None` if nothing changes or if the challenge is ambiguous.
-fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
+/// Returns the challenge with the public URL.
+///
+/// Returns `None` if there is nothing to change, or if the challenge is ambiguous.
+fn rewrite_challenge(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     let mut quoted = text.split('"');
     let mut result = quoted.next()?.to_owned();
     let (mut before, mut count) = (result.clone(), 0);
     // Each iteration handles a quoted string, and the text up to the next one.
     while let Some(value) = quoted.next() {
-        // A backslash may escape a quote.
+        // A backslash might escape a quote.
         if value.contains('\\') {
             return None;
         }
         let between = quoted.next()?;
-        let moved = is_parameter(&before)
+        let rewritten = is_parameter(&before)
             .then(|| public_url(value, upstream, public))
             .flatten();
-        count += usize::from(moved.is_some());
+        count += usize::from(rewritten.is_some());
         result.push('"');
-        result.push_str(moved.as_deref().unwrap_or(value));
+        result.push_str(rewritten.as_deref().unwrap_or(value));
         result.push('"');
         result.push_str(between);
         before = between.to_owned();
@@ -48,7 +49,7 @@ fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
     (count > 0).then_some(result)
 }
 
-/// Returns `true` if a string ends with the parameter's name followed by an equals sign.
+/// Returns `true` if a string ends with the parameter's name and an equals sign.
 fn is_parameter(before: &str) -> bool {
     let Some(before) = before.trim_end().strip_suffix('=') else {
         return false;
@@ -57,11 +58,11 @@ fn is_parameter(before: &str) -> bool {
     name.is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER))
 }
 
-/// Returns `url` with the public origin. Returns `None` if `url` is not on the upstream.
+/// Returns `url` with the public origin.
 ///
-/// Also returns `None` for a path that is not below `/.well-known/`.
+/// Returns `None` if `url` is not on the upstream, or its path is not below `/.well-known/`.
 fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
-    let public_url = public.instead_of(upstream, url)?;
+    let public_url = public.replace_origin(upstream, url)?;
     let (_, path) = public_url.split_at_checked(public.to_string().len())?;
     path.starts_with("/.well-known/").then_some(public_url)
 }
@@ -70,14 +71,14 @@ fn public_url(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn rewritten_text(text: &str) -> Option<String> {
+    fn rewrite_text(text: &str) -> Option<String> {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
-        rewritten(text, &upstream, &public)
+        rewrite_challenge(text, &upstream, &public)
     }
 
     #[test]
-    fn the_url_of_the_metadata_moves_and_the_rest_stays() {
+    fn only_the_metadata_url_is_rewritten() {
         for (text, expected) in [
             (
                 r#"Bearer resource_metadata="http://up:9000/.well-known/oauth-protected-resource/mcp""#,
@@ -88,12 +89,12 @@ mod tests {
                 r#"Basic realm="http://up:9000/", Bearer error="invalid_token",Resource_Metadata = "https://mcp.example.com/.well-known/x" , scope="a b""#,
             ),
         ] {
-            assert_eq!(rewritten_text(text).as_deref(), Some(expected));
+            assert_eq!(rewrite_text(text).as_deref(), Some(expected));
         }
     }
 
     #[test]
-    fn a_challenge_that_names_another_url_or_is_ambiguous_stays() {
+    fn a_challenge_with_another_url_or_an_ambiguous_one_is_unchanged() {
         for text in [
             "",
             "Bearer",
@@ -106,7 +107,7 @@ mod tests {
             r#"Bearer resource_metadata="http://up:9000/.well-known/x"#,
             "Bearer resource_metadata=http://up:9000/.well-known/x",
         ] {
-            assert_eq!(rewritten_text(text), None, "{text}");
+            assert_eq!(rewrite_text(text), None, "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: the address of a client, and the host and the scheme that it used.
+//! `Forwarded` (RFC 7239) and `X-Forwarded-*`: a client's address, and the host and scheme that it used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,10 +25,14 @@ const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// The headers with the address of a client. They change with its network, so they are not left in the request.
+/// The headers that contain a client's address.
+///
+/// They change when the client moves to another network, so they do not stay in the request.
 const ADDRESSES: [HeaderName; 3] = [header::FORWARDED, FOR, REAL_IP];
 
-/// The headers that are removed, unless their sender is trusted. Other headers of this kind name users, and pass.
+/// The headers that are stripped unless their sender is trusted.
+///
+/// Other headers of this kind name users, and are passed through.
 const UNTRUSTED: [HeaderName; 12] = [
     header::FORWARDED,
     FOR,
@@ -44,7 +48,7 @@ const UNTRUSTED: [HeaderName; 12] = [
     REAL_IP,
 ];
 
-/// The rules for the headers of a request.
+/// The rules for a request's headers.
 pub(super) struct Forwarded {
     public: Option<Origin>,
     trusted: Vec<Network>,
@@ -62,9 +66,9 @@ impl Forwarded {
         }
     }
 
-    /// Removes these headers of an untrusted client from a request. Returns those that the server gets instead.
+    /// Strips an untrusted client's headers, and returns those that the server gets instead.
     ///
-    /// The headers of a trusted client stay, except for those with addresses, which are a part of the result. The result has the
+    /// A trusted client's headers stay, except for those with addresses, which become part of the result. The result has the
     /// public origin if the option or a trusted client names it.
     pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
@@ -78,7 +82,7 @@ impl Forwarded {
             Origin::new(scheme, host?)
         });
         if self.public.is_some() {
-            // The port of the request belongs to a URL other than the public one.
+            // The port that the request names belongs to some URL other than the public one.
             request.headers_mut().remove(PORT);
         }
         let origin = peer.zip(public.clone().or(received));
@@ -97,12 +101,12 @@ impl Forwarded {
         self.trusted.iter().any(|network| network.contains(peer))
     }
 
-    /// Returns the scheme in the remaining headers, and their host if clients may use it.
+    /// Returns the scheme named by the remaining headers, and the host if clients may use it.
     ///
-    /// The scheme is http if only the host is named. Returns `None` if neither is named.
+    /// If they name only a host, the scheme is http. Returns `None` if they name neither.
     fn named_origin(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
-        let scheme = first(headers, &PROTO).and_then(scheme);
-        let host = first(headers, &HOST)
+        let scheme = first_value(headers, &PROTO).and_then(parse_scheme);
+        let host = first_value(headers, &HOST)
             .and_then(|host| host.parse::<Authority>().ok())
             .filter(|host| self.filter.allows_host(host));
         let is_named = scheme.is_some() || host.is_some();
@@ -110,12 +114,13 @@ impl Forwarded {
     }
 }
 
-/// Removes the headers of a client, unless the client is trusted.
+/// Strips a client's headers, unless the client is trusted.
 ///
-/// The same names with underscores are always removed: proxies send none, and some servers take `_` for `-`.
+/// Variants of the names with underscores are always stripped, because proxies do not send any, and some servers take `_`
+/// for `-`.
 fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
     let must_be_removed = |name: &HeaderName| {
-        let is_known = || UNTRUSTED.iter().any(|known| is_read_as(name, known));
+        let is_known = || UNTRUSTED.iter().any(|known| is_same_variable(name, known));
         if UNTRUSTED.contains(name) {
             !is_trusted
         } else {
@@ -132,20 +137,20 @@ fn remove_untrusted(headers: &mut HeaderMap, is_trusted: bool) {
     }
 }
 
-/// Returns `true` if CGI, WSGI and the like give both names the same variable.
-fn is_read_as(name: &HeaderName, other: &HeaderName) -> bool {
+/// Returns `true` if CGI, WSGI and the like map both names to the same variable.
+fn is_same_variable(name: &HeaderName, other: &HeaderName) -> bool {
     let (name, other) = (name.as_str().bytes(), other.as_str().bytes());
     name.map(|byte| if byte == b'_' { b'-' } else { byte })
         .eq(other)
 }
 
-/// Returns the value of the first proxy, because each proxy may add one.
-fn first<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+/// Returns the first value, which is the first proxy's: each one after it can append another.
+fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let list = headers.get(name)?.to_str().ok()?;
     list.split(',').next().map(str::trim)
 }
 
-fn scheme(text: &str) -> Option<Scheme> {
+fn parse_scheme(text: &str) -> Option<Scheme> {
     match text.to_ascii_lowercase().as_str() {
         "http" => Some(Scheme::HTTP),
         "https" => Some(Scheme::HTTPS),
@@ -153,7 +158,7 @@ fn scheme(text: &str) -> Option<Scheme> {
     }
 }
 
-/// Returns the origin in the request itself. The scheme is http, because the proxy has no TLS.
+/// Returns the origin that the request itself names. Its scheme is http, because the proxy has no TLS.
 fn received_origin(request: &Request<Body>) -> Option<Origin> {
     let host = match request.uri().authority() {
         Some(authority) => authority.clone(),
@@ -164,13 +169,13 @@ fn received_origin(request: &Request<Body>) -> Option<Origin> {
     Origin::new(Scheme::HTTP, host)
 }
 
-/// Returns the client's address and origin as headers. The address is appended to those in the request.
+/// Returns the headers with the client's address and origin.
 ///
-/// The result also has the `X-Real-IP` of the request.
+/// The address is appended to those that the request already has. The request's `X-Real-IP` is kept.
 fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
-    let earlier_clients = joined(headers, &FOR);
-    let elements = joined(headers, &header::FORWARDED);
-    // Most proxies set X-Forwarded-For, and pass on the Forwarded of a client.
+    let earlier_clients = join_values(headers, &FOR);
+    let elements = join_values(headers, &header::FORWARDED);
+    // Most proxies set X-Forwarded-For, but pass a client's Forwarded on.
     let forwarded = if elements.is_empty() || !earlier_clients.is_empty() {
         let clients = earlier_clients
             .split(',')
@@ -202,14 +207,14 @@ fn headers_to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> Header
     valid.chain(real_ip).collect()
 }
 
-/// Returns the values of a header that may be repeated, as one list.
-fn joined(headers: &HeaderMap, name: &HeaderName) -> String {
+/// Joins the values of a header that may be repeated into one list.
+fn join_values(headers: &HeaderMap, name: &HeaderName) -> String {
     let fields = headers.get_all(name).iter();
     let fields: Vec<&str> = fields.filter_map(|value| value.to_str().ok()).collect();
     fields.join(", ")
 }
 
-/// Returns a client of `X-Forwarded-For` as a node of `Forwarded`: `unknown` if it is no address.
+/// Converts a client in `X-Forwarded-For` to a node in `Forwarded`: `unknown` if it is not an address.
 fn node(client: &str) -> String {
     let address = client.trim_start_matches('[').trim_end_matches(']').parse();
     let address = address.or_else(|_| client.parse().map(|address: SocketAddr| address.ip()));

@@ -1,4 +1,4 @@
-//! `resource` of the metadata of a protected resource (RFC 9728, section 2).
+//! The `resource` field of a protected resource's metadata (RFC 9728, section 2).
 
 use http::{HeaderName, header};
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::origin::Origin;
 
-/// Headers that describe the bytes of a body.
+/// Headers that describe a body's exact bytes, so they no longer hold once it is rewritten.
 pub(super) const BODY_HEADERS: [HeaderName; 6] = [
     header::ACCEPT_RANGES,
     header::CONTENT_LENGTH,
@@ -16,42 +16,42 @@ pub(super) const BODY_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("repr-digest"),
 ];
 
-/// The member that is rewritten. A duplicate of it is an error.
+/// The field that is rewritten. It is an error if it is duplicated.
 #[derive(Deserialize)]
 struct Metadata<'a> {
     #[serde(borrow)]
     resource: &'a RawValue,
 }
 
-/// Returns metadata whose `resource` is at the public origin. All other bytes are the same.
+/// Moves the `resource` to the public origin. All other bytes stay the same.
 ///
-/// Returns `None` if `resource` is not a URL at the upstream.
-pub(super) fn rewritten(text: &[u8], upstream: &Origin, public: &Origin) -> Option<Vec<u8>> {
+/// Returns `None` if the `resource` is not a URL on the upstream.
+pub(super) fn rewrite(text: &[u8], upstream: &Origin, public: &Origin) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?;
     let metadata: Metadata<'_> = serde_json::from_str(text).ok()?;
     let resource = metadata.resource.get();
     let url: String = serde_json::from_str(resource).ok()?;
-    let moved = serde_json::to_string(&public.instead_of(upstream, &url)?).ok()?;
-    // The member is borrowed from the text.
-    let at = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
-    let (before, rest) = text.split_at_checked(at)?;
+    let rewritten = serde_json::to_string(&public.replace_origin(upstream, &url)?).ok()?;
+    // `resource` is borrowed from the text.
+    let start = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+    let (before, rest) = text.split_at_checked(start)?;
     let after = rest.strip_prefix(resource)?;
-    Some([before, &moved, after].concat().into_bytes())
+    Some([before, &rewritten, after].concat().into_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rewritten_text(text: &str) -> Option<String> {
+    fn rewrite_text(text: &str) -> Option<String> {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
-        let rewritten = rewritten(text.as_bytes(), &upstream, &public)?;
+        let rewritten = rewrite(text.as_bytes(), &upstream, &public)?;
         Some(String::from_utf8(rewritten).unwrap())
     }
 
     #[test]
-    fn only_the_resource_moves() {
+    fn only_the_resource_is_rewritten() {
         for (text, expected) in [
             (
                 r#"{ "x": 1.0, "resource":"http://up:9000/mcp" , "authorization_servers":["http://up:9000"]}"#,
@@ -62,7 +62,7 @@ mod tests {
                 r#"{"resource":"https://mcp.example.com/"}"#,
             ),
         ] {
-            assert_eq!(rewritten_text(text).as_deref(), Some(expected));
+            assert_eq!(rewrite_text(text).as_deref(), Some(expected));
         }
         for text in [
             "",
@@ -74,7 +74,7 @@ mod tests {
             r#"{"a":{"resource":"http://up:9000/a"}}"#,
             r#"{"resource":"http://up:9000/a"} x"#,
         ] {
-            assert_eq!(rewritten_text(text), None, "{text}");
+            assert_eq!(rewrite_text(text), None, "{text}");
         }
     }
 }

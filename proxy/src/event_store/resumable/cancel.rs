@@ -1,4 +1,4 @@
-//! Sends the layer's cancel of a call to the server.
+//! Sends the layer's cancel for a call to the server.
 
 use std::{convert::Infallible, future::poll_fn};
 
@@ -21,10 +21,10 @@ where
     S: Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
-    /// Sends the layer's cancel of a call.
+    /// Sends the layer's cancel for a call, with the call's credentials.
     ///
-    /// The cancel has the credentials of the call. A token may expire during a call, so the server may refuse them. Then the cancel is
-    /// sent again with the latest credentials that the server has accepted in the session if these differ.
+    /// The server may refuse them, for example because a token has expired during the call. The cancel is then sent once more
+    /// with the latest credentials that the server has accepted in the session, if those are different.
     pub(super) async fn cancel(
         &mut self,
         stream: &Stream,
@@ -35,7 +35,7 @@ where
         let with_credentials = |credentials: Option<&Credentials>| {
             let mut request = cancel.clone();
             if let Some(credentials) = credentials {
-                credentials.put_on(&mut request);
+                credentials.apply_to(&mut request);
             }
             match stream.call_text() {
                 Some(id) => with_request_id(request, message, id),
@@ -56,16 +56,16 @@ where
             return response;
         };
         drop(response);
-        // The service was ready for the first request only.
+        // The service has only been polled ready for the first request.
         let Ok(()) = poll_fn(|cx| self.inner.poll_ready(cx)).await;
         self.forward(with_credentials(Some(&other)).map(Body::from))
             .await
     }
 }
 
-/// Returns the cancel with the id that the client wrote.
+/// Replaces the request id in a cancel with the one that the client wrote.
 ///
-/// A server may distinguish `1` from `1.0`. A cancel that has this id already is unchanged.
+/// A server may distinguish `1` from `1.0`. A cancel that already has this id is left unchanged.
 fn with_request_id(mut request: Request<Bytes>, message: &Message<'_>, id: &str) -> Request<Bytes> {
     let Some(body) = message.with_request_id(request.body(), id) else {
         return request;

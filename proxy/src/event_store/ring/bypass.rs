@@ -1,4 +1,4 @@
-//! Events that bypass the ring, to a reader that has taken everything before them.
+//! Lets an event bypass the ring, to a reader that has taken everything before it.
 
 use bytes::Bytes;
 
@@ -10,9 +10,9 @@ use crate::event_store::event::{Event, Weight};
 impl Ring {
     /// Starts an event that bypasses the ring.
     ///
-    /// Returns `false` if the reader still has to take earlier events. If there is no reader, or the ring has ended, the event is
-    /// lost at once, and [`bypass_state`](Self::bypass_state) returns [`Bypassed::NoReader`]. `lost` is the error for a reader that
-    /// misses the event.
+    /// Returns `false` if the reader still has earlier events to take. If there is no reader, or the ring has ended, the event
+    /// is lost at once, and [`bypass_state`](Self::bypass_state) returns [`Bypassed::NoReader`]. `lost` creates the error for a
+    /// reader that misses the event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
         let reader = self.reader.as_mut().filter(|_| !self.has_ended);
         let Some(reader) = reader else {
@@ -22,19 +22,19 @@ impl Ring {
             }
             return true;
         };
-        if reader.at != self.next {
+        if reader.position != self.next {
             return false;
         }
         self.bypassed = Some((self.next, lost()));
         self.next += 1;
-        (reader.from, reader.at) = (self.next, self.next);
+        (reader.from, reader.position) = (self.next, self.next);
         self.bypass = Bypass::Piece(None);
         true
     }
 
-    /// Adds a piece of the bypassing event. Does nothing if the bypass was aborted.
+    /// Sets the next piece of the bypassing event, unless the bypass has been aborted.
     ///
-    /// The reader must have taken the previous piece.
+    /// The reader must already have taken the previous piece.
     pub(in crate::event_store) fn set_bypass_piece(&mut self, piece: Bytes) {
         if let Bypass::Piece(current) = &mut self.bypass {
             *current = Some(piece);
@@ -50,7 +50,7 @@ impl Ring {
         }
     }
 
-    /// Ends the bypassing event if its reader has taken all of it. Returns the state of the last piece.
+    /// Ends the bypass if the reader has taken the last piece, whose state is returned.
     pub(in crate::event_store) fn end_bypass(&mut self, weight: Weight) -> Bypassed {
         let state = self.bypass_state();
         if state == Bypassed::Taken {
@@ -62,16 +62,16 @@ impl Ring {
         state
     }
 
-    /// Returns the `id` line of the bypassing event and the blank line that ends it.
+    /// Returns the bypassing event's `id` line and the blank line that ends the event.
     pub(in crate::event_store) fn bypass_id_line(&self) -> Bytes {
         let mut lines = Vec::new();
         self.end_event(&mut lines, self.next.saturating_sub(1));
         lines.into()
     }
 
-    /// Adds the error for a reader that missed a bypassing event.
+    /// Appends the error for a reader that has missed a bypassing event.
     ///
-    /// Does nothing before the end of the ring, or if the ring still has the answer.
+    /// Does nothing if the ring has not ended yet or still has the answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {
         let is_in_ring = |seq| {
             self.events
@@ -88,7 +88,7 @@ impl Ring {
         }
     }
 
-    /// Aborts the bypassing event, if any. Its reader has detached, or the ring has ended.
+    /// Aborts the bypass, if there is one, because its reader has detached or the ring has ended.
     pub(super) fn abort_bypass(&mut self) {
         if let Bypass::Piece(_) = self.bypass {
             self.bypass = Bypass::Aborted;

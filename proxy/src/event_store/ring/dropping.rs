@@ -1,4 +1,4 @@
-//! The events that are dropped when there is no room.
+//! Decides which events are dropped when there is no room.
 
 use super::{Entry, Ring};
 use crate::event_store::event::Weight;
@@ -6,39 +6,39 @@ use crate::event_store::event::Weight;
 // === impl Ring ===
 
 impl Ring {
-    /// Returns `true` if both limits of the ring allow another event.
+    /// Returns `true` if both of the ring's limits allow another event.
     pub(super) fn is_below_limits(&self) -> bool {
         self.events.len() < self.limits.events && self.cost < self.limits.bytes
     }
 
     /// Drops the oldest droppable event. Returns `false` if there is none.
     pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
-        // An event that the reader has taken in part is not dropped.
+        // An event that the reader has only taken in part must not be dropped.
         let started = self.reader.as_ref().filter(|reader| reader.taken > 0);
-        let started = started.map(|reader| reader.at);
+        let started = started.map(|reader| reader.position);
         let may_drop =
             |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != started;
         let oldest = self.events.iter().position(may_drop);
-        oldest.is_some_and(|at| self.remove(at))
+        oldest.is_some_and(|index| self.remove(index))
     }
 
     /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
-    /// Returns `false` if no reader is attached, or it has taken none. Requests are dropped later, because no server repeats one that is lost
-    /// with a broken connection.
+    /// Requests are kept for longer than notifications, because a server does not repeat one that is lost with a broken
+    /// connection. Returns `false` if no reader is attached, or it has not taken any event that is still in the ring.
     pub(super) fn drop_delivered(&mut self) -> bool {
-        let at = self.reader.as_ref().map_or(0, |reader| reader.at);
-        let taken = self.events.partition_point(|entry| entry.seq < at);
+        let position = self.reader.as_ref().map_or(0, |reader| reader.position);
+        let taken = self.events.partition_point(|entry| entry.seq < position);
         let mut entries = self.events.iter().take(taken);
         let oldest = entries.position(|entry| entry.weight == Weight::Kept);
         taken > 0 && self.remove(oldest.unwrap_or(0))
     }
 
-    fn remove(&mut self, at: usize) -> bool {
-        let Some(entry) = self.events.remove(at) else {
+    fn remove(&mut self, index: usize) -> bool {
+        let Some(entry) = self.events.remove(index) else {
             return false;
         };
-        // Its reservation is released with the last holder of its bytes.
+        // The reservation itself is released once the last holder drops the bytes.
         self.cost -= entry.cost;
         true
     }

@@ -1,4 +1,4 @@
-//! Compares the ring to a simple model, under random operations.
+//! Compares the ring with a simple model, under random operations.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -12,7 +12,7 @@ const LIMITS: BufferLimits = BufferLimits {
 };
 const BUDGET: usize = 2_500;
 
-/// Numbers of bytes that other streams of the session may try to reserve.
+/// How many bytes the session's other streams may try to reserve.
 const OTHERS: [usize; 3] = [0, 1_000, 2_300];
 
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,7 @@ enum Op {
     },
     Attach(Start),
     Take(usize),
-    /// A detached reader tries to take an event.
+    /// A reader that has been detached tries to take an event.
     TakeDetached,
     Detach,
     /// An event bypasses the ring, split into `pieces`.
@@ -32,14 +32,13 @@ enum Op {
         weight: Weight,
     },
     End,
-    /// Other streams of the session reserve or release bytes.
+    /// The session's other streams reserve or release bytes.
     Others(usize),
 }
 
-/// A reference implementation that never discards an event, only marks it as dropped.
+/// A reference implementation that never discards an event, but only marks it as dropped.
 #[derive(Debug, Default)]
 struct Model {
-    /// All events since the start.
     events: Vec<Item>,
     reader: Option<ReaderModel>,
     /// The first event that no reader has taken.
@@ -61,7 +60,7 @@ struct Item {
 #[derive(Debug)]
 struct ReaderModel {
     from: usize,
-    at: usize,
+    position: usize,
 }
 
 // === impl Model ===
@@ -85,12 +84,12 @@ impl Model {
     fn push(&mut self, text: String, weight: Weight, cost: usize) -> bool {
         let is_droppable = weight == Weight::Droppable;
         while !self.has_room(cost) {
-            let at = self.reader.as_ref().map_or(0, |reader| reader.at);
+            let position = self.reader.as_ref().map_or(0, |reader| reader.position);
             let oldest = |matches: &dyn Fn(&Item) -> bool| {
                 let mut events = self.events.iter();
                 events.position(|item| item.is_retained && matches(item))
             };
-            let is_taken = |oldest: &usize| *oldest < at && !is_droppable;
+            let is_taken = |oldest: &usize| *oldest < position && !is_droppable;
             let notification = oldest(&|item| item.weight == Weight::Kept).filter(is_taken);
             let taken = notification.or(oldest(&|_| true).filter(is_taken));
             let oldest_droppable = oldest(&|item| item.weight == Weight::Droppable);
@@ -119,8 +118,8 @@ impl Model {
 
     fn take(&mut self) -> Option<String> {
         let taken = self.take_next();
-        let at = self.reader.as_ref().map_or(0, |reader| reader.at);
-        self.unread = self.unread.max(at);
+        let position = self.reader.as_ref().map_or(0, |reader| reader.position);
+        self.unread = self.unread.max(position);
         taken
     }
 
@@ -137,16 +136,16 @@ impl Model {
             self.add("lost".into(), Weight::Answer, 0, true);
         }
         let reader = self.reader.as_mut()?;
-        let missing = self.events[reader.at..]
+        let missing = self.events[reader.position..]
             .iter()
             .take_while(|item| !item.is_retained)
             .count();
-        reader.at += missing;
+        reader.position += missing;
         if missing > 0 {
             return Some(format!("{missing} missing"));
         }
-        let item = self.events.get(reader.at)?;
-        reader.at += 1;
+        let item = self.events.get(reader.position)?;
+        reader.position += 1;
         Some(item.text.clone())
     }
 }
@@ -164,7 +163,7 @@ fn seen(frame: &[u8]) -> String {
 }
 
 fn event(text: &str, weight: Weight) -> Event {
-    Event::of_lines(format!("data: {text}\n").into_bytes(), weight)
+    Event::from_lines(format!("data: {text}\n").into_bytes(), weight)
 }
 
 fn lost() -> Event {
@@ -210,7 +209,7 @@ fn run(ops: Vec<Op>) {
             Op::Push { weight, size } => {
                 let text = format!("{count}{}", "x".repeat(size));
                 let event = event(&text, weight);
-                let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
+                let cost = event.lines.len() + ID_CAPACITY + EVENT_OVERHEAD;
                 let pushed = ring.push(event);
                 if model.has_ended {
                     assert!(matches!(pushed, Pushed::Ended));
@@ -229,23 +228,26 @@ fn run(ops: Vec<Op>) {
             Op::Attach(from) => {
                 detached = id.or(detached);
                 let attached = ring.attach(from);
-                let at = match from {
+                let position = match from {
                     Start::Beginning => 0,
                     Start::After(seq) => seq as usize + 1,
                     Start::Unread => model.unread,
                 };
-                let is_known = at <= model.events.len();
+                let is_known = position <= model.events.len();
                 assert_eq!(attached.is_some(), is_known);
                 if let Some(reader) = attached {
                     id = attached;
-                    model.reader = Some(ReaderModel { from: at, at });
-                    // A reader that resumes after an event has already received the earlier ones.
-                    model.unread = model.unread.max(at);
+                    model.reader = Some(ReaderModel {
+                        from: position,
+                        position,
+                    });
+                    // A reader that resumes after an event has already received that one and all earlier ones.
+                    model.unread = model.unread.max(position);
                     let position_event = ring
                         .position_event(reader)
                         .map(|event| String::from_utf8(event.into()).unwrap());
-                    assert_eq!(position_event.is_some(), at > 0);
-                    let id = format!("id: n-0.{}\n\n", at.saturating_sub(1));
+                    assert_eq!(position_event.is_some(), position > 0);
+                    let id = format!("id: n-0.{}\n\n", position.saturating_sub(1));
                     assert!(position_event.is_none_or(|event| event.ends_with(&id)));
                 }
             }
@@ -280,7 +282,7 @@ fn run(ops: Vec<Op>) {
                 let is_behind = model
                     .reader
                     .as_ref()
-                    .is_some_and(|reader| reader.at != model.events.len());
+                    .is_some_and(|reader| reader.position != model.events.len());
                 let has_reader = model.reader.is_some() && !model.has_ended;
                 assert_eq!(ring.begin_bypass(lost), !(has_reader && is_behind));
                 if has_reader && !is_behind {
@@ -300,7 +302,7 @@ fn run(ops: Vec<Op>) {
                     model.add(String::new(), weight, 0, false);
                     model.reader = Some(ReaderModel {
                         from: seq + 1,
-                        at: seq + 1,
+                        position: seq + 1,
                     });
                     model.unread = seq + 1;
                 } else if !has_reader {

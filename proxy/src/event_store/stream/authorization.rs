@@ -1,7 +1,7 @@
-//! Decides which clients may resume a stream, based on the most recently accepted credentials.
+//! Decides which clients may resume a stream, based on the latest accepted credentials.
 //!
 //! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
-//! 2. The server is asked about any other credentials. During that check the call must not be cancelled as an orphan.
+//! 2. The server is asked about any other credentials. While it is being asked, the call must not be cancelled as an orphan.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -10,20 +10,20 @@ use http::Request;
 use super::Stream;
 use crate::event_store::credentials::Credentials;
 
-/// A pending check of credentials with the server. It ends when this is dropped.
-pub(in crate::event_store) struct PendingCheck(Stream);
+/// Marks a check of a client's credentials as pending, until this is dropped.
+pub(in crate::event_store) struct PendingCheckGuard(Stream);
 
 // === impl Stream ===
 
 impl Stream {
-    /// Returns the credentials with which the proxy sends requests for the call. Returns `None` for a call without any.
+    /// Returns the credentials that the proxy uses in its own requests for the call, if any.
     pub(in crate::event_store) fn credentials(&self) -> Option<Arc<Credentials>> {
         self.state().credentials.clone()
     }
 
     /// Returns `true` if a request has the latest accepted credentials.
     ///
-    /// Returns `false` if the server has refused them since.
+    /// If the server has refused them since, this is always `false`.
     pub(in crate::event_store) fn has_credentials_of<B>(&self, request: &Request<B>) -> bool {
         let state = self.state();
         let known = state.credentials.clone();
@@ -32,7 +32,7 @@ impl Stream {
         !has_refused_credentials && known.is_some_and(|known| *known == Credentials::of(request))
     }
 
-    /// Records credentials that the server has accepted.
+    /// Records that the server has accepted these credentials.
     pub(in crate::event_store) fn accept_credentials(&self, credentials: Arc<Credentials>) {
         {
             let mut state = self.state();
@@ -42,15 +42,15 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// Records that the server has refused these credentials, and waits for accepted ones.
+    /// Records that the server has refused these credentials, and waits until it accepts some.
     ///
-    /// Ends the response that the client is reading, so that the client resumes. Returns `true` once the server has accepted
-    /// credentials again, even the same ones. Returns `true` at once if `refused` is `None`, or no longer the latest. Returns
-    /// `false` at once if the client cannot resume, because it has no event id.
+    /// Ends the response that the client is reading, which makes the client resume. Returns `true` once the server has
+    /// accepted credentials again, even the same ones, or at once if `refused` is `None` or no longer the latest. If the
+    /// client cannot resume because it has no event id, returns `false` at once.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this is dropped.
+    /// This method is cancel safe: dropping the future loses nothing.
     pub(in crate::event_store) async fn await_credentials(
         &self,
         refused: Option<&Arc<Credentials>>,
@@ -83,21 +83,21 @@ impl Stream {
         }
     }
 
-    /// Counts a check of other credentials with the server until the result is dropped.
-    pub(in crate::event_store) fn begin_check(&self) -> PendingCheck {
+    /// Counts a check of other credentials with the server, until the returned guard is dropped.
+    pub(in crate::event_store) fn begin_check(&self) -> PendingCheckGuard {
         self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
-        PendingCheck(self.clone())
+        PendingCheckGuard(self.clone())
     }
 
-    /// Returns `true` while the server is being asked about other credentials.
+    /// Returns `true` while the server is being asked about a client's credentials.
     pub(in crate::event_store) fn has_pending_check(&self) -> bool {
         self.0.pending_checks.load(Ordering::Relaxed) > 0
     }
 }
 
-// === impl PendingCheck ===
+// === impl PendingCheckGuard ===
 
-impl Drop for PendingCheck {
+impl Drop for PendingCheckGuard {
     fn drop(&mut self) {
         self.0.0.pending_checks.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! An event that bypasses the ring, because there is no room for it.
+//! Sends an event past the ring when there is no room for it.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use crate::event_store::{
 impl Stream {
     /// Starts an event that bypasses the ring, once the reader has taken all earlier events.
     ///
-    /// Returns at once if there is no reader. The event is then lost.
+    /// Without a reader, returns at once, and the event is lost.
     pub(in crate::event_store) async fn begin_bypass(&self) {
         let lost = || {
             let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
@@ -23,7 +23,7 @@ impl Stream {
             .await;
     }
 
-    /// Sends bytes of the bypassing event. Returns `true` once the reader has taken them.
+    /// Sends bytes of the bypassing event, and returns `true` once the reader has taken them.
     ///
     /// Returns `false` if the reader has detached, there was none, or the stream has ended.
     pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {
@@ -42,7 +42,7 @@ impl Stream {
         true
     }
 
-    /// Ends the bypassing event. Returns `false` if the reader detached before it had taken all of the event.
+    /// Ends the bypassing event, and returns `true` if the reader has taken all of it.
     pub(in crate::event_store) async fn end_bypass(&self, weight: Weight) -> bool {
         let id = self.state().ring.bypass_id_line();
         let taken =
@@ -51,12 +51,12 @@ impl Stream {
         taken
     }
 
-    /// Refuses an event that had to bypass the ring and is lost. The stream of a call ends with an error.
+    /// Refuses an event that was lost in the bypass. A call's stream then ends with an error.
     pub(in crate::event_store) fn fail_lost_event(&self) -> Result<(), Refused> {
         self.fail(NO_ROOM)
     }
 
-    /// Sends a whole event past the ring. Fails if the attached client does not take all of it.
+    /// Sends a whole event past the ring, and fails unless the attached client takes all of it.
     pub(super) async fn push_bypassing(&self, event: Event) -> Result<(), Refused> {
         let weight = event.weight;
         self.begin_bypass().await;
@@ -67,7 +67,9 @@ impl Stream {
         }
     }
 
-    /// Runs `step` now and whenever the reader progresses, until `step` returns a value. Wakes the reader after each run.
+    /// Runs `step` now and whenever the reader makes progress, until it returns a value.
+    ///
+    /// Wakes the reader each time.
     async fn wait_for_progress<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
         loop {
             let reader_progress = self.0.reader_progress.notified();

@@ -1,4 +1,4 @@
-//! The end of a stream by its writer.
+//! How a writer ends its stream.
 
 use std::{mem, sync::atomic::Ordering};
 
@@ -8,30 +8,32 @@ use tokio::time::Instant;
 use super::Stream;
 use crate::event_store::event::{Event, error, error_from_json};
 
-/// A pending request of the client that ends the call. It ends when this is dropped.
-pub(in crate::event_store) struct PendingEnd(Stream);
+/// Marks the call as being ended by its client, until this is dropped.
+pub(in crate::event_store) struct PendingEndGuard(Stream);
 
 // === impl Stream ===
 
 impl Stream {
-    /// Ends the stream, with an error from the proxy unless the call was answered. There is always room for the error.
+    /// Ends the stream, with an error from the proxy unless the call has already been answered.
     ///
-    /// The server may still be working on the call, so the token is not notified of an answer. For the layer, the call ends once
-    /// its client has read the error.
+    /// There is always room for the error. The server may still be working on the call, so the token is not notified of an
+    /// answer. For the layer, the call ends once its client has read the error.
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Like [`end_with_error`](Self::end_with_error), while the server may still be working on the call. So the call is cancelled.
+    /// Like [`end_with_error`](Self::end_with_error), but also cancels the call.
+    ///
+    /// Used when the answer is lost, but the server may still be working on the call.
     pub(in crate::event_store) fn end_without_answer(&self, code: i32, message: &str) {
         self.lose_answer();
         self.end_with_error(code, message);
     }
 
-    /// Reports to the layer that the answer is lost, which cancels the call. Does nothing if the client is ending the call.
+    /// Reports the answer as lost to the layer, which cancels the call. Does nothing if the client is ending the call.
     ///
-    /// Call this before the error that the client gets, because that error is an answer for the layer.
+    /// This must precede the error that the client gets, because the layer takes that error for an answer.
     pub(in crate::event_store) fn lose_answer(&self) {
         if self.0.pending_ends.load(Ordering::Relaxed) > 0 {
             return;
@@ -41,7 +43,7 @@ impl Stream {
             if state.is_cancelled {
                 return;
             }
-            // Taken, so that the stream does not count as that of a cancelled call: its client gets the error.
+            // Take the token, so that the stream does not count as cancelled: its client is to get the error.
             state.token.take()
         };
         if let Some(token) = token {
@@ -49,15 +51,18 @@ impl Stream {
         }
     }
 
-    /// Counts a request of the client that ends the call, its own cancel or a DELETE, until the result is dropped.
+    /// Counts a client's request to end the call, until the returned guard is dropped.
     ///
-    /// Meanwhile the end of the stream is not a lost answer: many servers close it before they answer such a request.
-    pub(in crate::event_store) fn begin_end(&self) -> PendingEnd {
+    /// Such a request is the client's own cancel or a DELETE. Many servers close the stream before they answer one, so in the
+    /// meantime a stream that ends does not mean that the answer is lost.
+    pub(in crate::event_store) fn begin_end(&self) -> PendingEndGuard {
         self.0.pending_ends.fetch_add(1, Ordering::Relaxed);
-        PendingEnd(self.clone())
+        PendingEndGuard(self.clone())
     }
 
-    /// Ends the stream with an error in place of an answer that cannot be forwarded. Notifies the token of an answer.
+    /// Ends the stream with an error in place of an answer that cannot be forwarded.
+    ///
+    /// The token is notified of an answer.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -75,12 +80,14 @@ impl Stream {
         }
     }
 
-    /// Ends the stream. Its events are kept for a client that resumes.
+    /// Ends the stream, whose events are kept for a client that resumes.
     pub fn end(&self) {
         self.finish(None);
     }
 
-    /// Ends the stream of a cancelled call. It may be evicted unless it has an answer, because no client waits for it.
+    /// Ends a cancelled call's stream.
+    ///
+    /// It may then be evicted unless it has an answer, because no client is waiting for it.
     pub(crate) fn end_cancelled(&self) {
         self.state().is_cancelled = true;
         self.end();
@@ -117,9 +124,9 @@ impl Stream {
     }
 }
 
-// === impl PendingEnd ===
+// === impl PendingEndGuard ===
 
-impl Drop for PendingEnd {
+impl Drop for PendingEndGuard {
     fn drop(&mut self) {
         self.0.0.pending_ends.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Removes streams: when they expire, when there is no room, and with their session.
+//! Removes streams when they expire, when there is no room, and when their session is closed.
 
 use std::{
     iter,
@@ -29,20 +29,24 @@ impl Stream {
         }
     }
 
-    /// Drops the oldest droppable event if no client is reading the stream. Returns `false` if it drops none.
+    /// Drops the oldest droppable event, but only if no client is reading the stream.
+    ///
+    /// Returns `false` if nothing is dropped.
     pub(in crate::event_store) fn drop_unread(&self) -> bool {
         let mut state = self.state();
         !state.ring.has_reader() && state.ring.drop_droppable()
     }
 
-    /// Removes the stream at once if it is marked as evictable and no client has events to read. Returns `false` otherwise.
+    /// Removes the stream if it is marked as evictable and no client still has events to read.
+    ///
+    /// Returns `false` otherwise.
     fn evict_unless_reading(&self) -> bool {
         let Some(index) = self.0.index.upgrade() else {
             return false;
         };
         let ended_streams = index.ended_streams();
-        let is_closed = self.close_by(ended_streams.as_deref(), |state| {
-            // A client that reads the stream again has cleared the mark. It is set again once the client has read everything.
+        let is_closed = self.close_if(ended_streams.as_deref(), |state| {
+            // A client that resumes clears the mark until it has read everything again.
             let may_close = state.is_evictable && !state.ring.is_in_progress();
             if may_close {
                 state.ring.clear();
@@ -55,10 +59,10 @@ impl Stream {
         is_closed
     }
 
-    /// Removes the stream, or postpones its expiry by the retention.
+    /// Removes the stream, or postpones its expiry.
     ///
-    /// The expiry is postponed if a client has events to read or is being checked. It is also postponed if a client stopped reading
-    /// within the retention, before it had everything.
+    /// The stream is kept for another retention period if a client still has events to read or is being checked. If a client
+    /// has stopped reading before it had everything, the retention period restarts at that point.
     fn expire(&self) {
         let now = Instant::now();
         let postponed = {
@@ -79,14 +83,14 @@ impl Stream {
         }
     }
 
-    /// Returns an empty reservation for an event that is being read.
+    /// Returns an empty reservation for an event that is about to be read.
     pub(in crate::event_store) fn reservation(&self) -> Option<Reservation> {
         self.0.index.upgrade().map(|index| index.reservation())
     }
 
     /// Grows the reservation of an event that is being read. Returns `false` if there is no room.
     ///
-    /// Drops droppable events of this stream to make room, then evicts other streams.
+    /// To make room, drops this stream's droppable events and then evicts other streams.
     pub(in crate::event_store) fn grow_reservation(
         &self,
         reservation: &mut Reservation,
@@ -100,17 +104,18 @@ impl Stream {
         true
     }
 
-    /// Evicts another stream that was read completely or cancelled, and is not being read again, or else makes room in all sessions.
+    /// Evicts another stream, or else makes room across all sessions if those share the budget.
     ///
-    /// Returns `false` if it frees nothing.
+    /// Only a stream that has been read in full or cancelled, and is not being read again, can be evicted. Returns `false` if
+    /// nothing is freed.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
     }
 
-    /// Registers the end of the stream, which expires at this time. Starts the task that removes expired streams.
+    /// Registers the stream as one that has ended and expires at `until`.
     ///
-    /// Outside of a Tokio runtime the task is not started.
+    /// Also starts the task that removes expired streams, except outside of a Tokio runtime.
     pub(super) fn expire_at(&self, until: Instant) {
         let Some(index) = self.0.index.upgrade() else {
             return;
@@ -124,21 +129,20 @@ impl Stream {
         }
     }
 
-    /// Marks the stream as one that may be evicted.
     pub(super) fn mark_evictable(&self, until: Instant) {
         if let Some(index) = self.0.index.upgrade() {
             index.mark_evictable(self.0.number, until);
         }
     }
 
-    /// Ends the stream with its session.
+    /// Ends the stream because its session has been closed.
     ///
-    /// An attached client gets the remaining events, and an error in place of a missing answer. If no client is attached, all
-    /// events are dropped.
+    /// An attached client still gets the remaining events, with an error in place of a missing answer. Without an attached
+    /// client, all events are dropped.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let call = self.0.call.as_ref();
         let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
-        self.close_by(ended_streams, |state| {
+        self.close_if(ended_streams, |state| {
             if state.ring.has_reader() {
                 if let Some(error) = error.filter(|_| state.until.is_none()) {
                     state.ring.push_reserved(error);
@@ -151,7 +155,7 @@ impl Stream {
         });
     }
 
-    /// Releases what a closed stream had, and wakes its tasks. Must be called without the lock of the state.
+    /// Drops what a closed stream was holding, and wakes its tasks. The state must not be locked.
     fn release(
         &self,
         reader: Option<Waker>,
@@ -168,16 +172,20 @@ impl Stream {
         }
     }
 
-    /// Ends the stream at once and releases everything it has. The caller must have removed it from its index.
+    /// Ends the stream at once and releases everything it has.
+    ///
+    /// The caller must already have removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
-        self.close_by(ended_streams, |state| {
+        self.close_if(ended_streams, |state| {
             state.ring.clear();
             true
         });
     }
 
-    /// Closes the stream if `end` has ended its ring. Returns `false` if `end` did not.
-    fn close_by(
+    /// Closes the stream if `end` returns `true`, which means that it has ended the ring.
+    ///
+    /// Returns what `end` returned.
+    fn close_if(
         &self,
         ended_streams: Option<&EndedStreams<Self>>,
         end: impl FnOnce(&mut State) -> bool,
@@ -204,14 +212,17 @@ impl Stream {
 // === impl StreamIndex ===
 
 impl StreamIndex<Stream> {
-    /// Removes and closes a stream. Does nothing if it has already been removed.
+    /// Removes and closes a stream, unless it has already been removed.
     fn evict(&self, number: u64) {
         if let Some(stream) = self.remove(number) {
             stream.close(self.ended_streams().as_deref());
         }
     }
 
-    /// Evicts the oldest stream that frees this budget, or else makes room in all sessions. Returns `false` if it frees nothing.
+    /// Evicts this session's oldest evictable stream or, for the shared budget, any session's.
+    ///
+    /// If the shared budget is exhausted and no stream can be evicted, makes room across all sessions instead. Returns `false`
+    /// if nothing is freed.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::Session => {
@@ -236,25 +247,34 @@ impl StreamIndex<Stream> {
 // === impl EndedStreams ===
 
 impl EndedStreams<Stream> {
-    /// Evicts the oldest stream of any session, or else makes room in all sessions. Returns `false` if it frees nothing.
+    /// Evicts any session's oldest evictable stream, or else makes room across all sessions.
+    ///
+    /// Returns `false` if nothing is freed.
     pub(in crate::event_store) fn make_room(&self) -> bool {
         self.evict_oldest() || self.make_room_in_sessions()
     }
 
-    /// Evicts the oldest stream of any session. Returns `false` if there is none to evict.
+    /// Evicts any session's oldest evictable stream. Returns `false` if there is none.
     fn evict_oldest(&self) -> bool {
         iter::from_fn(|| self.take_evictable()).any(|(index, number)| {
-            let stream = index.upgrade().and_then(|index| index.numbered(number));
+            let stream = index
+                .upgrade()
+                .and_then(|index| index.get_by_number(number));
             stream.is_some_and(|stream| stream.evict_unless_reading())
         })
     }
 
-    /// Removes the expired streams. Returns when the next one expires, or `None` if no ended stream is left.
+    /// Removes expired streams, and returns when the next one expires.
+    ///
+    /// Returns `None` if no ended stream is left.
     fn expire(&self) -> Option<Instant> {
         loop {
             match self.next_expiry(Instant::now()) {
                 NextExpiry::Due(index, number) => {
-                    if let Some(stream) = index.upgrade().and_then(|index| index.numbered(number)) {
+                    if let Some(stream) = index
+                        .upgrade()
+                        .and_then(|index| index.get_by_number(number))
+                    {
                         stream.expire();
                     }
                 }

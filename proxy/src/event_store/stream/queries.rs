@@ -1,4 +1,4 @@
-//! The state of a stream, for its session and for the writer.
+//! Queries about a stream's state, for its session and its writer.
 
 use std::time::Duration;
 
@@ -6,36 +6,36 @@ use tokio::time::Instant;
 
 use super::Stream;
 
-/// Additional time for a client to resume during a shutdown, beyond its reconnect delay: 1 s.
+/// How much longer than its reconnect delay a client gets to resume during a shutdown.
 const RESUME_MARGIN: Duration = Duration::from_secs(1);
 
 // === impl Stream ===
 
 impl Stream {
-    /// Returns `true` if a client is reading it.
+    /// Returns `true` if a client is reading the stream.
     pub fn is_attached(&self) -> bool {
         self.state().ring.has_reader()
     }
 
-    /// Returns when the last client stopped reading it, or `None` if a client is reading it.
+    /// Returns when a client last stopped reading the stream, or `None` if one is reading it now.
     ///
-    /// The inner value is `None` if it has had no client.
+    /// The inner value is `None` if the stream has never had a client.
     pub(in crate::event_store) fn unread_since(&self) -> Option<Option<Instant>> {
         let state = self.state();
         (!state.ring.has_reader()).then_some(state.detached_at)
     }
 
-    /// Returns `true` if the stream had clients, and all of them have disconnected.
+    /// Returns `true` if the stream has had clients, and all of them have disconnected.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.state().ring.lost_all_readers()
     }
 
-    /// Returns how many clients have disconnected from it.
+    /// Returns how many clients have disconnected from the stream.
     pub(crate) fn disconnects(&self) -> u64 {
         self.state().ring.detached_readers()
     }
 
-    /// Returns `true` if there ever was an event, from which a client can resume.
+    /// Returns `true` if there has ever been an event for a client to resume from.
     pub(crate) fn has_events(&self) -> bool {
         self.state().ring.has_events()
     }
@@ -45,15 +45,15 @@ impl Stream {
         self.state().ring.has_more(after)
     }
 
-    /// Returns `true` if its call was answered.
+    /// Returns `true` if the stream's call has been answered.
     pub fn is_answered(&self) -> bool {
         self.state().ring.is_answered()
     }
 
     /// Returns `true` if a shutdown should wait for this stream.
     ///
-    /// The answer to its call is pending or is being read, or its client may still resume within the reconnect delay. Always `false`
-    /// for a standalone stream.
+    /// That is the case while the answer to its call is pending or being read, and as long as the client may still resume
+    /// within the reconnect delay. A standalone stream is never waited for.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {
             return false;

@@ -19,30 +19,30 @@ use crate::event_store::ring::{ReaderId, Start, Taken};
 struct ReaderBody {
     stream: Stream,
     id: ReaderId,
-    /// Sent before all events.
+    /// Sent ahead of all other events.
     position_event: Option<Bytes>,
 }
 
 // === impl Stream ===
 
 impl Stream {
-    /// Attaches a reader in place of the former one, and returns its response.
+    /// Attaches a reader, which replaces the current one, and returns its response.
     ///
-    /// If `with_position` is set, the reader first gets a position event, unless it starts at the first event. Returns `None` if
-    /// there is no such event to start after.
+    /// If `with_position` is set, the reader first gets a position event, unless it starts at the first event. Returns `None`
+    /// if it would have to start after an event that does not exist.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
-        let (id, position_event, former) = {
+        let (id, position_event, previous) = {
             let mut state = self.state();
             let id = state.ring.attach(from)?;
             if state.ring.is_in_progress() {
-                // Marked again once this reader has everything.
+                // The mark is set again once this reader has everything.
                 state.is_evictable = false;
             }
             let position_event = state.ring.position_event(id).filter(|_| with_position);
             (id, position_event, state.reader.take())
         };
-        if let Some(former) = former {
-            former.wake();
+        if let Some(previous) = previous {
+            previous.wake();
         }
         self.0.reader_progress.notify_waiters();
         let reader_body = ReaderBody {
@@ -54,7 +54,7 @@ impl Stream {
     }
 }
 
-/// Returns a response of events that intermediaries must not store or buffer.
+/// Returns an event stream response, which intermediaries must not store or buffer.
 fn event_stream(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -117,7 +117,7 @@ impl Drop for ReaderBody {
             state.detached_at = Some(Instant::now());
             state.reader.take()
         };
-        // The waker may be that of a reader that replaced this one, and must not be lost.
+        // The waker may belong to a reader that has replaced this one, so it must not be lost.
         if let Some(waker) = waker {
             waker.wake();
         }

@@ -1,9 +1,9 @@
-//! The body of a response that refuses a call.
+//! Parses the body of a response that refuses a call.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Returns the JSON-RPC error in the body of a refusal, as JSON text.
+/// Returns the JSON-RPC error in a refusal's body, as JSON text.
 pub(super) fn json_rpc_error(body: &[u8]) -> Option<&str> {
     #[derive(Deserialize)]
     struct Refusal<'a> {
