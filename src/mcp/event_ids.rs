@@ -72,7 +72,9 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIdKey ===
 
 impl EventIdKey {
-    /// Returns the process-wide key, for managers without a key of their own. They might share a store.
+    /// Returns the process-wide key, which managers without a key of their own share.
+    ///
+    /// The managers might also share a store.
     pub(super) fn process_wide() -> Self {
         static PROCESS_WIDE: OnceLock<EventIdKey> = OnceLock::new();
         let random = || {
@@ -150,7 +152,7 @@ impl Seal {
         let mac = u128::from_str_radix(mac, 16)
             .ok()
             .filter(|_| is_canonical)?;
-        // Integers are compared in constant time.
+        // Comparing integers takes constant time.
         (mac == self.mac(id)).then_some(id)
     }
 

@@ -55,7 +55,7 @@ pub(super) enum ClientStreamEnd {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct IdleTimeouts {
     pub(super) idle: Option<Duration>,
-    /// Applies while the client is lost.
+    /// How long an unused session stays open while its client is lost.
     pub(super) lost: Option<Duration>,
     /// Whether standalone streams don't count as uses of their session.
     pub(super) ignore_standalone_streams: bool,
@@ -116,7 +116,7 @@ impl IdleTracker {
             *has_unobserved_call |= end == ClientStreamEnd::Unobserved;
             if end == ClientStreamEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
                 *is_lost = true;
-                // The timeout would otherwise not restart, because the stream might not count as a use.
+                // The stream might not count as a use, in which case its end would not restart the timeout.
                 *last_use = now.max(*last_use);
                 return state.is_abandoned();
             }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_times_of_two_uses_the_later_counts() {
+    fn the_later_of_two_use_times_counts() {
         let (idle, start) = tracker();
         assert!(idle.touch(start + ms(60)));
         idle.begin_use();

@@ -133,7 +133,7 @@ impl<M> ManagerInner<M> {
 
     /// Cancels in-flight calls, removes retained ones, and waits for pending cancels.
     ///
-    /// This is necessary because a closed session does not accept cancels, and rmcp lets its handlers run for another 5 s.
+    /// This is necessary because a closed session does not accept cancels, and rmcp would let its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.begin_close(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));

@@ -2,7 +2,7 @@
 //!
 //! The format matters to the TypeScript SDK 1.x, which would lose the answer or resume forever with any other. For a completed
 //! call, the client first receives an event that repeats its last event id, then the answer without an id, so that it can resume
-//! in the same way after another disconnect. An error, whether a completed or a cancelled call's, is sent without that event,
+//! in the same way after another disconnect. An error, whether for a completed or a cancelled call, is sent without that event,
 //! because to the SDK an error after an event id does not end the call.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
@@ -118,7 +118,7 @@ fn text_result(text: &str) -> CallToolResult {
     result
 }
 
-/// Returns `true` if the client already has the answer, whose event id is its last one.
+/// Returns `true` if the client already has the answer: its last event id is the answer's.
 ///
 /// EventSource clients reconnect to the streams of completed calls, and must not receive every answer twice.
 pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> bool {
@@ -288,7 +288,7 @@ impl<S> ReplayedAnswer<S> {
         }
     }
 
-    /// Discards what no longer has to follow once the replay has yielded `event`.
+    /// Discards whatever does not have to be sent any more once the replay has yielded `event`.
     fn record(&mut self, event: &ServerSseMessage) {
         let request = event.message.as_deref().and_then(answered_id);
         let is_answer = request.is_some() && request == self.request.as_ref();

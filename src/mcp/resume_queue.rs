@@ -72,7 +72,7 @@ impl ResumeQueue {
 // === impl ResumePermit ===
 
 impl ResumePermit {
-    /// Waits for the earlier resumes, for at most [`RESUME_QUEUE_TIMEOUT`].
+    /// Waits for earlier resumes, for at most [`RESUME_QUEUE_TIMEOUT`].
     pub(super) async fn acquire(mut self) -> Self {
         let permit =
             migrating_timeout(RESUME_QUEUE_TIMEOUT, self.semaphore.clone().acquire_owned()).await;

@@ -268,18 +268,18 @@ impl Session {
     }
 
     /// Replaces the last reported event and returns the previous one.
-    fn replace_notified(&self, now: Notified) -> Notified {
+    fn replace_notified(&self, new: Notified) -> Notified {
         let mut notified = lock(&self.notified);
-        mem::replace(&mut *notified, now)
+        mem::replace(&mut *notified, new)
     }
 
     /// Starts the timer that closes the session once it is idle, if it has a timeout.
     pub(super) fn start_idle_timer(self: &Arc<Self>, timer: &Arc<Timer>) {
         let timeout = self.idle_timeouts.shortest();
-        if let Some(at) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
+        if let Some(deadline) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
             // Called only once per session.
-            let _ = self.timer.set(timer.set(at, this));
+            let _ = self.timer.set(timer.set(deadline, this));
         }
     }
 
@@ -317,9 +317,9 @@ impl Session {
     fn start_lost_timeout(&self, is_abandoned: bool, now: Instant) {
         if is_abandoned
             && let (Some(timer), Some(lost)) = (self.timer.get(), self.idle_timeouts.lost)
-            && let Some(at) = now.checked_add(lost)
+            && let Some(deadline) = now.checked_add(lost)
         {
-            timer.reset_earlier(at);
+            timer.reset_earlier(deadline);
         }
     }
 
@@ -379,14 +379,14 @@ impl Session {
         self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits, for at most `limit`, until no cancel is pending, or none for `request`.
+    /// Waits up to `limit` for pending cancels: those for `request`, or all if it is `None`.
     pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
         let mut pending = self.pending_cancels.subscribe();
         let none_pending = |pending: &Vec<RequestId>| match request {
             Some(request) => !pending.contains(request),
             None => pending.is_empty(),
         };
-        // `wait_for` fails only if the sender has been dropped, but `self` owns it.
+        // `wait_for` fails only once the sender has been dropped, but `self` owns it.
         let _ = migrating_timeout(limit, pending.wait_for(none_pending)).await;
     }
 }

@@ -179,8 +179,8 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Without a store, the key has no effect. With one, each event id that a client receives carries a MAC over the store's own
     /// id and the session, and an event is replayed only to that session. By default, all managers in a process share one random
-    /// key, so events from another process or from before a restart are not replayed to any client. Processes that share a store
-    /// need the same key, of at least 32 random, secret bytes. An empty key is ignored.
+    /// key, so events from another process, or from before a restart, are not replayed to any client. Processes that share a
+    /// store need the same key, which should consist of at least 32 random, secret bytes. An empty key is ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -283,7 +283,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if let ClientJsonRpcMessage::Request(request) = &message
             && let Some(token) = CallToken::in_message(request.request.extensions())
         {
-            // The layer must know the session from its first call on.
+            // The layer has to know about the session from its first call on.
             self.shared.join_registry(token.exchange().registry());
         }
         let session_use = self.shared.sessions.begin_use(id);

@@ -7,8 +7,8 @@ use super::session_manager::CancellableSessionManager;
 impl<M> CancellableSessionManager<M> {
     /// Closes sessions that have been idle for `timeout`, at least 100 ms.
     ///
-    /// This applies to sessions created afterwards. The next request from the client of a closed session is answered with 404.
-    /// A session is idle while none of the following is using it:
+    /// This applies to sessions created afterwards. A closed session's client receives 404 for its next request. A session is
+    /// idle while none of the following is using it:
     ///
     /// - a request, even while its body is incomplete or a middleware inside the layer is holding it;
     /// - an open stream, including a standalone one;
@@ -35,19 +35,19 @@ impl<M> CancellableSessionManager<M> {
 
     /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms.
     ///
-    /// Off by default. This applies to sessions created afterwards. Many clients never end their sessions; this option closes
+    /// Off by default. This applies to sessions created afterwards. Many clients never end their sessions, and this option closes
     /// those before the [`idle_timeout`](Self::idle_timeout) does. A client counts as disconnected from the time it disconnects
-    /// from its last stream, whether standalone or a call's, until its next request. The timeout starts after the last use of the
-    /// session, and thus after the graces of its calls.
+    /// from its last stream, whether standalone or for a call, until its next request. The timeout starts after the last use of
+    /// the session, and so after the graces of its calls.
     ///
-    /// SDKs reconnect within seconds, but after an outage of several seconds they give up on a standalone stream and from then on
-    /// only send requests. The timeout must therefore be longer than the pauses between a client's requests. A client that sends
-    /// a request too late receives 404, and the TypeScript and Python SDKs do not open a new session on their own.
+    /// SDKs reconnect within seconds, but give up on a standalone stream after an outage of several seconds. From then on they
+    /// only send requests, so the timeout must be longer than a client's pauses. A client that sends a request later than that
+    /// receives 404, and the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// # Edge cases
     ///
-    /// - Every stream counts, even an untracked call's or one without a layer. If a client disconnects from an untracked call
-    ///   before the answer, this timeout never closes its session, because the call might still be running.
+    /// - Every stream counts, including those for untracked calls and those without a layer. If a client disconnects from an
+    ///   untracked call before the answer, this timeout never closes its session, because the call might still be running.
     /// - A client does not count as disconnected if the server ended its stream, because the server might have asked it to wait.
     /// - On a dead network, a disconnect is detected late. It is then treated as later than any requests that the client has sent
     ///   over other connections in the meantime.
@@ -83,9 +83,9 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default, so an open standalone stream keeps its session open, even if the client no longer uses the session or a
     /// proxy is holding on to the connection of a client that has disconnected. This option applies to sessions created
-    /// afterwards. If the client of such a session only listens, the session is closed after the [`idle_timeout`](Self::idle_timeout) and
-    /// its stream ends, so that timeout must be longer than the pauses between a client's requests. After a 404, the TypeScript
-    /// and Python SDKs do not open a new session on their own.
+    /// afterwards. If the client of such a session only listens, the session is closed after the
+    /// [`idle_timeout`](Self::idle_timeout) and its stream ends, so that timeout must be longer than a client's pauses. After a
+    /// 404, the TypeScript and Python SDKs do not open a new session on their own.
     ///
     /// ```
     /// use std::time::Duration;

@@ -17,7 +17,7 @@ use super::{
     session::{Session, Sessions},
 };
 
-/// A use of a session, which is not idle until the use is dropped.
+/// A use of a session, which keeps the session from being idle until it is dropped.
 pub(super) struct SessionUse {
     session: Arc<Session>,
     stream: ClientStream,

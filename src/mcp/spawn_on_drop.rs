@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_future_continues_where_it_was() {
+    fn a_dropped_future_continues_where_it_left_off() {
         let steps = Cell::new(0);
         let step = || steps.set(steps.get() + 1);
         let mut spawned_on_drop = None;

@@ -1,4 +1,4 @@
-//! The most recent event ids of a session's standalone streams, to recognise their resumes.
+//! The most recent event ids of a session's standalone streams, to recognise resumed ones.
 //!
 //! This is needed where an event id does not show which stream it belongs to: with an event store, or with a session manager
 //! other than rmcp's own. A stream that a client resumes after an older event is not recognised, and counts as an untracked

@@ -50,7 +50,7 @@ pin_project! {
     }
 }
 
-/// A call whose stream is being observed. Dropping it before it ends reports the stream as lost.
+/// A call whose stream is being observed. Dropping it before that stream has ended reports the stream as lost.
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
@@ -61,14 +61,13 @@ pub(super) struct BoundCall {
     is_dispatching: bool,
 }
 
-/// What is reading a stream.
+/// What a stream is read by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamReader {
-    /// The client.
     Client,
-    /// A task, which only waits for the call to end.
+    /// A task that is only waiting for the call to end.
     Task,
-    /// Nothing, because the answer, the refusal or the end of the stream has been reported.
+    /// No reader, because the answer, the refusal or the end of the stream has been reported.
     None,
 }
 

@@ -79,7 +79,7 @@ struct HashedIds {
 pub(super) enum SendDecision {
     Send,
     Drop,
-    /// Dropped with an error, because its sender would wait for a reply that cannot arrive.
+    /// Dropped with an error, or its sender would wait for a reply that cannot arrive.
     Refuse,
 }
 
@@ -299,7 +299,7 @@ impl HashedIds {
         }
     }
 
-    /// Takes the ids of `self` away from any older calls that have them.
+    /// Takes this call's ids away from any older calls that share them.
     fn claim_ids_from(&self, calls: &mut VecDeque<Self>) {
         for call in calls.iter_mut() {
             call.request_id = call

@@ -62,7 +62,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// It is as cancel safe as the inner future, because the poll that removes an error also returns it.
+    /// It is as cancel-safe as the inner future, because the poll that removes an error also returns it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,

@@ -1,8 +1,8 @@
 //! Cancels that are replayed as HTTP POSTs into the inner service.
 //!
 //! This is how calls are cancelled without the session manager. The POST carries the original request's URI, extensions and most
-//! of its headers, so that everything inside the layer (routing, auth, limits) treats it as it treated the call. Headers that
-//! belong to the original body, or that would change what the POST does, are left out.
+//! of its headers, so that everything inside the layer (routing, auth, limits) treats it in the same way as the call. Headers
+//! that belong to the original body, or that would change what the POST does, are left out.
 
 use std::{
     future::poll_fn,
@@ -117,7 +117,7 @@ impl<S, B> Replay<S, B> {
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
-        // With a token, this request is also accepted by a handler that extracts one, and passed through by an inner layer.
+        // The token lets a handler that extracts one accept this request too, and makes an inner layer pass it through.
         let replayed = Arc::new(Exchange::of_replay(self.shared.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();

@@ -185,7 +185,7 @@ where
 impl<B> JsonEvent<B> {
     fn new(status: StatusCode, body: B) -> Self {
         let mut bom_filter = BomFilter::default();
-        bom_filter.after_injection();
+        bom_filter.record_injection();
         Self {
             status,
             body: Box::pin(body),
@@ -196,7 +196,7 @@ impl<B> JsonEvent<B> {
 
     /// Returns the bytes to send for a frame, or `None` if only white space has been received.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
-        let data = on_one_line(self.bom_filter.filter(frame));
+        let data = replace_line_breaks(self.bom_filter.filter(frame));
         if self.has_data {
             return Some(data);
         }
@@ -214,7 +214,7 @@ impl<B> fmt::Debug for CommittedBody<B> {
 }
 
 /// Replaces line breaks in JSON with spaces, because they can only occur between tokens.
-fn on_one_line(json: Bytes) -> Bytes {
+fn replace_line_breaks(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }

@@ -50,7 +50,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Stands in for a duration that would overflow an instant.
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The status that nginx logs for a client that has disconnected before its response.
+/// The status that nginx logs when a client disconnects before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
@@ -298,8 +298,8 @@ impl Silence {
     }
 
     fn wait(&mut self, from: Instant, time: Duration) {
-        let at = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
-        self.timer.as_mut().reset(at);
+        let deadline = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
+        self.timer.as_mut().reset(deadline);
     }
 }
 
@@ -370,7 +370,7 @@ impl ResponseOptions {
         }
         let has_ended = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered_call.filter(|_| !has_exact_size && !has_ended) {
-            // The server might be working until the body ends, which is at the last byte if the length is known.
+            // The server might keep working until the body ends. If the length is known, the last byte is the end.
             let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));

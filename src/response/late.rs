@@ -25,7 +25,7 @@ const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of bytes to buffer. A longer stream is passed on.
 ///
 /// This is also the default of `Limits::retained_of_session`.
-const MAX_HELD: usize = 1024 * 1024;
+const MAX_BUFFERED: usize = 1024 * 1024;
 
 /// The inner body and its buffer.
 pub(super) struct Late<B> {
@@ -35,7 +35,7 @@ pub(super) struct Late<B> {
 
 enum LateStage {
     Reading(Box<HeldBack>),
-    /// The inner body contains the answer or is longer than [`MAX_HELD`].
+    /// The inner body contains the answer or is longer than [`MAX_BUFFERED`].
     Passing,
     Ended,
 }
@@ -125,10 +125,12 @@ impl HeldBack {
                 Answers::Nothing | Answers::Ambiguous(_) => event.is_ambiguous,
             };
         });
-        if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event_deadline()) {
-            silence.as_mut().reset(at);
+        if is_event
+            && let (Some(silence), Some(deadline)) = (&mut self.silence, next_event_deadline())
+        {
+            silence.as_mut().reset(deadline);
         }
-        let is_passed_on = is_answer || self.held.len() > MAX_HELD;
+        let is_passed_on = is_answer || self.held.len() > MAX_BUFFERED;
         is_passed_on.then(|| mem::take(&mut self.held).freeze())
     }
 

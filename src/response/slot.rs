@@ -153,7 +153,7 @@ impl<B> BodySlot<B> {
     }
 
     /// Records that the reader is polling.
-    pub(super) fn reader_polled(&self) {
+    pub(super) fn record_poll(&self) {
         if let Some(stall) = &self.stall {
             stall.delivered_at.store(0, Ordering::Relaxed);
         }
@@ -162,7 +162,7 @@ impl<B> BodySlot<B> {
     /// Records that a frame has been delivered.
     ///
     /// If the reader does not poll again after this, the client is not reading.
-    pub(super) fn frame_delivered(&self) {
+    pub(super) fn record_delivery(&self) {
         if let Some(stall) = &self.stall {
             let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
             stall.delivered_at.store(elapsed + 1, Ordering::Relaxed);

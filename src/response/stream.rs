@@ -146,10 +146,10 @@ where
     B::Data: From<Bytes>,
 {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
-        self.slot.reader_polled();
+        self.slot.record_poll();
         let polled = ready!(self.poll(cx));
         if matches!(polled, Some(Ok(_))) {
-            self.slot.frame_delivered();
+            self.slot.record_delivery();
         } else {
             self.ended = true;
         }
@@ -200,7 +200,7 @@ where
                     let Some(message) = self.next_remaining_message() else {
                         break;
                     };
-                    // Ends the incomplete event, which the client cannot parse. After that, the client reads the error.
+                    // Ends the incomplete event, which the client cannot parse, so that the client then reads the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
                     return self.inject(message.into());
                 }
@@ -289,7 +289,7 @@ where
 
     #[cold]
     fn inject(&mut self, bytes: Bytes) -> Polled<B> {
-        self.bom_filter.after_injection();
+        self.bom_filter.record_injection();
         self.content.reset_probes();
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
     }
@@ -319,7 +319,7 @@ impl Content {
         }
     }
 
-    /// Takes the body's next frame into account.
+    /// Updates the state with the body's next frame.
     fn observe(&mut self, frame: &[u8]) {
         match self {
             Self::Passthrough { remaining: None } => {}

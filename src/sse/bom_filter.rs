@@ -23,7 +23,7 @@ pub(crate) enum BomFilter {
 
 impl BomFilter {
     /// Records that a message has been injected.
-    pub(crate) fn after_injection(&mut self) {
+    pub(crate) fn record_injection(&mut self) {
         if let Self::AtStart = self {
             *self = Self::AfterInjection { held: 0 };
         }
@@ -73,7 +73,7 @@ mod tests {
 
     fn filter_after_injection(frames: &[&'static [u8]]) -> Vec<u8> {
         let mut filter = BomFilter::default();
-        filter.after_injection();
+        filter.record_injection();
         filter_all(&mut filter, frames)
     }
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_boms_one_is_removed() {
+    fn only_one_of_two_boms_is_removed() {
         let frames = [b"\xef\xbb\xbf\xef" as &[u8], b"\xbb\xbf"];
         assert_eq!(filter_after_injection(&frames), "\u{feff}".as_bytes());
     }
@@ -119,7 +119,7 @@ mod tests {
     fn an_empty_frame_is_not_the_start_of_a_body() {
         let mut filter = BomFilter::default();
         assert!(filter.filter(Bytes::new()).is_empty());
-        filter.after_injection();
+        filter.record_injection();
         assert_eq!(
             filter_all(&mut filter, &[b"", b"\xef\xbb\xbf", EVENT]),
             EVENT
@@ -130,7 +130,7 @@ mod tests {
     fn a_body_before_any_injection_keeps_its_bom() {
         let mut filter = BomFilter::default();
         assert_eq!(filter_all(&mut filter, &[b"\xef"]), b"\xef");
-        filter.after_injection();
+        filter.record_injection();
         assert_eq!(
             filter_all(&mut filter, &[b"\xbb\xbf", EVENT]).len(),
             2 + EVENT.len()

@@ -5,13 +5,13 @@ use super::lines::{Lines, Piece};
 /// Finds the places between two events in a body.
 ///
 /// The start of the body is such a place, and so is the end of a comment between events. The line feed of a split CR LF might
-/// still follow, but after an injected message, it only makes a blank line, which does not end an event.
+/// still follow, but after an injected message it only forms a blank line, which does not end an event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,
     /// Whether the bytes so far end within a line.
     in_line: bool,
-    /// Whether a line of an event has followed the last blank line.
+    /// Whether a line of an event has been read since the last blank line.
     in_event: bool,
 }
 
@@ -23,7 +23,7 @@ impl Boundary {
         !self.in_line && !self.in_event
     }
 
-    /// Takes the body's next frame into account.
+    /// Updates the state with the body's next frame.
     pub(crate) fn observe(&mut self, frame: &[u8]) {
         // A frame that ends with a blank line ends at a boundary. Most frames are whole events, and so take this path.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {

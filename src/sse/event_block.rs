@@ -14,7 +14,7 @@ const MAX_DATA: usize = 4 * 1024 * 1024;
 /// A client sends an id back in a header, and hyper by default accepts less than this for all headers together.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// Maximum `retry`, which is the maximum that an exchange stores.
+/// Maximum `retry`, the longest that an exchange can store.
 const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// The parts of an event that matter to the calls on its stream.

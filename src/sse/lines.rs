@@ -45,8 +45,8 @@ impl Lines {
     /// Removes and returns the next piece of `frame`, or `None` at its end.
     pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
         let (first, rest) = frame.split_first()?;
-        if let Some(wanted) = BOM.get(usize::from(self.bom_bytes)) {
-            if first == wanted {
+        if let Some(expected) = BOM.get(usize::from(self.bom_bytes)) {
+            if first == expected {
                 *frame = rest;
                 self.bom_bytes += 1;
                 return Some(match self.bom_bytes {

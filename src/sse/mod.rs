@@ -85,7 +85,7 @@ impl Reader {
                 Piece::PartOfBom => self.line = Line::Other,
                 Piece::Bom => self.line = Line::Start,
                 Piece::Text { text, ends } => {
-                    let line = self.line.after(text, &mut block);
+                    let line = self.line.advance(text, &mut block);
                     self.line = if ends { Line::Start } else { line };
                     if ends && line.end(&mut block) {
                         if let Some(ended) = block.event() {
@@ -106,7 +106,7 @@ impl Reader {
 
 impl Line {
     /// Returns the state after `text`, and appends the value to `block`.
-    fn after<'f>(mut self, mut text: &'f [u8], block: &mut EventBlock<'f>) -> Self {
+    fn advance<'f>(mut self, mut text: &'f [u8], block: &mut EventBlock<'f>) -> Self {
         if let Self::Start = self {
             self = match text.first() {
                 None => return Self::Start,

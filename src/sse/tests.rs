@@ -126,7 +126,7 @@ fn data_lines_are_joined_by_line_feeds() {
 // The standard's rules, line by line.
 
 #[test]
-fn any_line_end_ends_a_line() {
+fn any_line_ending_ends_a_line() {
     for end in ["\n", "\r", "\r\n"] {
         let lines = ["id: 1", "retry: 5", "", ":", "id: 2", "", ""];
         assert_events(&lines.join(end), &[id("1").retry(5), id("2")]);
@@ -384,7 +384,7 @@ fn an_event_inside_one_frame_is_read_whatever_its_length() {
 }
 
 #[test]
-fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
+fn a_split_event_is_buffered_up_to_the_limit() {
     let fits = long_answer(4 * MIB);
     let over = long_answer(4 * MIB + 1);
     for size in [1000, 8 * 1024, MIB, 3 * MIB, 4 * MIB + 10] {
@@ -399,7 +399,7 @@ fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
 }
 
 #[test]
-fn data_lines_are_gathered_up_to_the_limit_in_one_frame_too() {
+fn data_lines_are_buffered_up_to_the_limit_in_one_frame_too() {
     let too_large = with(Answers::Ambiguous(ParseFailure::TooLarge));
     for (second, expected) in [(MIB - 1, nothing()), (MIB, too_large)] {
         let lines = [3 * MIB, second].map(|length| format!("data: {}\n", " ".repeat(length)));
@@ -778,20 +778,20 @@ impl Layout {
             fields.splice(after..after, data.map(|line| ("data", line)));
             for (name, value) in fields {
                 let space = value.starts_with(' ') || self.roll(3) > 0;
-                let end = self.line_end();
-                text.extend([name, ":", if space { " " } else { "" }, value, end]);
+                let ending = self.line_ending();
+                text.extend([name, ":", if space { " " } else { "" }, value, ending]);
             }
             // A line feed alone would form a single line ending with the carriage return before it.
             let after_return = text.ends_with('\r');
             text.push_str(if after_return {
                 "\r\n"
             } else {
-                self.line_end()
+                self.line_ending()
             });
         }
     }
 
-    fn line_end(&mut self) -> &'static str {
+    fn line_ending(&mut self) -> &'static str {
         ["\n", "\n", "\r\n", "\r"][self.roll(4) as usize]
     }
 

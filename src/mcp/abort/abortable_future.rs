@@ -38,7 +38,7 @@ pub(super) struct RequestInfo {
 }
 
 pin_project! {
-    /// Completes when a handler must stop, which is one grace after its token has fired.
+    /// Completes when a handler must stop, one grace period after its token has fired.
     pub(super) struct AbortTimer {
         #[pin]
         cancelled: WaitForCancellationFutureOwned,

@@ -30,7 +30,7 @@ use super::{AbortOnCancel, abortable_future::RequestInfo};
 
 /// Implements the request methods, one per entry.
 ///
-/// An entry has the mode (`abortable` or `protected`), the method with its parameters, its result, and its name in the protocol.
+/// An entry consists of the mode (`abortable` or `protected`), the method with its parameters, its result, and its protocol name.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
         $(requests!(@ $mode $method($($params)?) -> $result = $name);)+

@@ -175,7 +175,7 @@ fn the_size_of_an_answer_counts_all_its_parts() {
 }
 
 #[test]
-fn annotations_of_a_text_count_towards_the_size() {
+fn text_annotations_count_towards_the_size() {
     let annotations = json!({ "audience": vec!["user"; 100_000] });
     let block = json!({ "type": "text", "text": "a", "annotations": annotations });
     let event = ServerSseMessage::from_message(answer(json!({ "content": [block] })));

@@ -61,7 +61,7 @@ fn no_message_of_a_cancelled_call_is_sent() {
 }
 
 #[test]
-fn messages_of_other_calls_are_sent() {
+fn messages_from_other_calls_are_sent() {
     let suppressed = Suppressed::default();
     suppressed.suppress(&call(7, None));
     for message in [answer(8), error(8), progress(7), ping(8)] {
@@ -163,7 +163,7 @@ fn ids_of_error_replies(suppressed: &Suppressed) -> Vec<i64> {
 }
 
 #[test]
-fn requests_of_a_call_to_the_client_are_answered_when_it_is_cancelled() {
+fn a_cancelled_calls_requests_to_the_client_are_answered() {
     let suppressed = Suppressed::default();
     for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
         assert_eq!(
