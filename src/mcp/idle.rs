@@ -2,7 +2,7 @@
 //!
 //! Both are behind a single lock. This replaces rmcp's timer (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
-//! 1. A session is closed as idle only after it has gone unused for its whole timeout. Once closed, it stays closed.
+//! 1. A session is closed as idle only if it has not been used for its whole timeout. Once closed, it stays closed.
 //! 2. When a [touch](IdleTracker::touch) and a close race, whichever takes the lock first wins: either the session stays open for
 //!    another idle timeout, or the touch returns `false`.
 //! 3. A client is lost from the time it disconnects from its last stream until its next request. Streams are counted, because the

@@ -238,7 +238,7 @@ impl Session {
         &self.id
     }
 
-    /// Reports that the session has opened, and its close if it has already closed.
+    /// Reports that the session has opened, and that it has closed if it already has.
     pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });

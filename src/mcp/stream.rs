@@ -151,7 +151,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if has_ended {
             call.reader = StreamReader::None;
         } else {
-            // The reader is set first, so that it sees the end of a call that dropping the stream detaches.
+            // The reader is set first, so that it still sees the call end if dropping the stream detaches it.
             call.set_background_reader();
             call.attachment.drop_stream();
         }
@@ -210,7 +210,8 @@ fn is_suppressed(event: &ServerSseMessage, session_use: &SessionUse) -> bool {
 
 /// Reads a stream until it yields the answer, or until the stream or the call ends.
 ///
-/// The end of the call counts too, because the stream of a call whose id has been reused neither yields anything nor ends.
+/// Watching the stream alone is not enough, because the stream of a call whose id has been reused neither yields anything nor
+/// ends.
 pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,

@@ -200,7 +200,7 @@ where
                     let Some(message) = self.next_remaining_message() else {
                         break;
                     };
-                    // Ends the incomplete event, which the client cannot parse, so that the client then reads the error.
+                    // Terminates the incomplete event, which the client cannot parse, so that it can read the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
                     return self.inject(message.into());
                 }
