@@ -91,7 +91,7 @@ where
         self.shared.registry.timer().ensure_on_current_runtime();
         let headers = McpHeaders::of(request.headers());
         let exchange = Arc::new(Exchange::new(self.shared.clone(), &request, &headers));
-        let capture = Capture::of(request.method(), &headers);
+        let capture = Capture::for_request(request.method(), &headers);
         if exchange.may_need_replay() {
             let (prototype, shared) = (self.prototype.clone(), self.shared.clone());
             let replay: Replay<S, B> = Replay::new(prototype, shared, &request);
@@ -100,7 +100,7 @@ where
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
         let response_options =
-            ResponseOptions::of(&request, exchange.may_carry_call(), &self.shared.options);
+            ResponseOptions::for_request(&request, exchange.may_carry_call(), &self.shared.options);
         if response_options.may_commit() {
             // An encoded answer could not be sent as events.
             request.headers_mut().remove(header::ACCEPT_ENCODING);
