@@ -202,7 +202,7 @@ impl CallToken {
     /// started, another runtime that serves requests runs it instead.
     ///
     /// A call can have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect the others.
-    /// Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up should not own its own
+    /// Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up should not hold its own
     /// call's `CallToken`, because the two would keep each other alive if the end of the call is never observed.
     ///
     /// ```

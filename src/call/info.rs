@@ -236,7 +236,7 @@ impl CallInfo {
     /// Returns the call's protocol revision.
     ///
     /// Requests from 2026-07-28 on have the revision in their body. For older ones it is taken from the `MCP-Protocol-Version` header,
-    /// which clients send from revision 2025-06-18 on. Returns `None` for even older clients, or if the header is not a date.
+    /// which clients send from revision 2025-06-18 on. Returns `None` for clients from before that, or if the header is not a date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }
