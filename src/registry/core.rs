@@ -187,9 +187,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         calls.take_while(move |(id, _)| *id < before)
     }
 
-    // --- The start of a call ---
+    // --- Starting a call ---
 
-    /// Starts a call, which is cancelled at `deadline` at the latest.
+    /// Starts a call, which is cancelled no later than `deadline`.
     ///
     /// `key` is its lookup key, which is `None` for a stateless call or while the session's scope is not yet known.
     pub(crate) fn start(
@@ -317,7 +317,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Counts a call as detached in the totals. If that would exceed a limit, returns the limit instead, starting with the session's own.
+    /// Counts a call as detached in the totals. If that would exceed a limit, returns the limit instead, checking the session's own first.
     fn try_add_detached(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedOfSession);
@@ -329,7 +329,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }
 
-    /// Returns how many other calls in the session are detached. Used where several sessions share the session id.
+    /// Returns how many other calls in the session are detached. Only needed where several sessions share the session id.
     fn other_detached(&self, id: CallId) -> usize {
         let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);

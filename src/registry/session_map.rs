@@ -26,15 +26,15 @@ use crate::{
 
 /// Number of entries for calls without a session.
 ///
-/// It is also how many of these calls can start or end concurrently.
+/// This is also how many of them can start or end concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// Maximum number of expired deadlines that are handled under a single lock of an entry.
+/// Maximum number of expired deadlines that are handled each time an entry is locked.
 ///
 /// It applies to in-flight calls and to retained calls separately.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
-/// Maximum number of calls that are scanned under a single lock of an entry. This takes about a tenth of a millisecond.
+/// Maximum number of calls that are scanned each time an entry is locked. This takes about a tenth of a millisecond.
 pub(super) const SCAN_BATCH: usize = 256;
 
 pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
@@ -57,7 +57,7 @@ pub(crate) struct SessionEntry<T> {
     /// The session id and its hash. `None` for calls without a session.
     session_id: Option<(Arc<str>, KeyHash)>,
     state: Mutex<EntryState<T>>,
-    /// The timer entry for the next deadline, which is created when there is a first one.
+    /// The timer entry for the next deadline, created when there is one for the first time.
     timer: OnceLock<TimerHandle>,
 }
 
@@ -125,7 +125,7 @@ impl<T: Tracked> SessionMap<T> {
             let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
             let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
             let mut state = entry.state();
-            // Otherwise, the entry has been removed between the lookup and the lock.
+            // Otherwise, the entry was removed between the lookup and the lock.
             if !state.is_removed {
                 let (result, effects) = state.run(|session| operation(&entry, session));
                 drop(state);

@@ -31,7 +31,7 @@ pub(super) struct OpenStreams {
 // === impl OpenStreams ===
 
 impl OpenStreams {
-    /// Adds a stream, and first purges the ended ones if the number of streams has doubled.
+    /// Adds a stream. If the number of streams has doubled, the ended ones are purged first.
     pub(super) fn add(&mut self, stream: Weak<dyn StreamHandle>) {
         if self.open.len() >= MIN_PURGE_LEN.max(2 * self.len_after_purge) {
             self.open.retain(|stream| stream.strong_count() > 0);

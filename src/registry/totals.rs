@@ -137,8 +137,6 @@ impl Totals {
     /// Counts a retained call's bytes. Returns `false` if its session would have too many.
     ///
     /// The session, whose retained calls already have `session_bytes`, may not have more bytes than remain for all others.
-    ///
-    /// The session's retained calls already take up `session_bytes`. Returns `false` if the call was not counted.
     pub(super) fn try_add_bytes(
         &self,
         delivery: DeliveryState,

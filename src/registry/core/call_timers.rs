@@ -229,7 +229,7 @@ impl CallTimers {
                 };
                 Some(detached.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before the call's own deadline, when an unobserved call can still be cancelled.
+            // Not before the call's own deadline, at which an unobserved call can still be cancelled.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => detached
                 .unobserved_until
@@ -296,7 +296,7 @@ impl CallTimers {
         }
     }
 
-    /// Returns until when the outcome of a call that ends at `at` is retained.
+    /// Returns the time until which the outcome of a call that ends at `at` is retained.
     ///
     /// Returns `None` if the call is attached. Otherwise, this is the end of its resume window, counted from `at`, or the end of its grace
     /// with all postponements, whichever is later.

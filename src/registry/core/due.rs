@@ -1,4 +1,4 @@
-//! Calls with an expired deadline, and confirmation decisions.
+//! Handling expired deadlines and confirmation decisions.
 
 use std::mem;
 

@@ -1,8 +1,7 @@
 //! A call's event ids, which are what its client can resume with.
 //!
-//! rmcp writes `<index>/<stream>`, so any of a stream's event ids identifies it. Ids from other servers may look the same but mean
-//! something else, such as `<stream>/<index>`, or have a constant after the slash, so they only identify the stream on which they were seen
-//! ([`EventIdFormat`]).
+//! rmcp writes `<index>/<stream>`, so any of a stream's event ids identifies it. Other servers' ids may look the same but mean something
+//! else (`<stream>/<index>`, or a constant after the slash), so they only identify the stream on which they were seen ([`EventIdFormat`]).
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Numbers for a call's streams.
+//! The numbering of a call's streams.
 
 /// The generation of a call's first stream, which is the POST's.
 pub(crate) const POST_GENERATION: Generation = Generation(1);

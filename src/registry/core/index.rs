@@ -52,7 +52,7 @@ pub(crate) struct KeyHasher {
     string_ids: u64,
 }
 
-/// The sessions that have a session state's id.
+/// The sessions that share a session state's id.
 ///
 /// There is one for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -30,7 +30,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Restarts a call's grace, because its client has been asked to retry a resume later.
     ///
-    /// Has no effect after [`MAX_EMPTY_RESUMES`](super::call_timers::MAX_EMPTY_RESUMES) in a row.
+    /// Has no effect after [`MAX_EMPTY_RESUMES`](super::call_timers::MAX_EMPTY_RESUMES) empty or refused resumes in a row.
     pub(crate) fn renew_grace(&mut self, id: CallId, now: Instant) {
         if let Some(timers) = self.timers_of(id) {
             timers.renew_grace(now);

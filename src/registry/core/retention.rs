@@ -9,8 +9,8 @@
 //!
 //! # Limits
 //!
-//! 1. A session id's calls have a limit in bytes, and at most [`MAX_DELIVERED`] of them are delivered. If a call exceeds a limit, the
-//!    oldest delivered ones are evicted first, and then the oldest undelivered ones.
+//! 1. A session id's calls have a limit in bytes, and at most [`MAX_DELIVERED`] of them may be delivered ones. To make room for a call that
+//!    would exceed a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
 //! 2. All sessions together have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an undelivered one. Of
 //!    each, a session retains at most what remains for all the others ([`Totals::try_add_bytes`]), so a few sessions cannot take all the
 //!    space.
@@ -49,13 +49,13 @@ const MAX_DELIVERED: usize = 64;
 
 /// Approximate cost of a retained call in bytes, besides its answer and its strings.
 ///
-/// An entry in a long queue takes 230 bytes, as measured. By default, a session retains at most 2,048 calls.
+/// An entry in a long queue was measured at 230 bytes. By default, a session retains at most 2,048 calls.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
 /// Approximate additional cost of a session's first retained call, in bytes.
 ///
-/// This is counted because the session's entry would be removed if it were not for that call. As measured, a session with nothing but one
-/// retained call takes about 1,400 bytes. By default, there are at most about 12,000 such sessions.
+/// This is counted because the session's entry would be removed if it were not for that call. A session with nothing but one retained call
+/// was measured at about 1,400 bytes. By default, there are at most about 12,000 such sessions.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// A session id's retained calls. Boxed, because most session ids have none, and their states are already large.
@@ -109,7 +109,7 @@ impl<A> RetainedCalls<A> {
         }
     }
 
-    /// Returns the outcome of the latest retained call that has an event.
+    /// Returns the outcome of the latest retained call that an event belongs to.
     pub(super) fn outcome_of(
         &self,
         session: KeyHash,

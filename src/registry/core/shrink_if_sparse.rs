@@ -5,7 +5,7 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Capacity up to which a collection is never shrunk. Above it, less than an eighth has to be in use.
+/// Capacity up to which a collection is never shrunk. A larger one is shrunk when less than an eighth of it is in use.
 const MIN_CAPACITY: usize = 64;
 
 /// A collection that keeps its capacity when elements are removed.

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 
-/// Maximum number of entries in a list. Up to here, a scan takes no longer than a tree search.
+/// Maximum number of entries in a list. Up to this length, a scan takes no longer than a tree search.
 const MAX_LIST_LEN: usize = 8;
 
 /// Both variants are ordered by key.
@@ -68,7 +68,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             return None;
         }
         if list.len() == list.capacity() {
-            // Most maps never have a second entry.
+            // Most maps never get a second entry.
             list.reserve_exact(list.len().max(1));
         }
         list.insert(index, (key, value));
