@@ -6,7 +6,7 @@ use http::StatusCode;
 
 use crate::call::{CallInfo, CancelReason, Scope};
 
-/// A cancel that is on its way into the server.
+/// A cancel that is on its way to the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
 /// A guard that announces a cancel that may follow. While it exists, the call's session is not closed.

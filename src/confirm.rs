@@ -65,7 +65,7 @@ impl<'a> Orphan<'a> {
         self.call
     }
 
-    /// Returns the call's detachment, which is still going on.
+    /// Returns the call's detachment, which is still ongoing.
     pub fn detachment(&self) -> Detachment {
         self.detachment
     }

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_lets_calls_run_that_may_be_resumed_elsewhere() {
+    fn auto_keeps_calls_running_that_may_be_resumed_elsewhere() {
         assert_eq!(
             auto(StreamEnd {
                 stored: true,
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disconnect_cancels_a_listen_and_never_a_task() {
+    fn a_disconnect_cancels_a_subscription_but_never_a_task() {
         for grace in [
             Grace::Auto,
             Grace::Immediate,

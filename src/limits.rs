@@ -5,8 +5,8 @@
 /// Limits on the calls that a layer tracks and on the bytes of answers that it retains.
 ///
 /// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is evicted to
-/// make room for it. Every such call is reported as [`Event::Untracked`](crate::Event::Untracked), and the log warns at most once a minute
-/// per limit. [The manual](crate::manual::defaults) explains the numbers.
+/// make room for it. Every such call is reported as [`Event::Untracked`](crate::Event::Untracked), and a warning is logged at most once a
+/// minute per limit. [The manual](crate::manual::defaults) explains the numbers.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits, observe::Limit};

@@ -82,13 +82,13 @@ pub struct Policy {
     supersede: bool,
 }
 
-/// The rules that apply to a call, combined from its policy and the layer.
+/// The rules that apply to a call, combined from its policy and the layer's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
-    /// Whether the call is cancelled by neither a disconnect nor `supersede`. A subscription still ends with its stream.
+    /// Whether the call is exempt from being cancelled by a disconnect or `supersede`. A subscription still ends with its stream.
     pub(crate) is_exempt: bool,
 }
 

@@ -11,7 +11,8 @@
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service has accepted its request ([`SessionState::accept`]).
 //!    Until then, the call cannot affect any other.
 //! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only if the call owns its
-//!    id, or if no other call in its session has that id. In either case, no untracked request may have it ([`SessionState::contest`]).
+//!    id, or if no other call in its session has that id, and in either case only while no untracked request has it
+//!    ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call is only cancelled at its policy's deadline, or explicitly.
 //! 4. **Live streams.** The POST's stream is generation 1, and each accepted resume gets the next one. A call is attached while at least
 //!    one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
@@ -93,10 +94,10 @@ pub(crate) use self::{
 /// This is longer than proxies keep a silent stream open.
 pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// What has become of a call that lost a stream.
+/// What has become of a call that has lost a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachOutcome {
-    /// The call has already ended, or has another open stream, or had already lost this one.
+    /// The call has already ended, still has another open stream, or had already lost this one.
     Ignored,
     /// The call's deadline has already been reached.
     CancelNow,

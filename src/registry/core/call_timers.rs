@@ -66,7 +66,7 @@ pub(super) struct CallTimers {
 pub(super) struct Detached {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
-    /// How long the client may take to resume. If the call has a grace, it is that, or longer if the client may have resumed unobserved.
+    /// How long the client may take to resume. This is the grace if there is one, or longer if the client may have resumed unobserved.
     pub(super) resume_window: Duration,
     /// Whether the grace has been extended because of a stall.
     was_postponed: bool,

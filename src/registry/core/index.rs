@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_id_of_rmcp_has_an_index_and_a_stream() {
+    fn an_rmcp_event_id_has_an_index_and_a_stream() {
         for (id, expected) in [
             ("0/0", (0, 0)),
             ("17/3", (17, 3)),
