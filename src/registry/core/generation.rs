@@ -6,7 +6,7 @@ pub(crate) const POST_GENERATION: Generation = Generation(1);
 /// The generation of a stream that is only read in the background.
 pub(crate) const NO_GENERATION: Generation = Generation(0);
 
-/// A stream's number among the streams of its call.
+/// A stream's number within its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Generation(u32);
 

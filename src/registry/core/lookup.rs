@@ -286,7 +286,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns the detached calls of a session.
+    /// Returns a session's detached calls.
     pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

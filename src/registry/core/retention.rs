@@ -42,7 +42,7 @@ pub(crate) struct EvictedAnswer {
     pub(crate) bytes: usize,
 }
 
-/// Maximum number of delivered calls of a session id.
+/// Maximum number of delivered calls per session id.
 ///
 /// A client whose connection has broken resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
