@@ -58,7 +58,7 @@ impl RequestKind {
             Method::POST => Self::Post(shared.options.extensions_for(request)),
             Method::GET => {
                 let resume = session
-                    .key(|id| shared.registry.manager_of(id).unwrap_or_else(scope))
+                    .key(|id| shared.registry.manager_scope(id).unwrap_or_else(scope))
                     .and_then(|session| Resume::begin(shared, session, request.headers()));
                 match resume {
                     Some(resume) => Self::Resume(Box::new(resume)),

@@ -91,7 +91,7 @@ impl Exchange {
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;
-        let manager = self.session.id().and_then(|id| registry.manager_of(id));
+        let manager = self.session.id().and_then(|id| registry.manager_scope(id));
         {
             let mut state = self.state();
             if !matches!(state.request, RequestBody::Parsing) {

@@ -269,7 +269,7 @@ impl Exchange {
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
                 let registry = &self.shared.registry;
-                registry.manager_of(id).is_none()
+                registry.manager_scope(id).is_none()
             })
     }
 
