@@ -1,4 +1,4 @@
-//! The internals that the fuzz targets in `fuzz/` call.
+//! The internals that the fuzz targets in `fuzz/` call into.
 //!
 //! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets.
 
@@ -9,7 +9,7 @@ use crate::{
     sse::Reader,
 };
 
-/// The message of a request body.
+/// The message in a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read {
     Request {
@@ -26,7 +26,7 @@ pub enum Read {
     Response,
 }
 
-/// One event of a response body.
+/// An event in a response body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub id: Option<Vec<u8>>,
@@ -34,12 +34,12 @@ pub struct Seen {
     pub answers: Result<Option<RequestId>, ParseFailure>,
 }
 
-/// Returns what the crate reads in a whole request body.
+/// Returns what the crate reads from a whole request body.
 pub fn read(body: &[u8]) -> Result<Read, ParseFailure> {
     envelope::read(body).map(Read::from)
 }
 
-/// Returns what the crate reads in the frames of a response body.
+/// Returns the events that the crate reads from a response body's frames.
 pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
@@ -59,7 +59,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
     events
 }
 
-/// Runs the operations that these bytes encode on the registry's core and on a model of it. Panics if the two differ.
+/// Applies encoded operations to the registry's core and to a model. Panics if the two differ.
 pub fn registry(bytes: &[u8]) {
     registry::check_against_model(bytes);
 }
