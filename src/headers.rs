@@ -33,7 +33,7 @@ pub(crate) enum Header<'a> {
 // === impl McpHeaders ===
 
 impl<'a> McpHeaders<'a> {
-    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+    pub(crate) fn from_map(headers: &'a HeaderMap) -> Self {
         let mut mcp_headers = Self::default();
         for (name, value) in headers {
             // Cheap, because standard names are compared as integers.
@@ -42,7 +42,7 @@ impl<'a> McpHeaders<'a> {
             } else if *name == header::CONTENT_LENGTH {
                 &mut mcp_headers.content_length
             } else if *name == header::CONTENT_ENCODING {
-                mcp_headers.is_encoded |= names_coding(value);
+                mcp_headers.is_encoded |= has_coding(value);
                 continue;
             } else if *name == SESSION_ID {
                 &mut mcp_headers.session_id
@@ -74,7 +74,7 @@ impl<'a> Header<'a> {
 /// Returns `true` if a `Content-Type` is `media_type`, with any parameters.
 ///
 /// See RFC 9110, section 8.3.1.
-pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
+pub(crate) fn is_media_type(value: &HeaderValue, media_type: &str) -> bool {
     if value.as_bytes() == media_type.as_bytes() {
         return true;
     }
@@ -128,7 +128,7 @@ fn is_zero_weight(parameter: &[u8]) -> bool {
 /// Returns `true` if a `Content-Encoding` lists a coding that changes the content.
 ///
 /// `identity` does not, and neither does an empty list element (RFC 9110, sections 5.6.1 and 8.4.1).
-fn names_coding(value: &HeaderValue) -> bool {
+fn has_coding(value: &HeaderValue) -> bool {
     let codings = value.as_bytes().split(|byte| *byte == b',');
     codings.map(<[u8]>::trim_ascii).any(|coding| {
         let is_identity = coding.eq_ignore_ascii_case(b"identity");
@@ -156,7 +156,7 @@ mod tests {
             let name: HeaderName = name.parse().unwrap();
             headers.append(name, HeaderValue::from_static(value));
         }
-        let mcp_headers = McpHeaders::of(&headers);
+        let mcp_headers = McpHeaders::from_map(&headers);
         assert!(matches!(mcp_headers.session_id, Header::One(value) if value == "c"));
         assert!(matches!(mcp_headers.content_type, Header::Several(first) if first == "b"));
         assert!(mcp_headers.is_encoded);
@@ -171,7 +171,7 @@ mod tests {
             for value in values {
                 headers.append("content-encoding", HeaderValue::from_static(value));
             }
-            McpHeaders::of(&headers).is_encoded
+            McpHeaders::from_map(&headers).is_encoded
         };
         for plain in [
             &[][..],

@@ -89,7 +89,7 @@ where
             return ResponseFuture::passthrough(future);
         }
         self.shared.registry.timer().ensure_on_current_runtime();
-        let headers = McpHeaders::of(request.headers());
+        let headers = McpHeaders::from_map(request.headers());
         let exchange = Arc::new(Exchange::new(self.shared.clone(), &request, &headers));
         let capture = Capture::of(request.method(), &headers);
         if exchange.may_need_replay() {
@@ -97,8 +97,8 @@ where
             let replay: Replay<S, B> = Replay::new(prototype, shared, &request);
             exchange.set_replay(Arc::new(replay));
         }
-        let link = CallToken::new(exchange.clone());
-        request.extensions_mut().insert(link);
+        let token = CallToken::new(exchange.clone());
+        request.extensions_mut().insert(token);
         let response_options =
             ResponseOptions::of(&request, exchange.may_carry_call(), &self.shared.options);
         if response_options.may_commit() {
@@ -108,7 +108,7 @@ where
         // Created before the inner service is called, because `call` may panic, too.
         let guard = Guard::new(exchange.clone());
         let future = {
-            let _calling = guard.polling();
+            let _calling = guard.poll_guard();
             let request = TeeBody::observed(request, exchange, capture);
             self.inner.call(request)
         };

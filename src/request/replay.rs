@@ -117,7 +117,7 @@ impl<S, B> Replay<S, B> {
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
         // With a token, a handler that extracts one also accepts this request, and an inner layer passes it through.
-        let replayed = Arc::new(Exchange::of_replay(self.shared.clone()));
+        let replayed = Arc::new(Exchange::for_replay(self.shared.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
