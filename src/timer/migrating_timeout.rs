@@ -1,4 +1,4 @@
-//! A timeout that migrates with its task to another runtime.
+//! A timeout that migrates to another runtime along with its task.
 
 use std::{
     future::poll_fn,
@@ -14,7 +14,7 @@ use tokio::{
 
 /// Awaits `future` for at most `limit`. Returns `None` on timeout.
 ///
-/// tokio's own timeout panics if it is polled after its runtime has ended.
+/// tokio's own timeout panics if it is polled once its runtime has ended.
 pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let end = Instant::now().checked_add(limit);
     let mut future = pin!(future);

@@ -70,7 +70,7 @@ fn on_two_runtimes() -> (Arc<Timer>, Runtime, Runtime) {
     (timer, first, second)
 }
 
-/// Registers a runtime and runs its timer task once. Returns a count of the task's polls.
+/// Registers a runtime and runs its timer task once. Returns how often the task has been polled.
 fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
     let task = TimerTask {
@@ -226,7 +226,7 @@ fn a_started_task_migrates_only_if_it_may() {
         let (ended, mut end) = oneshot::channel();
         let task = async move {
             let ended = Unfinished(ended);
-            // The clock of the first runtime ends with it.
+            // The first runtime's clock ends with it.
             migrating_timeout(HOUR, finished)
                 .await
                 .expect("in time")
@@ -310,7 +310,7 @@ fn a_task_without_a_runtime_is_dropped() {
     let (unfinished, mut end) = oneshot::channel();
     let only = paused();
     register(&only, &timer);
-    // Its timer task may take the task later.
+    // The runtime's timer task can still take the task later.
     timer.spawn(Migration::Always, task(unfinished));
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Empty));
     drop(only);
@@ -318,13 +318,12 @@ fn a_task_without_a_runtime_is_dropped() {
     assert_eq!(waiting(&timer), 0);
 }
 
-/// A task starts at most once and is run to completion or dropped, whatever happens in between.
+/// A task starts at most once and is either run to completion or dropped, whatever happens in between.
 #[test]
 fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     const THREADS: usize = 3;
     const RUNTIMES: usize = 50;
     const TASKS: usize = 20;
-    /// Counts of what happened to the tasks.
     #[derive(Default)]
     struct Counts {
         started: Vec<AtomicUsize>,
@@ -389,7 +388,7 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     assert_eq!(timer_tasks(&timer), 1);
     let started = |counted: &AtomicUsize| counted.load(Ordering::Relaxed);
     assert!(counts.started.iter().all(|counted| started(counted) <= 1));
-    // A few tasks may be dropped after several migrations between runtimes that end.
+    // A few tasks may be dropped after migrating several times between runtimes that end.
     let ended = counts.ended.load(Ordering::Relaxed);
     assert!(ended > tasks - tasks / 20, "{ended} of {tasks}");
 }
@@ -416,14 +415,14 @@ async fn other_tasks_are_polled_during_a_backlog() {
         assert!(now - before <= 2 * MAX_PER_POLL, "{before} to {now}");
         before = now;
         turns += 1;
-        assert!(turns < 10 * ALL, "the turns do not end");
+        assert!(turns < 10 * ALL, "the turns never end");
     }
     for target in targets {
         assert_eq!(target.observed(), [Timeliness::OnTime]);
     }
 }
 
-/// No other task takes over and counts the backlog as late, while a timer task handles it.
+/// While a timer task is handling a backlog, no other task takes over and counts the backlog as late.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());
@@ -462,7 +461,7 @@ fn a_turn_with_a_slow_target_does_not_hide_a_later_turn() {
     assert_eq!(timer.entries().turn_due_at(), Some(later));
 }
 
-/// Entries that were not handled yet are not lost with the timer task that had the backlog.
+/// Entries that have not been handled yet are not lost along with the timer task that had the backlog.
 #[test]
 fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     const ALL: usize = 10 * MAX_PER_POLL;
@@ -508,11 +507,11 @@ fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     drop(handles);
 }
 
-/// Two timer tasks at once: each is woken by the deadlines that the other sets.
+/// Two timer tasks run at once, and each is woken by the deadlines that the other sets.
 #[test]
 fn every_entry_is_handled_by_either_of_two_timer_tasks() {
     const ALL: usize = 6 * MAX_PER_POLL;
-    for _again in 0..20 {
+    for _ in 0..20 {
         let timer = Arc::new(Timer::new());
         let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
         let handled = || {

@@ -12,7 +12,7 @@ use super::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Is rearmed every minute. Its callback drops the stream that it keeps.
+/// A target that is rearmed every minute, and whose callback drops the stream that it keeps.
 #[derive(Default)]
 struct Stream {
     handle: OnceLock<TimerHandle>,
@@ -91,7 +91,7 @@ fn a_target_dropped_in_its_callback_leaves_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A target that calls `at_deadline` at its deadline. Its drop removes its entry.
+/// A target that calls `at_deadline` at its deadline, and removes its entry when dropped.
 struct CallbackTarget {
     at_deadline: Box<dyn Fn(Instant) -> Option<Rearm> + Send + Sync>,
     handle: OnceLock<TimerHandle>,
@@ -119,12 +119,12 @@ impl OnDeadline for CallbackTarget {
     }
 }
 
-/// Runs what has expired, as another timer task. Returns when it would wake.
+/// Handles expired entries as another timer task would. Returns when that task would wake.
 fn run_elsewhere(timer: &Arc<Timer>, now: Instant) -> Option<Instant> {
     timer.run_all_expired(&LatenessTracker::new(now, Timeliness::Late))
 }
 
-/// Two timer tasks may run at once. One of them may sleep without the entry that the other has taken out.
+/// Two timer tasks can run at once, and one may sleep without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
     let timer = Arc::new(Timer::new());
@@ -144,7 +144,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// While a callback does not return, another timer task handles the other entries.
+/// Until a callback returns, another timer task handles the other entries.
 #[test]
 fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     let timer = Arc::new(Timer::new());
@@ -169,7 +169,7 @@ fn a_callback_that_panics_affects_no_other_entry() {
     assert_eq!(counts(&timer), (1, 2));
 }
 
-/// A target that was used in between starts a new series of rechecks.
+/// A target that has been used in the meantime starts a new series of rechecks.
 #[test]
 fn the_count_of_rechecks_restarts_after_a_use() {
     #[derive(Default)]
@@ -208,7 +208,7 @@ fn the_count_of_rechecks_restarts_after_a_use() {
     assert_eq!(callbacks.last(), Some(&Timeliness::OnTime));
 }
 
-/// Has several deadlines, as a registry does.
+/// A target that has several deadlines, as a registry does.
 struct SeveralDeadlines {
     handle: OnceLock<TimerHandle>,
     observed: Mutex<Vec<(Instant, Timeliness)>>,
@@ -270,7 +270,7 @@ async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
     assert_eq!(counts(&timer), (1, 1));
     sleep(10 * MINUTE).await;
     assert_eq!(several.callbacks(), [early]);
-    // The entry is disarmed until it is reset.
+    // The entry stays disarmed until it is reset.
     let requeue = Instant::now() + MINUTE;
     several.reset_earlier(requeue);
     sleep(10 * MINUTE).await;
@@ -283,7 +283,7 @@ async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     let timer = Arc::new(Timer::new());
-    // In minutes: the deadlines set in the first callback, the one that it returns, and the times of all callbacks.
+    // In minutes: the deadlines set during the first callback, the one that it returns, and the times of all callbacks.
     for (within, next, callbacks) in [
         (&[2][..], None, &[1, 2][..]),
         (&[2], Some(3), &[1, 2]),
@@ -305,7 +305,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// During a slow callback, a second timer task handles a deadline that was set in the meantime.
+/// While a callback is slow, a second timer task handles a deadline set in the meantime.
 #[test]
 fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
