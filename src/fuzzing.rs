@@ -11,7 +11,7 @@ use crate::{
 
 /// The message in a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Read {
+pub enum ParsedMessage {
     Request {
         id: RequestId,
         method: Box<str>,
@@ -28,24 +28,24 @@ pub enum Read {
 
 /// An event in a response body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ParsedEvent {
     pub id: Option<Vec<u8>>,
     pub retry_ms: Option<u64>,
     pub answers: Result<Option<RequestId>, ParseFailure>,
 }
 
 /// Returns what the crate reads from a whole request body.
-pub fn read(body: &[u8]) -> Result<Read, ParseFailure> {
-    envelope::read(body).map(Read::from)
+pub fn read(body: &[u8]) -> Result<ParsedMessage, ParseFailure> {
+    envelope::read(body).map(ParsedMessage::from)
 }
 
 /// Returns the events that the crate reads from a response body's frames.
-pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
+pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<ParsedEvent> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
     for frame in frames {
         reader.read(frame, |event| {
-            events.push(Seen {
+            events.push(ParsedEvent {
                 id: event.id.map(<[u8]>::to_vec),
                 retry_ms: event.retry.map(|retry| retry.as_millis() as u64),
                 answers: match event.answers {
@@ -64,7 +64,7 @@ pub fn registry(bytes: &[u8]) {
     registry::check_against_model(bytes);
 }
 
-impl From<Message<'_>> for Read {
+impl From<Message<'_>> for ParsedMessage {
     fn from(message: Message<'_>) -> Self {
         match message {
             Message::Request(request) => Self::Request {

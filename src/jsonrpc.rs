@@ -22,19 +22,19 @@ pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>
 }
 
 /// Returns a request's error response.
-pub(crate) fn error(id: Value, error: Value) -> Bytes {
+pub(crate) fn error_response(id: Value, error: Value) -> Bytes {
     let message = json!({ "jsonrpc": "2.0", "id": id, "error": error });
     Bytes::from(message.to_string())
 }
 
 /// Returns the error response for a cancelled call.
-pub(crate) fn cancelled(request: &RequestId, reason: CancelReason) -> Bytes {
+pub(crate) fn cancellation_error(request: &RequestId, reason: CancelReason) -> Bytes {
     let (code, message) = error_for(Some(reason));
-    error(request.into(), json!({ "code": code, "message": message }))
+    error_response(request.into(), json!({ "code": code, "message": message }))
 }
 
 /// Returns the notification that cancels a call on its server.
-pub(crate) fn cancel(request: &RequestId, reason: CancelReason) -> Bytes {
+pub(crate) fn cancel_notification(request: &RequestId, reason: CancelReason) -> Bytes {
     let notification = json!({
         "jsonrpc": "2.0",
         "method": "notifications/cancelled",

@@ -98,7 +98,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that returns a call's policy. A second closure replaces the first.
+    /// Sets the closure that returns a call's policy, replacing any previous one.
     ///
     /// The closure runs once per call, when the call becomes known.
     ///
@@ -177,7 +177,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets the closure that decides whether an orphan is cancelled. A second closure replaces the first.
+    /// Sets the closure that decides whether an orphan is cancelled, replacing any previous one.
     ///
     /// An orphan is a call whose client has not resumed within its grace.
     ///

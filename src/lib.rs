@@ -2,7 +2,7 @@
 //!
 //! When a client closes its connection mid-call, an [rmcp](https://docs.rs/rmcp) server in session mode (the default) keeps the tool
 //! running: the cancellation token never fires, and the work continues without a client. This crate is a tower layer that cancels such
-//! a call, but a client that reconnects for its answer keeps its call.
+//! a call. If the client reconnects for its answer instead, it keeps its call.
 //!
 //! ```
 //! use std::sync::Arc;

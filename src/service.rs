@@ -26,7 +26,7 @@ use crate::{
 ///
 /// The inner service gets a [`TeeBody`] and can answer with any body. A request that already has a [`CallToken`] has passed through
 /// another such layer, so this one passes it through unchanged. The exception is a token whose call a session manager has already
-/// accepted: there, a handler has copied the head of its own request into a new one.
+/// accepted: in that case, a handler has copied the head of its own request into a new one.
 ///
 /// ```
 /// use axum::body::Body;

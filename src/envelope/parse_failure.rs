@@ -52,9 +52,9 @@ pub enum ParseFailure {
     Truncated,
     /// Containers are nested deeper than the 127 levels that `serde_json` reads.
     TooDeep,
-    /// An object has the same key of the envelope twice.
+    /// An object has a duplicate envelope key.
     DuplicateKey,
-    /// A key of the message or its `params` is written with an escape, which could hide an `id`.
+    /// A key in the message or its `params` contains an escape, which could hide an `id`.
     EscapedKey,
     /// `method` is not a string, or a request's `params` are not an object.
     WrongType,

@@ -7,7 +7,7 @@
 //!    is not checked. The code that decodes that span checks its escapes, control characters and UTF-8.
 //! 2. A string ends where a JSON parser would end it, even if it is malformed. Otherwise, text chosen by a client could be read as keys.
 //! 3. Nothing recurses, because the open containers are the bits of one integer, up to the depth at which `serde_json` gives up.
-//! 4. The time is proportional to the length of the text, even for hostile text.
+//! 4. The time is proportional to the text's length, even for hostile text.
 
 use memchr::memchr_iter;
 
@@ -20,7 +20,7 @@ const MAX_DEPTH: u32 = 127;
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     body: &'a [u8],
-    at: usize,
+    position: usize,
     depth: u32,
     /// One bit per open container, [`OBJECT`] or [`ARRAY`], with the innermost in the lowest bit.
     kinds: u128,
@@ -39,7 +39,7 @@ impl<'a> Cursor<'a> {
     pub(super) fn new(body: &'a [u8]) -> Self {
         Self {
             body,
-            at: 0,
+            position: 0,
             depth: 0,
             kinds: 0,
         }
@@ -55,7 +55,7 @@ impl<'a> Cursor<'a> {
 
     fn after_space(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
-            self.at += 1;
+            self.position += 1;
         }
         self.peek()
     }
@@ -86,12 +86,12 @@ impl<'a> Cursor<'a> {
     /// Skips the next value. Returns its text, without the white space around it.
     pub(super) fn value(&mut self) -> Result<&'a [u8], ParseFailure> {
         let first = self.next_byte();
-        let start = self.at;
+        let start = self.position;
         match first {
             Some(b'{' | b'[') => self.skip_container()?,
             first => self.skip_scalar(first)?,
         }
-        Ok(self.body.get(start..self.at).unwrap_or_default())
+        Ok(self.body.get(start..self.position).unwrap_or_default())
     }
 
     /// Checks that nothing but white space is left.
@@ -132,7 +132,7 @@ impl<'a> Cursor<'a> {
         if self.depth == MAX_DEPTH {
             return Err(ParseFailure::TooDeep);
         }
-        self.at += 1;
+        self.position += 1;
         self.depth += 1;
         self.kinds = self.kinds << 1 | kind;
         let empty = self.next_byte() == Some(self.closing());
@@ -146,7 +146,7 @@ impl<'a> Cursor<'a> {
     fn comma_or_close(&mut self) -> Result<bool, ParseFailure> {
         match self.next_byte() {
             Some(b',') => {
-                self.at += 1;
+                self.position += 1;
                 Ok(true)
             }
             Some(byte) if byte == self.closing() => {
@@ -158,7 +158,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn close(&mut self) {
-        self.at += 1;
+        self.position += 1;
         self.depth -= 1;
         self.kinds >>= 1;
     }
@@ -183,7 +183,7 @@ impl<'a> Cursor<'a> {
     fn skip_scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
             Some(b'"') => {
-                self.at += 1;
+                self.position += 1;
                 self.rest_of_string().map(|_| ())
             }
             Some(b'-' | b'0'..=b'9') => self.skip_number(),
@@ -196,13 +196,16 @@ impl<'a> Cursor<'a> {
 
     /// Skips a string whose opening quote has been consumed. Returns the text up to the closing one.
     fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
-        let text = self.body.get(self.at..).ok_or(ParseFailure::Truncated)?;
+        let text = self
+            .body
+            .get(self.position..)
+            .ok_or(ParseFailure::Truncated)?;
         let quote = match find_near_quote(text) {
             // No backslash directly precedes this quote.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
             _ => find_closing_quote(text).ok_or(ParseFailure::Truncated)?,
         };
-        self.at += quote + 1;
+        self.position += quote + 1;
         text.get(..quote).ok_or(ParseFailure::Truncated)
     }
 
@@ -216,7 +219,7 @@ impl<'a> Cursor<'a> {
             self.skip_digits()?;
         }
         if let Some(b'e' | b'E') = self.peek() {
-            self.at += 1;
+            self.position += 1;
             let _sign = self.eat(b'+') || self.eat(b'-');
             self.skip_digits()?;
         }
@@ -224,11 +227,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn skip_digits(&mut self) -> Result<(), ParseFailure> {
-        let start = self.at;
+        let start = self.position;
         while let Some(b'0'..=b'9') = self.peek() {
-            self.at += 1;
+            self.position += 1;
         }
-        if self.at == start {
+        if self.position == start {
             return Err(self.unexpected());
         }
         Ok(())
@@ -246,7 +249,7 @@ impl<'a> Cursor<'a> {
         if self.next_byte() != Some(byte) {
             return Err(self.unexpected());
         }
-        self.at += 1;
+        self.position += 1;
         Ok(())
     }
 
@@ -254,13 +257,13 @@ impl<'a> Cursor<'a> {
     fn eat(&mut self, byte: u8) -> bool {
         let is_next = self.peek() == Some(byte);
         if is_next {
-            self.at += 1;
+            self.position += 1;
         }
         is_next
     }
 
     fn peek(&self) -> Option<u8> {
-        self.body.get(self.at).copied()
+        self.body.get(self.position).copied()
     }
 
     /// Returns why the text is invalid at this point: it has ended or has a wrong byte.
@@ -335,7 +338,7 @@ mod tests {
                 let body = format!("{text}\"{after}");
                 let mut cursor = Cursor::new(body.as_bytes());
                 assert_eq!(cursor.rest_of_string(), Ok(text.as_bytes()), "{body}");
-                assert_eq!(cursor.at, length + 1, "{body}");
+                assert_eq!(cursor.position, length + 1, "{body}");
             }
         }
     }

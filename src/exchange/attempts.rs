@@ -57,7 +57,7 @@ impl Exchange {
         }
     }
 
-    /// Binds another attempt of the same request.
+    /// Binds another attempt to send the same request.
     ///
     /// The attempt is another stream of the call, or a separate call if the first has ended. Returns `None` if the attempt is not
     /// tracked, for example because it has a different request id or session. In that case, the request consists of several messages,

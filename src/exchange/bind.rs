@@ -44,7 +44,7 @@ impl Drop for BackgroundReader {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream was dropped, because of a disconnect or by an inner service.
+    /// Reports that the stream was dropped, by an inner service or because of a disconnect.
     pub(crate) fn on_stream_dropped(&self) {
         let (is_disconnected, stream_end_cause) = {
             let mut state = self.exchange.state();

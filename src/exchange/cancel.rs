@@ -26,7 +26,6 @@ use crate::{
 /// A session that has ended on its own accepts nothing, and is about to be closed anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A cancel of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cancel {
     reason: CancelReason,

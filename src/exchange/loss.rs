@@ -1,4 +1,4 @@
-//! What the loss of a stream means for its call, which is decided once.
+//! What losing a stream means for its call, which is decided once.
 
 use std::{
     sync::{Arc, atomic::Ordering},

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `state` | all its fields |
 //! | `identity` | the session and the protocol revision, from the request's headers |
-//! | `request_body` | what is known of the request body |
+//! | `request_body` | what is known about the request body |
 //! | `signal` | the token, and the hooks that fire with it |
 //! | `call_streams` | its open streams, and the error sent on them |
 //!
@@ -24,8 +24,8 @@
 //! | `bind` | which call the request carries, and what happens to its streams, as the session manager reports it |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response's head and body mean for the call |
-//! | `tap` | what the bytes of a stream mean for the call |
-//! | `loss` | what the loss of a stream means for the call |
+//! | `tap` | what a stream's bytes mean for the call |
+//! | `loss` | what losing a stream means for the call |
 //! | `end` | how a call ends if it is not cancelled |
 //! | `cancel` | how a call is cancelled: under which condition, and which sides are notified |
 //! | `expired` | what an expired deadline means for the call |

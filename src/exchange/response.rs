@@ -169,7 +169,7 @@ impl Exchange {
                 // An encoded body may carry the answer.
                 Accepted::Cancelled(..) if !readable => None,
                 Accepted::Cancelled(request, reason) => {
-                    let error = sse::event(&jsonrpc::cancelled(&request, reason));
+                    let error = sse::event(&jsonrpc::cancellation_error(&request, reason));
                     return BodyPlan::Late { request, error };
                 }
             },

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when a call is cancelled, or when the client of a request without MCP disconnects.
+/// Fires when a call is cancelled, or when the client of a non-MCP request disconnects.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,

@@ -262,7 +262,7 @@ impl Exchange {
         matches!(self.kind, RequestKind::Post(_))
     }
 
-    /// Returns `true` if a cancel of the call may have to be replayed into the inner service.
+    /// Returns `true` if a cancel may have to be replayed into the inner service.
     ///
     /// This is the case if the request may carry a session call and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {

@@ -138,7 +138,7 @@ impl Exchange {
         let Some(call) = self.call(id) else {
             return;
         };
-        let message = jsonrpc::cancelled(call.request_id(), reason);
+        let message = jsonrpc::cancellation_error(call.request_id(), reason);
         let streams = self.state().streams.set_error(message.clone());
         for stream in streams {
             stream.send(message.clone());

@@ -77,7 +77,6 @@ impl Tap {
         }
     }
 
-    /// Reads a frame of the body.
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
             format,

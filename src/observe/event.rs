@@ -11,7 +11,7 @@ use crate::{
 
 /// An event of a call, or a request body that could not be parsed.
 ///
-/// Every tracked call starts once and ends once. Concurrent events of one call may be reported in any order.
+/// Every tracked call starts once and ends once. Concurrent events for one call may be reported in any order.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
@@ -60,7 +60,7 @@ pub enum Event<'a> {
         /// Zero if the call is cancelled now, or as soon as a pending resume has been refused.
         grace: Option<Duration>,
     },
-    /// A client has resumed its call, or a middleware has resent the request of a detached call.
+    /// A client has resumed its call, or a middleware has resent a detached call's request.
     #[non_exhaustive]
     Resumed {
         /// The call.
@@ -96,7 +96,7 @@ pub enum Event<'a> {
         /// The limit that the call exceeds.
         limit: Limit,
     },
-    /// The outcome of an ended call was evicted or could not be retained, because of a limit.
+    /// An ended call's outcome was evicted or could not be retained, because of a limit.
     ///
     /// The call was cancelled, or it was detached when it ended. A client that resumes it will find no outcome.
     ///

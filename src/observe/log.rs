@@ -22,12 +22,12 @@ use crate::{
     limits::Limit,
 };
 
-/// Maximum number of characters to log of a text that a client sent.
+/// Maximum number of characters of client-supplied text to log.
 ///
 /// No reasonable id or tool name is longer, but a client can send a method name of 4 MiB.
 const MAX_TEXT: usize = 128;
 
-/// Maximum number of characters to log of a session id.
+/// Maximum number of characters of a session id to log.
 ///
 /// An id may be a signed token that differs from other tokens only at its end. Such tokens are rarely longer.
 const MAX_SESSION_ID: usize = 4_096;

@@ -135,19 +135,19 @@ impl Metrics {
     fn labels<const N: usize>(
         &self,
         call: &CallInfo,
-        more: [(&'static str, &'static str); N],
+        extra: [(&'static str, &'static str); N],
     ) -> Vec<Label> {
         let method = Label::from_static_parts("method", method_label(call.method()));
-        let more = more.map(|(key, value)| Label::from_static_parts(key, value));
+        let extra = extra.map(|(key, value)| Label::from_static_parts(key, value));
         let tool = self.tool(call).map(|tool| Label::new("tool", tool));
-        [method].into_iter().chain(more).chain(tool).collect()
+        [method].into_iter().chain(extra).chain(tool).collect()
     }
 
     fn tool(&self, call: &CallInfo) -> Option<SharedString> {
         let name = call.tool()?;
         let known = match self.tools.as_ref()? {
             Tools::Fixed(known) => known.iter().find(|known| ***known == *name).cloned(),
-            Tools::Added(known) => known.label_of(call, name),
+            Tools::Added(known) => known.label_for(call, name),
         };
         Some(known.unwrap_or(SharedString::const_str(OTHER)))
     }
@@ -234,13 +234,13 @@ impl Observer for Metrics {
 }
 
 fn describe() {
-    for (name, what) in [
+    for (name, description) in [
         (IN_FLIGHT, "Calls in flight"),
         (DETACHED, "Detached calls in flight"),
     ] {
-        describe_gauge!(name, Unit::Count, what);
+        describe_gauge!(name, Unit::Count, description);
     }
-    for (name, what) in [
+    for (name, description) in [
         (STARTED, "Calls that have started"),
         (ENDED, "Calls that have ended, by outcome"),
         (DETACHES, "Call detachments"),
@@ -262,9 +262,9 @@ fn describe() {
             "Request bodies that could not be read as JSON-RPC",
         ),
     ] {
-        describe_counter!(name, Unit::Count, what);
+        describe_counter!(name, Unit::Count, description);
     }
-    for (name, what) in [
+    for (name, description) in [
         (DURATION, "From the start of a call until it ends"),
         (DETACHED_FOR, "Duration of a detachment"),
         (
@@ -272,7 +272,7 @@ fn describe() {
             "From a disconnect until the cancelled call's token fires",
         ),
     ] {
-        describe_histogram!(name, Unit::Seconds, what);
+        describe_histogram!(name, Unit::Seconds, description);
     }
 }
 

@@ -111,7 +111,7 @@ impl ToolNames {
     }
 
     /// Returns the call's tool name, or `None` if it was not yet known when the call started.
-    pub(super) fn label_of(&self, call: &CallInfo, tool: &str) -> Option<SharedString> {
+    pub(super) fn label_for(&self, call: &CallInfo, tool: &str) -> Option<SharedString> {
         let names = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let (name, first) = names.get_key_value(tool)?;
         (u64::from(call.id()) >= *first).then(|| name.clone())

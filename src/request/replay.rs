@@ -109,7 +109,7 @@ impl<S, B> Replay<S, B> {
 
     /// Returns the POST that cancels a call.
     fn request(&self, call: &CallInfo, reason: CancelReason) -> Request<TeeBody<B>> {
-        let content = jsonrpc::cancel(call.request_id(), reason);
+        let content = jsonrpc::cancel_notification(call.request_id(), reason);
         let length = content.len();
         let mut request = Request::new(TeeBody::replay(content));
         *request.method_mut() = Method::POST;

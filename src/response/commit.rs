@@ -248,5 +248,5 @@ fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
 }
 
 fn error_event(id: Value, error: Value) -> Bytes {
-    sse::event(&jsonrpc::error(id, error))
+    sse::event(&jsonrpc::error_response(id, error))
 }

@@ -37,7 +37,7 @@ pub(crate) enum Timeliness {
 #[derive(Debug)]
 pub(crate) struct LatenessTracker {
     now: Instant,
-    /// Start of the backlog's first turn, and the timeliness of deadlines up to then.
+    /// Start of the backlog's first turn, and the timeliness of deadlines up to that point.
     first_turn: (Instant, Timeliness),
     /// Gaps between two turns that exceed [`RECHECK_TOLERANCE`].
     stalls: VecDeque<Gap>,

@@ -23,12 +23,12 @@ pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> 
         if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(output));
         }
-        let (Some(end), Ok(here)) = (end, Handle::try_current()) else {
+        let (Some(end), Ok(current)) = (end, Handle::try_current()) else {
             return Poll::Pending;
         };
         let sleep = match &mut sleep {
-            Some((runtime, sleep)) if *runtime == here.id() => sleep,
-            sleep => &mut sleep.insert((here.id(), Box::pin(sleep_until(end)))).1,
+            Some((runtime, sleep)) if *runtime == current.id() => sleep,
+            sleep => &mut sleep.insert((current.id(), Box::pin(sleep_until(end)))).1,
         };
         sleep.as_mut().poll(cx).map(|()| None)
     })

@@ -155,9 +155,9 @@ impl Timer {
         if is_earlier {
             let mut state = self.shared.state();
             if state.entries.len() > 1
-                && let Ok(here) = Handle::try_current()
+                && let Ok(current) = Handle::try_current()
             {
-                state.set_leader(here.id());
+                state.set_leader(current.id());
             }
             drop(state);
             self.shared.wake.notify_waiters();
@@ -240,7 +240,7 @@ impl TimerHandle {
 
 impl Drop for TimerHandle {
     fn drop(&mut self) {
-        let _ = self.timer.entries().remove(self.id);
+        let _target = self.timer.entries().remove(self.id);
     }
 }
 

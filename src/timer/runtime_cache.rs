@@ -45,20 +45,20 @@ impl RuntimeCache {
     /// Returns `true` if the current runtime is known to have a timer task.
     pub(super) fn is_registered(&self) -> bool {
         let epoch = self.epoch.load(Ordering::Relaxed);
-        let here = CURRENT_RUNTIMES.with(|cached| cached.get(self.slot).map(Cell::get));
-        here.is_some_and(|here| here.epoch == epoch && here.is_current())
+        let current = CURRENT_RUNTIMES.with(|cached| cached.get(self.slot).map(Cell::get));
+        current.is_some_and(|current| current.epoch == epoch && current.is_current())
     }
 
     /// Records that this thread's runtime has a timer task or is about to spawn one. Requires the timer's lock.
     pub(super) fn record(&self, runtime: &Handle) {
         let is_multi_threaded = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
-        let here = CurrentRuntime {
+        let current = CurrentRuntime {
             epoch: self.epoch.load(Ordering::Relaxed),
             pinned_to: (!is_multi_threaded).then(|| runtime.id()),
         };
         CURRENT_RUNTIMES.with(|cached| {
             if let Some(cached) = cached.get(self.slot) {
-                cached.set(here);
+                cached.set(current);
             }
         });
     }

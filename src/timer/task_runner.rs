@@ -38,28 +38,30 @@ enum Stage {
 impl TaskRunner {
     /// Runs a task on the current runtime, or on another one. Drops the task if there is none.
     pub(super) fn start(shared: &Arc<TimerShared>, task: PendingTask) {
-        let here = Handle::try_current().ok();
+        let current = Handle::try_current().ok();
         let now = Instant::now();
-        let takeover_at = here.as_ref().and_then(|_| now.checked_add(FAILOVER_DELAY));
+        let takeover_at = current
+            .as_ref()
+            .and_then(|_| now.checked_add(FAILOVER_DELAY));
         let (id, wakes_others) = {
             let mut state = shared.state();
-            if here.is_none() && state.entries.is_empty() {
-                // No runtime can run the task. It is dropped without holding the lock, because its destructor may be the user's.
+            if current.is_none() && state.entries.is_empty() {
+                // No runtime can run the task. It is dropped without holding the lock, because its destructor may run user code.
                 drop(state);
                 return drop(task);
             }
             let id = state.pending.add(task, takeover_at);
-            let here = here.as_ref().map(Handle::id);
+            let current = current.as_ref().map(Handle::id);
             let mut entries = state.entries.iter();
-            let wakes_others = entries.any(|entry| Some(entry.runtime) != here)
+            let wakes_others = entries.any(|entry| Some(entry.runtime) != current)
                 && takeover_at.is_none_or(|at| state.pending.needs_wake(at, now));
             (id, wakes_others)
         };
         if wakes_others {
             shared.wake.notify_waiters();
         }
-        if let Some(here) = here {
-            drop(here.spawn(Self::new(shared, id, Stage::Pending)));
+        if let Some(current) = current {
+            drop(current.spawn(Self::new(shared, id, Stage::Pending)));
         }
     }
 
@@ -69,7 +71,7 @@ impl TaskRunner {
         for (id, task) in tasks {
             let runner = Self::new(shared, id, Stage::Stolen(task));
             match Handle::try_current() {
-                Ok(here) if is_running => drop(here.spawn(runner)),
+                Ok(current) if is_running => drop(current.spawn(runner)),
                 // Dropping the runner releases the task to yet another runtime.
                 Ok(_) | Err(_) => drop(runner),
             }

@@ -53,7 +53,7 @@ impl Canceller for CountingManager {
     }
 }
 
-/// Counts the cancels of a call that no session manager binds.
+/// Counts the cancels of a call that no session manager has bound.
 #[derive(Default)]
 struct CountingReplay(AtomicUsize);
 
@@ -377,7 +377,7 @@ fn bound_call(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachmen
 
 /// Returns two managers that both have the session.
 ///
-/// They resemble those of two services that restore from the same store, or that share an inner manager.
+/// They resemble the managers of two services that restore from the same store or share an inner manager.
 fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     let registry = Arc::new(Registry::new());
     let managers = [first, 15 - first].map(|scope| Arc::new(HasSession(scope)));

@@ -20,7 +20,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
+    fn with_deadline(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let stream = Arc::new(Self::default());
         let weak: Weak<Self> = Arc::downgrade(&stream);
         let first = stream.handle.set(timer.set(at, weak));
@@ -51,7 +51,9 @@ fn next(timer: &Timer) -> Option<Instant> {
 fn a_dropped_target_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
     let at = Instant::now() + MINUTE;
-    let streams: Vec<_> = (0..100).map(|_| Stream::timed(&timer, at)).collect();
+    let streams: Vec<_> = (0..100)
+        .map(|_| Stream::with_deadline(&timer, at))
+        .collect();
     assert_eq!(counts(&timer), (100, 100));
     let weak_streams: Vec<_> = streams.iter().map(Arc::downgrade).collect();
     drop(streams);
@@ -64,7 +66,7 @@ fn a_dropped_target_leaves_no_entry() {
 fn a_target_that_rearms_is_called_again() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let stream = Stream::timed(&timer, now);
+    let stream = Stream::with_deadline(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 1));
     drop(stream);
@@ -76,9 +78,9 @@ fn a_target_that_rearms_is_called_again() {
 fn a_target_dropped_in_its_callback_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let first = Stream::timed(&timer, now);
-    let next = Stream::timed(&timer, now);
-    let later = Stream::timed(&timer, now + MINUTE);
+    let first = Stream::with_deadline(&timer, now);
+    let next = Stream::with_deadline(&timer, now);
+    let later = Stream::with_deadline(&timer, now + MINUTE);
     *next.keeps.lock().expect("no panic") = Some(later);
     *first.keeps.lock().expect("no panic") = Some(next);
     let weak = Arc::downgrade(&first);
@@ -154,7 +156,7 @@ fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
         assert_eq!(run_elsewhere(&others, now), Some(now + MINUTE));
         None
     });
-    let _behind = Stream::timed(&timer, now);
+    let _behind = Stream::with_deadline(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
@@ -164,7 +166,7 @@ fn a_callback_that_panics_affects_no_other_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let _panics = CallbackTarget::set(&timer, now, |_| std::panic::panic_any("on purpose"));
-    let _other = Stream::timed(&timer, now);
+    let _other = Stream::with_deadline(&timer, now);
     assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
@@ -217,7 +219,7 @@ struct SeveralDeadlines {
 }
 
 impl SeveralDeadlines {
-    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
+    fn new(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let several = Arc::new(Self {
             handle: OnceLock::new(),
             observed: Mutex::default(),
@@ -262,7 +264,7 @@ async fn a_reset_moves_a_deadline_only_to_an_earlier_time() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let [early, late] = [start + MINUTE, start + 2 * MINUTE];
-    let several = SeveralDeadlines::timed(&timer, late);
+    let several = SeveralDeadlines::new(&timer, late);
     sleep(MINUTE / 2).await;
     several.reset_earlier(early);
     several.reset_earlier(late);
@@ -295,7 +297,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     ] {
         let start = Instant::now();
         let at = |minutes: &u32| start + *minutes * MINUTE;
-        let several = SeveralDeadlines::timed(&timer, at(&1));
+        let several = SeveralDeadlines::new(&timer, at(&1));
         let within: Vec<_> = within.iter().map(at).collect();
         several.set_next(&within, next.as_ref().map(at));
         sleep(10 * MINUTE).await;
@@ -310,7 +312,7 @@ async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
 fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let several = SeveralDeadlines::timed(&timer, now);
+    let several = SeveralDeadlines::new(&timer, now);
     let (id, expired) = timer.take_expired(now).expect("due");
     several.reset_earlier(now + MINUTE);
     let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
@@ -336,7 +338,7 @@ fn the_callback_gets_the_timeliness() {
         (Duration::ZERO, Timeliness::Late, Timeliness::Late),
     ] {
         let timer = Arc::new(Timer::new());
-        let several = SeveralDeadlines::timed(&timer, now);
+        let several = SeveralDeadlines::new(&timer, now);
         timer.run_all_expired(&LatenessTracker::new(now + late, tracked));
         let observed = several.observed.lock().expect("no panic");
         assert_eq!(*observed, [(now + late, expected)]);
@@ -349,7 +351,7 @@ fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let targets: Vec<_> = (0..3 * MAX_PER_POLL)
-        .map(|_| SeveralDeadlines::timed(&timer, now))
+        .map(|_| SeveralDeadlines::new(&timer, now))
         .collect();
     let handled = || {
         let handled = targets
