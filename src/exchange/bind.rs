@@ -152,7 +152,7 @@ impl Exchange {
         // The body no longer has to be parsed.
         self.must_parse_body.store(false, Ordering::Relaxed);
         drop(state);
-        // Dropped without holding the lock, because it owns the request's extensions, which may run application code.
+        // Dropped without holding the lock, because it owns the request's extensions, whose destructors may run application code.
         drop(replay);
         self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))

@@ -10,7 +10,7 @@ use crate::registry::StreamHandle;
 pub(super) struct CallStreams {
     /// Nearly always the only stream, so it is stored without an allocation.
     newest: Option<Weak<dyn StreamHandle>>,
-    /// `Some` once two streams have been open at the same time, or once this server has cancelled the call.
+    /// `Some` once two streams have been open at the same time, or once the error has been set.
     overflow: Option<Box<OverflowStreams>>,
 }
 

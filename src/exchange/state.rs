@@ -55,7 +55,7 @@ pub(crate) struct Exchange {
     pub(super) must_parse_body: AtomicBool,
     /// Whether the call's streams had event ids, and the last `retry`. `response` packs both.
     pub(super) stream_meta: AtomicU32,
-    /// Whether this server has cancelled the call, so that the error becomes the response.
+    /// Whether this server has cancelled the call with an error for the client, which becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
     /// Whether the call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,

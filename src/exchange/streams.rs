@@ -123,7 +123,7 @@ impl Exchange {
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
     }
 
-    /// Adds a stream. If this server has cancelled the call, sends the error on the stream and closes it.
+    /// Adds a stream. If the error has already been set, sends it on the stream and closes the stream.
     fn add_stream(&self, stream: Weak<dyn StreamHandle>) {
         let error = self.state().streams.add(stream);
         if let Some((message, stream)) = error {
@@ -153,7 +153,7 @@ impl Exchange {
         self.response_waker.register(waker);
     }
 
-    /// Returns the call's JSON-RPC error once this server has cancelled the call.
+    /// Returns the call's JSON-RPC error, once this server has cancelled the call with one.
     pub(crate) fn cancellation_error(&self) -> Option<Bytes> {
         if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;
