@@ -305,7 +305,7 @@ fn find_near_quote(text: &[u8]) -> Option<usize> {
     None
 }
 
-/// Sets the highest bit of each byte that equals `wanted`, in text order from the lowest byte.
+/// Sets the highest bit of each byte equal to `wanted`, in text order from the lowest byte.
 ///
 /// Bytes after the first hit may be marked by mistake, because the subtraction borrows, but bytes before it never are.
 fn marks(word: u64, wanted: u8) -> u64 {

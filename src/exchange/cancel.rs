@@ -58,7 +58,7 @@ enum NotifiedSides {
 /// A call that has just been cancelled. Its server may still have to be notified.
 struct JustCancelled {
     finished: Finished,
-    /// Taken before the call ended, so that a task that is closing the session waits for the injection.
+    /// Taken before the call ended, so that closing the session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
@@ -91,9 +91,9 @@ impl Cancel {
         }
     }
 
-    /// Creates a cancel that the server has already received, or that follows from a closed session.
+    /// Creates a cancel that the server already knows about. The call may be attached or not.
     ///
-    /// The call may be attached or not.
+    /// The server has received the cancel itself, or has closed the session.
     pub(crate) fn external(reason: CancelReason) -> Self {
         Self {
             reason,

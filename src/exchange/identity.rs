@@ -87,7 +87,7 @@ impl Revision {
         is_date.then(|| version.as_bytes().try_into().ok())?
     }
 
-    /// Classifies a revision by its name, an ISO 8601 date, so lexicographic order is chronological.
+    /// Classifies a revision by its name. Names are ISO 8601 dates, so lexicographic order is chronological.
     pub(super) fn from_version(version: &[u8]) -> Self {
         let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {
             return Self::Ambiguous;

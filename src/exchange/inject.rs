@@ -95,7 +95,7 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has reused this ended call's id, so that the cancel would hit it.
+    /// Returns `true` if another call has reused this ended call's id and would be hit instead.
     ///
     /// Waits while the other call has not been accepted yet, because the cancel must still be sent if that call is refused. A call that
     /// is itself waiting for this cancel does not count.

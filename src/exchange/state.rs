@@ -55,7 +55,7 @@ pub(crate) struct Exchange {
     pub(super) must_parse_body: AtomicBool,
     /// Whether the call's streams had event ids, and the last `retry`. `response` packs both.
     pub(super) stream_meta: AtomicU32,
-    /// Whether this server has cancelled the call with an error for the client, which becomes the response.
+    /// Whether this server has cancelled the call with an error. The error becomes the response.
     pub(super) is_cancelled_here: AtomicBool,
     /// Whether the call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
@@ -110,9 +110,9 @@ pub(super) struct ExchangeState {
     pub(super) request: RequestBody,
     /// Whether the inner service has returned the response head.
     pub(super) has_head: bool,
-    /// Whether a service inside the layer has the answer to the request (see contract 5 of `exchange`).
+    /// Whether a service inside the layer already has the answer to the request.
     ///
-    /// May be set before the request is known to carry a call.
+    /// See contract 5 of `exchange`. May be set before the request is known to carry a call.
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
@@ -122,7 +122,7 @@ pub(super) struct ExchangeState {
     /// Why a resumed stream of the call is ending. Set where the stream itself only sees that it is dropped.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of a further attempt that is a separate call, because the first call has ended.
+    /// The exchange of a further attempt that is a separate call, as the first call has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because it is usually absent: there is only a span if a subscriber records spans.
     pub(super) span: Option<Box<Span>>,
@@ -177,7 +177,7 @@ pub(super) struct Attempts {
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
-/// Whether a call is waiting for the pending cancel of an older call with the same request id.
+/// Whether a call is waiting for the pending cancel of an older call with its request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {

@@ -117,7 +117,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the server has been drained and the call runs as a task, which the drain does not end.
+    /// Returns `true` if the server has been drained and the call runs as a task. The drain does not end tasks.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
@@ -148,7 +148,7 @@ impl Exchange {
         self.response_waker.wake();
     }
 
-    /// Sets the response future's waker, which is woken once [`cancellation_error`](Self::cancellation_error) returns the error.
+    /// Sets the response future's waker. It is woken once [`cancellation_error`](Self::cancellation_error) returns the error.
     pub(crate) fn set_response_waker(&self, waker: &Waker) {
         self.response_waker.register(waker);
     }

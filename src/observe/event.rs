@@ -78,7 +78,9 @@ pub enum Event<'a> {
         /// The detachment, or `None` if the call was attached when it ended.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the cancel could not be delivered to the server and will not be retried.
+    /// A call was cancelled, but the cancel could not be delivered to the server.
+    ///
+    /// It will not be retried.
     #[non_exhaustive]
     CancelFailed {
         /// The call.

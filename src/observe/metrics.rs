@@ -90,7 +90,7 @@ impl Metrics {
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
 
-    /// Creates an observer without the label `tool`, and describes the metrics to the installed recorder.
+    /// Creates an observer without the label `tool`. Describes the metrics to the installed recorder.
     pub fn new() -> Self {
         describe();
         Self { tools: None }

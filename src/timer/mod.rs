@@ -77,7 +77,7 @@ pub(crate) struct TimerHandle {
 struct TimerTask {
     shared: Arc<TimerShared>,
     runtime: Id,
-    /// The lateness of the current backlog, or `None` if the last turn handled all expired entries.
+    /// How late the current backlog is, or `None` if the last turn handled all expired entries.
     backlog: Option<LatenessTracker>,
 }
 

@@ -28,12 +28,12 @@ pub(super) struct PendingTask {
     pub(super) migrations: u8,
 }
 
-/// Tasks that have not started yet or have lost their runtime, in the order in which they are taken over.
+/// Tasks that have not started yet or have lost their runtime, ordered by takeover time.
 #[derive(Default)]
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
     last_number: u64,
-    /// When the timer tasks next check for tasks to take over, or `None` if they have not been woken for a task.
+    /// When the timer tasks next check for tasks to take over. `None` if they have not been woken for a task.
     wake_at: Option<Instant>,
 }
 

@@ -318,7 +318,7 @@ fn a_task_without_a_runtime_is_dropped() {
     assert_eq!(waiting_tasks(&timer), 0);
 }
 
-/// A task starts at most once and is either run to completion or dropped, whatever happens in between.
+/// A task starts at most once. It is run to completion or dropped, whatever happens in between.
 #[test]
 fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     const THREADS: usize = 3;
@@ -422,7 +422,7 @@ async fn other_tasks_are_polled_during_a_backlog() {
     }
 }
 
-/// While a timer task is handling a backlog, no other task takes over and counts the backlog as late.
+/// While a timer task handles a backlog, no other one takes over and counts the backlog as late.
 #[test]
 fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());
@@ -461,7 +461,7 @@ fn a_turn_with_a_slow_target_does_not_hide_a_later_turn() {
     assert_eq!(timer.entries().turn_due_at(), Some(later));
 }
 
-/// Entries that have not been handled yet are not lost along with the timer task that had the backlog.
+/// Unhandled entries are not lost along with the timer task that had the backlog.
 #[test]
 fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
     const TARGETS: usize = 10 * MAX_PER_POLL;

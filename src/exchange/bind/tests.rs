@@ -179,7 +179,7 @@ fn a_snapshot_has_a_call_once_even_while_a_session_manager_binds_it() {
     }
 }
 
-/// An injection that could hit another call waits until it is known whether that call is accepted.
+/// An injection that could hit another call waits until that call is accepted or has ended.
 #[test]
 fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
     let registry = Arc::new(Registry::new());
@@ -259,7 +259,7 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_in_the_meantime() {
     }
 }
 
-/// The server gets the request after the cancel, so only the session manager can cancel the call by then.
+/// The server gets the request after the cancel. By then, only the session manager can cancel the call.
 #[test]
 fn a_call_cancelled_during_its_bind_is_cancelled_at_the_session_manager() {
     for round in 0..5_000 {
@@ -357,7 +357,7 @@ fn a_delete_ends_the_calls_of_its_session_on_its_path() {
     assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
-/// Returns a call that a session manager with scope `scope` has bound, with an event from rmcp.
+/// Returns a call that a session manager with this scope has bound, with an event from rmcp.
 fn bound_call(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     let exchange = unparsed_exchange(registry);
     let id = exchange.bind(typed_call(), Arc::new(CountingManager::new(scope)), || 0);
@@ -559,7 +559,7 @@ fn of_an_answer_and_a_deadline_one_wins() {
     }
 }
 
-/// If a client disconnects at the same moment, the token and its hooks fire together, or not at all.
+/// If a client disconnects at the same moment, either the token and its hooks fire, or neither.
 #[test]
 fn of_an_answer_and_a_plain_disconnect_only_one_takes_effect() {
     for round in 0..1_000 {

@@ -126,7 +126,7 @@ fn run_elsewhere(timer: &Arc<Timer>, now: Instant) -> Option<Instant> {
     timer.run_all_expired(&LatenessTracker::new(now, Timeliness::Late))
 }
 
-/// Two timer tasks can run at once, and one may sleep without the entry that the other has taken out.
+/// Two timer tasks can run at once. One may sleep without the entry that the other has taken out.
 #[test]
 fn two_timer_tasks_at_once_lose_no_entry() {
     let timer = Arc::new(Timer::new());
