@@ -291,7 +291,7 @@ impl CancelOnDisconnectLayer {
     /// meantime, proxies cut off such a call at their idle limit, and a client that has vanished is not detected.
     ///
     /// This is off by default, because the head of the inner response is lost: its headers are dropped, and an error status becomes the
-    /// JSON-RPC error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is boxed, too.
+    /// JSON-RPC error -32603 with `data.status`, unless the body is a JSON-RPC error itself. The inner future is also boxed.
     ///
     /// The option applies to a POST with a single call (never `initialize`) from a client that accepts events. Every POST from such a
     /// client that may carry JSON loses its `Accept-Encoding`, because the request head does not show whether the body is a call. The

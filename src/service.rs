@@ -105,7 +105,7 @@ where
             // An encoded answer could not be sent as an event.
             request.headers_mut().remove(header::ACCEPT_ENCODING);
         }
-        // Created before the inner service is called, because `call` may panic, too.
+        // Created before the inner service is called, because `call` itself may panic.
         let guard = Guard::new(exchange.clone());
         let future = {
             let _calling = guard.poll_guard();

@@ -127,7 +127,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Consumes an opening bracket. If the closing bracket follows, consumes it, too, and returns `false`.
+    /// Consumes an opening bracket. If the closing bracket follows, also consumes that and returns `false`.
     fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
             return Err(ParseFailure::TooDeep);

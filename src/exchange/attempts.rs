@@ -80,7 +80,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Done under the state lock, so that from now on, a cancel is deferred until the server has received this attempt, too.
+        // Done under the state lock, so that from now on, a cancel is deferred until the server has also received this attempt.
         let ((detachment, generation), deferred) =
             entry.with_deferred(|session| (session.detachment(id), session.attach(id)));
         if generation.is_some() {

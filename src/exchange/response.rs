@@ -119,7 +119,7 @@ impl Exchange {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
             let accepted = registry.begin_close(session);
-            // Calls whose responses have no head yet are in flight, too.
+            // Calls whose responses have no head yet are also in flight.
             let unaccepted = registry.unaccepted_in(session);
             for (id, exchange) in accepted.into_iter().chain(unaccepted) {
                 exchange.cancel(id, Cancel::external(CancelReason::SessionClosed));

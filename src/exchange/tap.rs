@@ -36,7 +36,7 @@ enum BodyFormat {
 
 impl Tap {
     pub(super) fn new(call: Attachment) -> Self {
-        Self::of(BodyFormat::Events(Reader::default()), call)
+        Self::with_format(BodyFormat::Events(Reader::default()), call)
     }
 
     /// Creates a tap for a stream that cannot be read and may contain event ids and the answer.
@@ -44,7 +44,7 @@ impl Tap {
         call.exchange.record_stream_meta(true, None);
         call.exchange
             .with_session(|session| session.mark_event_ids_incomplete(call.id));
-        Self::of(BodyFormat::Opaque, call)
+        Self::with_format(BodyFormat::Opaque, call)
     }
 
     /// Creates a tap for a body that is the answer itself.
@@ -56,7 +56,7 @@ impl Tap {
         };
         Self {
             is_answer: true,
-            ..Self::of(format, call)
+            ..Self::with_format(format, call)
         }
     }
 
@@ -68,7 +68,7 @@ impl Tap {
         }
     }
 
-    fn of(format: BodyFormat, call: Attachment) -> Self {
+    fn with_format(format: BodyFormat, call: Attachment) -> Self {
         Self {
             format,
             call: Some(call),

@@ -172,7 +172,7 @@ impl fmt::Debug for Event<'_> {
 
 /// Receives every [`Event`] of a layer, and of clones made from the layer afterwards.
 ///
-/// A layer can have several observers. Closures are observers, too, and [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn)
+/// A layer can have several observers. Closures are observers, and [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn)
 /// accepts those that do not name the type of their argument.
 ///
 /// An observer is called synchronously, even from within `Drop`, with no lock held, and before any later event of the call:

@@ -6,7 +6,7 @@
 //!
 //! 1. Every runtime that serves requests has one timer task. One of the tasks, the leader, handles deadlines on time. The others run
 //!    [`FAILOVER_DELAY`] later, and a task that finds an overdue deadline becomes the leader. A runtime on which the earliest deadline
-//!    is set must be alive, so its task becomes the leader, too.
+//!    is set must be alive, so its task becomes the leader.
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within [`FAILOVER_DELAY`], another
 //!    runtime takes the task over (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it is waiting for, and once whenever an earlier deadline is set.

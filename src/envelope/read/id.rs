@@ -41,8 +41,8 @@ fn digits(span: &[u8]) -> Option<i64> {
 ///
 /// An integer in float form only counts below 2^53, because from there on, several integers share one `f64`. One check is stricter than
 /// rmcp's: unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one. Version 1.0.154 reads
-/// `9007199254740991.0` as the integer before it, and `950884728136105.9` as an integer. If `std` parses a different number, the client
-/// may do so, too.
+/// `9007199254740991.0` as the integer before it, and `950884728136105.9` as an integer. If `std` parses a different number, so may
+/// the client.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {
