@@ -80,7 +80,7 @@ pub enum Event<'a> {
     },
     /// A call was cancelled, but the cancel could not be delivered to the server.
     ///
-    /// It will not be retried.
+    /// The cancel will not be retried.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
@@ -177,7 +177,7 @@ impl fmt::Debug for Event<'_> {
 ///
 /// An observer is called synchronously, even from within `Drop`, with no lock held, and before any later event of the call:
 ///
-/// - It must not block, because that would delay the runtime and the cancel. Hand slow work over through a channel.
+/// - It must not block, because that would delay the runtime and the cancel. Hand slow work off through a channel.
 /// - It must not call back into the layer or the call.
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers, but the panic hook
 ///   still prints it, and with `panic = "abort"` it ends the process.
