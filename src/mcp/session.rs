@@ -243,10 +243,7 @@ impl Session {
         let session = &self.id;
         self.notify(&SessionEvent::Opened { session, restored });
         if let Notified::Closed(reason) = self.replace_notified(Notified::Opened) {
-            self.notify(&SessionEvent::Closed {
-                session,
-                why: reason,
-            });
+            self.notify(&SessionEvent::Closed { session, reason });
         }
     }
 
@@ -254,10 +251,7 @@ impl Session {
     pub(super) fn notify_closed(&self, reason: SessionEnd) {
         if self.replace_notified(Notified::Closed(reason)) == Notified::Opened {
             let session = &self.id;
-            self.notify(&SessionEvent::Closed {
-                session,
-                why: reason,
-            });
+            self.notify(&SessionEvent::Closed { session, reason });
         }
     }
 

@@ -479,7 +479,7 @@ mod tests {
         let manager = CancellableSessionManager::default().on_session(move |event| {
             let line = match event {
                 SessionEvent::Opened { restored, .. } => format!("opened, restored: {restored}"),
-                SessionEvent::Closed { why, .. } => format!("closed: {why}"),
+                SessionEvent::Closed { reason, .. } => format!("closed: {reason}"),
             };
             listener.lock().unwrap().push(line);
         });

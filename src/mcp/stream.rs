@@ -153,7 +153,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         } else {
             // The reader is set first, so that it still sees the call end if dropping the stream detaches it.
             call.set_background_reader();
-            call.attachment.drop_stream();
+            call.attachment.on_stream_dropped();
         }
         let cancelled = call.attachment.exchange.signal.reason();
         if matches!(cancelled, None | Some(CancelReason::ClientDisconnected))
@@ -364,7 +364,7 @@ impl Drop for BoundCall {
             // The request was dropped before it had a stream.
             StreamReader::Client => {
                 exchange.add_background_reader(*id);
-                self.attachment.drop_stream();
+                self.attachment.on_stream_dropped();
                 exchange.remove_background_reader(*id);
             }
             StreamReader::Task => exchange.remove_background_reader(*id),

@@ -209,7 +209,7 @@ impl Capture {
             return Self::Off;
         }
         match headers.content_type {
-            Header::One(value) if headers::names_media_type(value, "application/json") => {}
+            Header::One(value) if headers::is_media_type(value, "application/json") => {}
             Header::Absent => return Self::unparsed(ParseFailure::ContentType, false),
             Header::One(_) | Header::Several(_) => {
                 let is_ambiguous = !headers::is_certainly_not_json(headers.content_type);

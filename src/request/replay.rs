@@ -110,7 +110,7 @@ impl<S, B> Replay<S, B> {
 
     /// Returns the POST that cancels a call.
     fn request(&self, call: &CallInfo, reason: CancelReason) -> Request<TeeBody<B>> {
-        let content = jsonrpc::cancel(call.request_id(), reason);
+        let content = jsonrpc::cancel_notification(call.request_id(), reason);
         let length = content.len();
         let mut request = Request::new(TeeBody::replay(content));
         *request.method_mut() = Method::POST;
@@ -118,7 +118,7 @@ impl<S, B> Replay<S, B> {
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
         // The token lets a handler that extracts one accept this request too, and makes an inner layer pass it through.
-        let replayed = Arc::new(Exchange::of_replay(self.shared.clone()));
+        let replayed = Arc::new(Exchange::for_replay(self.shared.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {

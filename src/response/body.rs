@@ -137,14 +137,14 @@ where
             } => (guard, source, remaining, peer),
         };
         let polled = {
-            let _polling = guard.polling();
+            let _polling = guard.poll_guard();
             source.as_mut().poll_frame(cx)
         };
         let polled = match polled {
             Poll::Ready(polled) => polled,
             Poll::Pending if is_ready(peer, cx) => {
                 *peer = None;
-                guard.on_dropped(DetachCause::PeerClosed);
+                guard.report_dropped(DetachCause::PeerClosed);
                 return Poll::Ready(None);
             }
             Poll::Pending => return Poll::Pending,
@@ -158,7 +158,7 @@ where
                     guard.complete();
                 }
             }
-            Some(Err(_)) => guard.on_dropped(DetachCause::ResponseDropped),
+            Some(Err(_)) => guard.report_dropped(DetachCause::ResponseDropped),
             None => guard.complete(),
         }
         Poll::Ready(polled)

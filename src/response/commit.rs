@@ -77,7 +77,7 @@ where
 
     pub(super) fn poll_frame(&mut self, guard: &mut Guard, cx: &mut Context<'_>) -> Polled<B> {
         loop {
-            let polling = guard.polling();
+            let polling = guard.poll_guard();
             match &mut self.stage {
                 CommitStage::Pending(pending) => {
                     let response = pending.as_mut().poll(cx);
@@ -148,7 +148,7 @@ where
             return Some(error_event((&self.request).into(), error));
         };
         let (parts, body) = answer.into_parts();
-        let mcp_headers = McpHeaders::of(&parts.headers);
+        let mcp_headers = McpHeaders::from_map(&parts.headers);
         let head = classify_head(parts.status, &mcp_headers);
         match guard.exchange().map(|exchange| exchange.on_head(head)) {
             Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
@@ -163,7 +163,7 @@ where
             }
             Head::Stream { readable: false } => {
                 // The head has already been sent, and does not declare this encoding.
-                guard.on_dropped(DetachCause::ResponseDropped);
+                guard.report_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
             Head::Refusal { .. } if !is_encoded => CommitStage::Refusal {
@@ -250,5 +250,5 @@ fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
 }
 
 fn error_event(id: Value, error: Value) -> Bytes {
-    sse::event(&jsonrpc::error(id, error))
+    sse::event(&jsonrpc::error_response(id, error))
 }

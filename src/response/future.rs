@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     call::{CallInfo, DetachCause},
-    exchange::{BodyPlan, Delivering, Guard, Head, Tap},
+    exchange::{BodyPlan, DeliveryGuard, Guard, Head, Tap},
     headers::{McpHeaders, accepts_events},
     options::Options,
 };
@@ -86,7 +86,7 @@ pin_project! {
         inner: InnerFuture<F>,
         options: ResponseOptions,
         // Set once the call has been answered, if the inner service has not returned the response head yet. A drain waits for it.
-        delivering: Option<Delivering>,
+        delivering: Option<DeliveryGuard>,
         session_use: UseUntilHead,
     }
 }
@@ -166,13 +166,13 @@ where
         let mut this = self.project();
         if let Some(exchange) = this.guard.exchange() {
             exchange.set_response_waker(cx.waker());
-            if let Some(cancel_response) = exchange.cancel_response() {
+            if let Some(cancellation_error) = exchange.cancellation_error() {
                 this.guard.complete();
-                return Poll::Ready(Ok(json_response(cancel_response)));
+                return Poll::Ready(Ok(json_response(cancellation_error)));
             }
         }
         let polled = {
-            let _polling = this.guard.polling();
+            let _polling = this.guard.poll_guard();
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
@@ -200,14 +200,14 @@ where
                 Poll::Ready(Err(error))
             }
             Poll::Pending if is_ready(&mut this.options.peer, cx) => {
-                this.guard.on_dropped(DetachCause::PeerClosed);
+                this.guard.report_dropped(DetachCause::PeerClosed);
                 Poll::Ready(Ok(client_closed_request()))
             }
             Poll::Pending => {
                 if this.delivering.is_none()
                     && let Some(exchange) = this.guard.exchange()
                 {
-                    *this.delivering = exchange.delivering();
+                    *this.delivering = exchange.delivery_guard();
                 }
                 let Some(silence) = &mut this.options.commit else {
                     return Poll::Pending;
@@ -339,7 +339,7 @@ impl ResponseOptions {
         RB: Body + Send + 'static,
     {
         let (mut parts, body) = response.into_parts();
-        let mcp_headers = McpHeaders::of(&parts.headers);
+        let mcp_headers = McpHeaders::from_map(&parts.headers);
         let has_exact_size = body.size_hint().exact().is_some();
         let length = body
             .size_hint()

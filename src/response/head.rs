@@ -43,7 +43,7 @@ fn is_temporary(status: StatusCode) -> bool {
 /// Returns `true` if the content's media type is `media_type`.
 pub(super) fn has_type(headers: &McpHeaders<'_>, media_type: &str) -> bool {
     let value = headers.content_type.first();
-    value.is_some_and(|value| headers::names_media_type(value, media_type))
+    value.is_some_and(|value| headers::is_media_type(value, media_type))
 }
 
 /// Returns `true` if responses with `status` have no content (RFC 9110, section 6.4.1).

@@ -268,7 +268,7 @@ fn report_closed<B>(mut body: Pin<Box<InnerBody<B>>>, closing: Closing) {
     let guard = body.as_mut().guard();
     match closing {
         Closing::WithError => guard.complete(),
-        Closing::Detached(cause) => guard.on_dropped(cause),
+        Closing::Detached(cause) => guard.report_dropped(cause),
     }
 }
 
@@ -334,12 +334,12 @@ where
         let this = self.project();
         match this.inner.project() {
             InnerProj::Body { body } => {
-                let _polling = this.guard.polling();
+                let _polling = this.guard.poll_guard();
                 body.poll_frame(cx)
             }
             InnerProj::Committed { committed } => committed.poll_frame(this.guard, cx),
             InnerProj::Late { late } => {
-                let _polling = this.guard.polling();
+                let _polling = this.guard.poll_guard();
                 late.poll_frame(cx)
             }
         }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     call::DetachCause,
-    exchange::{Delivering, Exchange, Guard},
+    exchange::{DeliveryGuard, Exchange, Guard},
     registry::StreamHandle,
     sse::{self, BomFilter, Boundary},
 };
@@ -52,7 +52,7 @@ pub(super) struct EventStream<B> {
     /// Whether the stream has been registered because it is outliving its call.
     is_registered: bool,
     /// Set while the stream has yet to deliver the answer to an ended call.
-    delivering: Option<Delivering>,
+    delivering: Option<DeliveryGuard>,
     ended: bool,
 }
 
@@ -99,7 +99,7 @@ impl<B: Send + 'static> EventStream<B> {
         if let Some(exchange) = exchange {
             let handle: Weak<dyn StreamHandle> = Arc::<BodySlot<B>>::downgrade(&slot);
             resumed = exchange.on_stream_opened(handle);
-            delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
+            delivering = resumed.as_ref().unwrap_or(&exchange).delivery_guard();
             if let Some(timeout) = stall_timeout
                 && let Some(handle) =
                     exchange.set_stream_timer(Arc::<BodySlot<B>>::downgrade(&slot), timeout)
@@ -173,7 +173,7 @@ where
                         let exchange = self.exchange_to_register(&mut body);
                         if self.slot.restore(body) {
                             if let Some(exchange) = exchange {
-                                self.delivering = exchange.delivering();
+                                self.delivering = exchange.delivery_guard();
                                 exchange.register_orphaned_streams();
                             }
                             return self.poll_idle(cx);
@@ -182,7 +182,7 @@ where
                     Poll::Ready(Some(Ok(frame))) => return self.deliver(body, frame),
                     Poll::Ready(Some(Err(error))) => {
                         let guard = body.as_mut().guard();
-                        guard.on_dropped(DetachCause::ResponseDropped);
+                        guard.report_dropped(DetachCause::ResponseDropped);
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(None) => {
