@@ -165,7 +165,7 @@ impl Answers {
     /// Returns `true` if an answer is late.
     ///
     /// An answer is late if it is not known to be in the directory 1 s after its call ended.
-    pub(crate) fn are_late(&self) -> bool {
+    pub(crate) fn has_late_answers(&self) -> bool {
         self.writer.is_late()
     }
 

@@ -181,7 +181,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         guard: Option<InFlightGuard>,
         event: String,
     ) -> TaggedStream<S> {
-        let generation = self.generations.of(session);
+        let generation = self.generations.get(session);
         let tracked = TrackedStream {
             recorder: self.recorder.clone(),
             generation,
@@ -317,7 +317,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let mut call = None;
         let mut last_event_id = last_event_id;
         if let Some((generation, named_call)) = resumed_call() {
-            if generation == self.generations.of(id) {
+            if generation == self.generations.get(id) {
                 call = named_call.and_then(|named_call| Call::parse(id.clone(), &named_call));
             } else {
                 // The session was restored while a layer delayed the resume. Its events have other numbers now.

@@ -39,7 +39,7 @@ impl Heartbeat {
     ///
     /// Calls of sessions that this instance must close write their answers later.
     pub(super) fn has_late_answers(&self) -> bool {
-        self.sessions.has_unclosed() || self.answers.are_late()
+        self.sessions.has_unclosed() || self.answers.has_late_answers()
     }
 
     /// Returns `true` if `leases` were read in the run that answered the last heartbeat.
