@@ -23,7 +23,7 @@ impl Sessions {
         }
     }
 
-    /// Called with a session's record in the directory.
+    /// Called with the record that the directory has for a session.
     ///
     /// This instance's own record confirms the session, another owner's contests it, and a tombstone relinquishes it.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
@@ -110,7 +110,7 @@ impl Sessions {
         self.contest.notified().await;
     }
 
-    /// Returns `true` if a session is uncontested, and has not been claimed elsewhere since `lapse`.
+    /// Returns `true` if no other instance contests a session or has claimed it since `lapse`.
     ///
     /// A session that is not local needs no verification.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {

@@ -18,7 +18,7 @@ pub(super) struct Contested {
 
 /// Counts a session as unconfirmed until dropped.
 ///
-/// The directory may have lost its record, or another instance may have claimed it.
+/// The directory may have lost the session's record, or another instance may have claimed the session.
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) since: Instant,

@@ -107,7 +107,7 @@ impl DrainGate {
 // === impl InFlightGuard ===
 
 impl InFlightGuard {
-    /// Returns `true` if the gate is closed, for example because its session is being relinquished.
+    /// Returns `true` if the gate is closed, for example because its session was relinquished.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -184,7 +184,7 @@ mod tests {
         assert!(gate.is_closed());
     }
 
-    /// One thread keeps entering the gate until another one closes it. No request may be in flight by then.
+    /// One thread keeps entering the gate until another one closes it, when no request may be in flight.
     #[test]
     fn no_request_is_in_flight_once_the_gate_was_closed_when_idle() {
         for _ in 0..2_000 {

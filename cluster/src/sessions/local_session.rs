@@ -25,7 +25,7 @@ pub(super) struct LocalSession {
     /// The `initialize` parameters, as JSON. The session is not written until they are known.
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
-    /// The latest time at which the directory is known to have had the session, or `None` if it has yet to be written.
+    /// When the directory is known to have had the session. `None` if it has yet to be written.
     pub(super) written: Option<Instant>,
     /// When the session last took an epoch. Claims on earlier records can no longer succeed.
     pub(super) renewed: Instant,

@@ -72,9 +72,9 @@ impl PendingRestores {
         }
     }
 
-    /// Calls `act` unless a restore of a session is pending, or can start in the meantime.
+    /// Calls `act` unless a restore of a session is pending.
     ///
-    /// The lock is held during the call, so no restore can start.
+    /// The lock is held during the call, so that no restore can start in the meantime.
     pub(crate) fn run_unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
         let restoring = self.restoring();
         if !restoring.contains_key(&session) {

@@ -33,7 +33,7 @@ const TTL: Duration = Duration::from_secs(10 * 60);
 
 /// How long an attempt that has been given up affects other requests.
 ///
-/// That is long enough because rmcp discards the attempt's result once one of its own tasks has run.
+/// One second is enough because rmcp discards the attempt's result as soon as one of its own tasks has run.
 const GIVEN_UP_TTL: Duration = Duration::from_secs(1);
 
 /// The attempts to restore each session that has not been restored yet.
@@ -141,7 +141,7 @@ impl RestoreStep<'_> {
 }
 
 impl Drop for RestoreStep<'_> {
-    /// Gives up the attempt, except during a panic, which counts as a failure.
+    /// Gives up the attempt unless the step is complete. A panic counts as a failure instead.
     fn drop(&mut self) {
         if self.is_complete || thread::panicking() {
             return;

@@ -80,7 +80,7 @@ impl SessionIndex {
         }
     }
 
-    /// Closes all gates, even if requests are in flight, and those of any later sessions.
+    /// Closes all gates, including those of later sessions, even if requests are in flight.
     pub(super) fn close_all(&self) {
         // Stored first, so that a concurrent `insert` either sees the flag or has its gate closed below.
         self.is_closed.store(true, Ordering::Release);

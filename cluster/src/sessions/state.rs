@@ -186,8 +186,8 @@ impl Sessions {
 
     /// Returns `true` if a newly opened session may be given to its client.
     ///
-    /// Its gate must be open, and its record must be in the directory, unless it has no parameters and needs none. If these conditions are
-    /// not met, the session is relinquished so that it is closed.
+    /// Its gate must be open, and the directory must have its record (a session without parameters needs none). Otherwise the session is
+    /// relinquished so that it gets closed.
     pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
@@ -256,7 +256,9 @@ impl Sessions {
         }
     }
 
-    /// Called when a session has been closed. If it has been loaded again since, it stays, to be restored.
+    /// Called when a session has been closed.
+    ///
+    /// If it has since been loaded again, it is kept so that it can be restored.
     ///
     /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
@@ -356,7 +358,7 @@ impl Sessions {
         wait_until(&self.written, condition).await;
     }
 
-    /// Relinquishes a session that another instance owns by now.
+    /// Relinquishes a session that another instance now owns.
     #[cfg(test)]
     pub(crate) fn relinquish_to_owner(&self, session: SessionHash, owner: crate::ids::Owner) {
         self.relinquish_to(session, RelinquishedTo::Owner(owner));
