@@ -208,7 +208,7 @@ impl Answers {
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Queues the answers to pending calls that have ended, even if this has not been reported yet.
+    /// Queues the answers to pending calls that have ended without this having been reported yet.
     ///
     /// Calls in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {

@@ -24,7 +24,7 @@ impl Lapse {
         Self { since, by_stall }
     }
 
-    /// Returns the lapse of an instance whose heartbeats have gone unanswered.
+    /// Returns the lapse of an instance whose heartbeats remained unanswered.
     pub(crate) fn by_failures(since: Instant) -> Self {
         let by_stall = false;
         Self { since, by_stall }
