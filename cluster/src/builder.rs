@@ -156,13 +156,13 @@ impl ClusterBuilder {
     /// Sets a secret that all instances share.
     ///
     /// Without a secret, any client at an address that [`peers_filter`](Self::peers_filter) admits can pose as a peer. The secret is sent
-    /// unencrypted, just like the relayed requests. Rolling restarts can change it, using [`also_accept`](Self::also_accept).
+    /// unencrypted, just like the relayed requests. To change it, use rolling restarts with [`also_accept`](Self::also_accept).
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Accepts a second secret, although this instance still sends only [`secret`](Self::secret).
+    /// Accepts a second secret, but does not send it. This instance sends only [`secret`](Self::secret).
     ///
     /// Changing a secret takes three rolling restarts, so that at any time every instance accepts what every other instance sends:
     ///
