@@ -80,7 +80,7 @@ pub(crate) struct ParseIdError;
 // === impl Incarnation ===
 
 impl Incarnation {
-    /// Returns a random incarnation, which its 64 random bits make unique.
+    /// Returns a random incarnation. Its 64 random bits make it unique.
     pub(crate) fn random() -> Self {
         Self(random())
     }

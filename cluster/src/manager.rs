@@ -64,11 +64,11 @@ pub struct ClusterSessionManager<M> {
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
     waiting_calls: WaitingCalls,
-    /// Whether it has been checked that the manager's service has a session store. A missing one is logged once.
+    /// Whether the manager's service has been checked for a session store. A missing one is logged only once.
     is_store_checked: AtomicBool,
 }
 
-/// What a session manager's streams share in order to keep answers.
+/// State that a session manager's streams share in order to keep answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,
@@ -447,7 +447,7 @@ mod tests {
     use super::*;
     use crate::{Cluster, MemoryDirectory};
 
-    /// How many bytes a future may add to the inner manager's.
+    /// How many bytes larger than the inner manager's a future may be.
     const OVERHEAD: usize = 128;
 
     /// rmcp embeds these futures in its own and moves them for every request. An `async` block that awaits one would store it twice.

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | is not consistent, or has lost consistency during the lookup | waits for another grace |
 //! | has not been consistent for the whole grace and a lease's lifetime | waits until it has been |
-//! | lacks this instance's lease, and may also have lost the others' leases and reports | waits for another grace |
-//! | is in a different run than at the last heartbeat, and may have lost leases and reports | waits for another grace |
+//! | lacks this instance's lease, so it may also have lost other leases and reports | waits for another grace |
+//! | is in a different run than at the last heartbeat, so it may have lost leases and reports | waits for another grace |
 //! | does not answer, or cannot be asked within 5 s because of other orphans | waits for a second |
-//! | has no heartbeat from another live instance that was created at least 2.15 s after the grace ended | waits for one |
+//! | has, for another live instance, only a heartbeat created less than 2.15 s after the grace ended | waits for that instance's next one |
 //! | is read less than 1.15 s after the grace ended | waits until then, because an instance that has no lease yet may have turned a client away |
 //! | has a report that an instance has recently turned a client away | waits until that client's backoff is over |
 //! | records this instance as the owner of the session | is cancelled |
@@ -38,13 +38,13 @@ use crate::{
 /// Recording the client takes up to [`MAX_RECORD_DELAY`], and the instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
-/// How long after the end of a grace a heartbeat must be created to count: at least 2.15 s.
+/// Minimum time between the end of a grace and a heartbeat that counts: 2.15 s.
 ///
 /// This is measured by the directory's clock. If that has been set back since the heartbeat, the heartbeat appears newer by up to
 /// [`MAX_BACKWARD_CLOCK_STEP`].
 const REPORT_DELAY: Duration = UNRECORDED_WINDOW.saturating_add(MAX_BACKWARD_CLOCK_STEP);
 
-/// How long after a heartbeat is due to check for it.
+/// Delay between the time a heartbeat is due and the check for it.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of concurrent lookups for orphans.
@@ -222,7 +222,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns how much longer a call waits whose grace of 20 s ended 4 s ago.
+    /// Returns how much longer a call has to wait if its grace of 20 s ended 4 s ago.
     fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {

@@ -12,8 +12,8 @@
 //!    No call can therefore start in a session that a peer has been asked to claim.
 //! 3. A session is transferred only when a peer asks for it. Until then, a client that returns late for an answer still finds the session
 //!    here.
-//! 4. The instance stops once none of its sessions' calls is in flight, and none of the POSTs that it relays. Their clients may be unable
-//!    to resume such a POST elsewhere.
+//! 4. The instance stops once no call in its sessions and no POST that it relays is in flight. It waits for the POSTs because their clients
+//!    may be unable to resume them elsewhere.
 //! 5. A session's answers are written before a peer is asked to claim it, because the peer reads them from the directory.
 
 use std::{
@@ -113,15 +113,15 @@ impl Shutdown {
         }
     }
 
-    /// Adds a layer's calls. A session is not relinquished while it has such calls in flight.
+    /// Adds a layer's calls. A session is not relinquished while it has any of them in flight.
     pub(crate) fn add_calls(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
     /// Records that a POST for a remote session is in flight, so that the shutdown waits for it.
     ///
-    /// Its client may be unable to resume it once this instance has ended. Other methods do not count, because a GET's stream need not end
-    /// and can be opened again.
+    /// The client may be unable to resume the POST once this instance has ended. Other methods do not count, because a GET's stream need
+    /// not end and can be opened again.
     pub(crate) fn enter_relay(&self) -> Option<InFlightGuard> {
         self.relays.enter()
     }

@@ -73,7 +73,7 @@ impl AnswerWriter {
         let mut in_flight = FuturesUnordered::new();
         loop {
             let deadline =
-                self.start_operations(|operation| in_flight.push(self.carry_out(operation)));
+                self.start_operations(|operation| in_flight.push(self.execute(operation)));
             let deadline = async {
                 match deadline {
                     Some(deadline) => sleep_until(deadline).await,
@@ -137,7 +137,7 @@ impl AnswerWriter {
         deadline
     }
 
-    async fn carry_out(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
+    async fn execute(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
         let AnswerKey {
             session,
             generation,
