@@ -126,7 +126,7 @@ impl DeadPeer {
 
     /// Sets how long a connection may be silent before it is probed (`TCP_KEEPIDLE`).
     ///
-    /// This is rounded up to whole seconds, and is at least one.
+    /// This is rounded up to whole seconds, with a minimum of one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -142,7 +142,7 @@ impl DeadPeer {
 
     /// Sets the time between probes (`TCP_KEEPINTVL`).
     ///
-    /// This is rounded up to whole seconds, and is at least one.
+    /// This is rounded up to whole seconds, with a minimum of one.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = round_up_to_seconds(interval);
         self
@@ -199,8 +199,7 @@ impl DeadPeer {
         // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have options of their own, but socket2 lacks them.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds, and takes zero to mean its own limit, so a fraction of a millisecond becomes 1
-            // ms.
+            // The kernel counts milliseconds and takes zero to mean its own limit, so a fraction of one becomes 1 ms.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
