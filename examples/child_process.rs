@@ -160,7 +160,7 @@ mod unix {
 
         async fn wait(&mut self) -> io::Result<ExitStatus> {
             let status = self.leader.wait().await?;
-            // The id may now be reused by another process.
+            // From now on, the id may belong to another process.
             self.id = None;
             Ok(status)
         }
@@ -169,7 +169,7 @@ mod unix {
     impl Drop for ProcessGroup {
         fn drop(&mut self) {
             if let Some(id) = self.id.take() {
-                // The group may just have ended. tokio reaps the leader.
+                // Fails if the group has just ended. tokio reaps the leader.
                 let _ = kill_process_group(id, Signal::KILL);
             }
         }

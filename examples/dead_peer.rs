@@ -67,7 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// On Linux, accepted sockets inherit the options of the listening one.
+/// On Linux, accepted sockets inherit the listening socket's options.
 async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
     let applied = DeadPeer::new().apply(&listener)?;
     info!("listening on http://{ADDRESS}/mcp: {applied}");

@@ -264,7 +264,7 @@ impl Cluster {
 
 #[cfg(test)]
 impl Cluster {
-    /// [`serve_peers`](Self::serve_peers) on any listener.
+    /// Like [`serve_peers`](Self::serve_peers), but with any kind of listener.
     pub(crate) async fn serve_peers_on<S: server::App>(
         &self,
         listener: impl crate::relay::network::Listener,
@@ -397,7 +397,7 @@ impl Default for Options {
     }
 }
 
-/// Creates an instance over any directory.
+/// Creates an instance that uses the given directory.
 pub(crate) fn join(
     me: Owner,
     directory: impl Directory,
@@ -408,7 +408,7 @@ pub(crate) fn join(
     join_over(Network::Tcp, me, directory, filter, secret, options)
 }
 
-/// Like [`join`], over any network.
+/// Like [`join`], but on the given network.
 #[allow(
     clippy::disallowed_methods,
     reason = "the heartbeat, the answer writer and the session closers run as tasks"

@@ -63,7 +63,6 @@ pub struct ClusterLayer {
 /// wait for it in their futures. If the inner service's `poll_ready` fails, its error is returned.
 pub struct ClusterService<S> {
     inner: S,
-    /// Whether `inner` is ready.
     is_ready: bool,
     router: Arc<Router>,
 }

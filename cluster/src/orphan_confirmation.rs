@@ -10,7 +10,7 @@
 //! | has, for another live instance, only a heartbeat created less than 2.15 s after the grace ended | waits for that instance's next one |
 //! | is read less than 1.15 s after the grace ended | waits until then, because an instance that has no lease yet may have turned a client away |
 //! | has a report that an instance has recently turned a client away | waits until that client's backoff is over |
-//! | records this instance as the owner of the session | is cancelled |
+//! | records this instance as the session's owner | is cancelled |
 //! | has no record of the session, the leases prove that none exists, and the session is not local | is cancelled |
 //! | records another owner, or otherwise has no record | waits for another grace; the session is written again, which decides its owner |
 //! | has a tombstone for the session | is cancelled, because its session has been closed |

@@ -1,7 +1,7 @@
 //! The local sessions, and which of them have yet to be written to the directory.
 //!
 //! 1. A session is local from the moment it is opened, or loaded in order to be restored, until it is closed, deleted or relinquished.
-//! 2. Only the heartbeat task writes a session, and it does so under the epoch at which this instance owns it. If the directory has another
+//! 2. Only the heartbeat task writes a session, under the epoch at which this instance owns it. If the directory has another
 //!    owner's record with a higher epoch, the session is *contested*.
 //! 3. A deleted session has a tombstone in the directory, so that no instance restores it. Until the directory has the tombstone, this
 //!    instance answers that the session does not exist.

@@ -44,7 +44,6 @@ impl Client {
         Ok(client)
     }
 
-    /// Calls a tool.
     pub(crate) async fn call(
         &self,
         id: impl Into<Value>,

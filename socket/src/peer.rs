@@ -68,7 +68,7 @@ impl Peer {
         Self { addr, shared }
     }
 
-    /// Returns the peer of a request's connection, or `None` if the connection is not watched.
+    /// Returns the peer for a request's connection, or `None` if the connection is not watched.
     ///
     /// Custom accept loops insert a `Peer`, whereas `axum::serve` inserts a `ConnectInfo<Peer>` (feature `axum`).
     ///

@@ -86,7 +86,6 @@ pub(super) struct AnswerKey {
     pub(super) call: CallNumber,
 }
 
-/// A place in the queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     number: u64,
@@ -104,7 +103,6 @@ pub(super) enum Bound {
     Time,
 }
 
-/// An operation on the directory.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) key: AnswerKey,

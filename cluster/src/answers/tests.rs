@@ -215,7 +215,7 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
     assert_eq!(directory.request_count("heartbeat"), heartbeats);
 }
 
-/// A stream may be dropped outside a runtime.
+/// A stream may be dropped outside of a runtime.
 #[test]
 fn an_answer_is_stored_wherever_its_stream_was_dropped() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -39,7 +39,7 @@ pub(super) struct LocalSession {
 /// How far a session's restore has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its parameters were loaded at this time.
+    /// Its parameters have been loaded, at this time.
     Loaded(Instant),
     /// It has been opened, but its handler has not accepted the replayed `initialize` yet, so it has no calls.
     Restoring,

@@ -14,7 +14,7 @@ use tokio::time::sleep as pause;
 
 use crate::{Failure, raw};
 
-/// Counts the queries of this example that are running on the server.
+/// Counts this example's queries that are running on the server.
 const RUNNING: &str = "
     SELECT count(*) FROM pg_stat_activity
     WHERE state = 'active' AND pid <> pg_backend_pid() AND query LIKE 'SELECT pg_sleep%'";
