@@ -403,8 +403,9 @@ fn a_port_in_use_is_named_with_its_option() {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let (code, text) = Program::run(Program::command(&args));
         assert_eq!(code, Some(1), "{text}");
-        let expected =
-            format!("another program listens on {addr}: choose a free port with {option}");
+        let expected = format!(
+            "another program is already listening on {addr}: choose a free port with {option}"
+        );
         assert!(text.contains(&expected), "{text}");
     }
 }
