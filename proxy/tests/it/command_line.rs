@@ -248,7 +248,7 @@ async fn a_grace_that_is_too_short_for_clients_causes_a_warning() {
         program.signal(Signal::TERM);
         let (_, line) = program.ended().await;
         assert_eq!(
-            line.contains("of 3s is shorter than 4s"),
+            line.contains("the grace of 3s") && line.contains("is shorter than 4s"),
             is_short,
             "{option}: {line}"
         );
