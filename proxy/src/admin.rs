@@ -200,7 +200,7 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
     }
 }
 
-/// Returns the page at `/`, which only links to pages that a browser can open on this address.
+/// Returns the page at `/`. It only links to pages that a browser can open on this address.
 fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
@@ -289,7 +289,7 @@ fn own_metrics(server: &Server) -> String {
     text
 }
 
-/// Returns a metric in Prometheus' text format, in which `lines` has one line per set of labels.
+/// Returns a metric in Prometheus' text format. `lines` has one line per set of labels.
 fn metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
     format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
 }

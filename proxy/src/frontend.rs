@@ -359,7 +359,7 @@ async fn serve_connection(
     }
 }
 
-/// Refuses a request that the filter rejects, or passes it on to the service with a [`TimedBody`].
+/// Refuses a request that the filter rejects, or passes it on with a [`TimedBody`].
 async fn respond(
     shared: &Shared,
     service: &mut impl HttpService,

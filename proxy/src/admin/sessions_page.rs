@@ -19,7 +19,9 @@ use crate::{
 /// The page's content security policy.
 const POLICY: &str = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Serves `/sessions` and `/sessions.json`, or nothing for an upstream, whose sessions are not known.
+/// Serves `/sessions` and `/sessions.json`.
+///
+/// Serves nothing for an upstream, whose sessions are not known.
 pub(super) fn routes(server: &Server) -> Router {
     let Server::Stdio(stdio) = server else {
         return Router::new();

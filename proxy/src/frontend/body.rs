@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::refusal::BodyError;
 
-/// How long the next [`BODY_PROGRESS`] bytes of a body, or the rest of it, may take to arrive.
+/// How long the next [`BODY_PROGRESS`] bytes of a body, or the rest of it, may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of bytes after which [`BODY_TIMEOUT`] starts again.
@@ -42,7 +42,7 @@ pub(super) struct TimedBody {
     taken: Option<OwnedSemaphorePermit>,
     /// Set when the body is pending for the first time.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes received since the deadline was last reset, or since the start of the body.
+    /// Number of bytes received since the deadline was last reset, or since the body's start.
     received: usize,
 }
 

@@ -148,7 +148,7 @@ impl RequestFilter {
     }
 }
 
-/// Returns `true` if an origin is one of web pages, because other schemes belong to extensions and programs.
+/// Returns `true` for the origin of web pages. Other schemes belong to extensions and programs.
 fn is_web(origin: &Uri) -> bool {
     matches!(origin.scheme_str(), Some("http" | "https"))
 }
