@@ -7,11 +7,11 @@
 //! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
-//! | `/calls/{id}/cancel` | cancels a call for a script, with the token of `--admin-token` |
+//! | `/calls/{id}/cancel` | cancels a call for a script, with the token from `--admin-token` |
 //! | `/sessions`, `/sessions.json` | a command's sessions, with their age and last use |
 //!
 //! `Host` must be a name of this host, one of `--allow-host`, or an IP address, and connections are limited. On a loopback
-//! address, the calls and sessions are shown without a token. On any other address they require it, because otherwise only this
+//! address, the calls and sessions are shown without a token. On any other address they require the token, because otherwise only this
 //! machine may cancel calls. Health and metrics never require it.
 
 use std::{

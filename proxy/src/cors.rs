@@ -1,11 +1,9 @@
 //! CORS headers for pages from allowed origins (`--allow-origin`).
 //!
-//! They are as in the [Fetch standard].
-//!
-//! This layer answers every `OPTIONS` request itself, as a preflight request. All other responses, whether from the cancellation
-//! layer or from the server, get CORS headers that replace the server's own. The server's `Access-Control-Allow-Credentials` is
-//! stripped as well: browsers ignore it next to the origin `*`, which a server may send, but next to the page's own origin, which
-//! this layer sends, it would let the page send cookies.
+//! The headers are those that the [Fetch standard] defines. This layer answers every `OPTIONS` request itself, as a preflight
+//! request. All other responses, whether from the cancellation layer or from the server, get CORS headers that replace the
+//! server's own. The server's `Access-Control-Allow-Credentials` is stripped as well: browsers ignore it next to the origin `*`,
+//! which a server may send, but next to the page's own origin, which this layer sends, it would let the page send cookies.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 

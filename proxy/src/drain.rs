@@ -6,7 +6,7 @@
 //!    still resume within its reconnect delay. The calls that remain after that are cancelled: their clients get an error, and
 //!    their servers a cancel.
 //! 3. No more connections are accepted, and open ones are closed. They may stay open for the rest of `--drain` while one of them
-//!    has an answer in flight, where a GET is counted once it has a response, and any other request once its head has arrived. In
+//!    has an answer in flight. A GET counts as one once it has a response, and any other request once its head has arrived. In
 //!    the meantime the session processes are stopped, within the rest of `SHUTDOWN_TIMEOUT` or within `MIN_PROCESS_TIMEOUT`,
 //!    whichever is longer.
 //!
@@ -33,7 +33,7 @@ use tracing::{info, warn};
 
 /// Time limit for a shutdown. A longer `--drain` extends it.
 ///
-/// Process managers wait at least 10 s between their signal and killing the program.
+/// Process managers do not kill a program until at least 10 s after their signal.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
 /// Minimum time that session processes have to exit after the drain.
@@ -127,7 +127,7 @@ impl Signals {
 
     /// Runs the future returned by `serve` until it completes or a second signal stops it.
     ///
-    /// The [`ShutdownSignal`] passed to `serve` completes at the first signal, and `drain` is the time to log. A second SIGHUP
+    /// The [`ShutdownSignal`] passed to `serve` completes at the first signal, and `drain` is the time that is logged. A second SIGHUP
     /// does not stop the future, nor does any signal within 500 ms of the first.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,

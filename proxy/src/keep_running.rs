@@ -1,7 +1,7 @@
 //! Keeps calls without a session running if no disconnect cancels them.
 //!
 //! These are calls to tools in `--exempt`, and calls whose grace is `never`. A server without sessions treats a closed connection
-//! as the cancel of its call, so a task reads the response to such a call until it ends, whether or not the client is still
+//! as a cancel of the call, so a task reads the response to such a call until it ends, whether or not the client is still
 //! connected. The task only closes the connection early if the call is cancelled for some reason other than a disconnect, or at
 //! the call timeout. A message that the proxy cannot parse might be such a call, so it is handled as one.
 
@@ -237,7 +237,7 @@ impl Drop for BackgroundCallGuard {
 impl BackgroundCall {
     /// Reads the response until it ends, the call is cancelled or the call timeout expires.
     ///
-    /// A disconnect does not end this.
+    /// A cancel that is due to a disconnect is ignored.
     async fn read(self) {
         let token = self.token.clone();
         let call_timeout = OptionFuture::from(self.call_timeout.map(sleep));

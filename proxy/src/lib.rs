@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ event_store ─▶ forward ─▶ a server that speaks HTTP
-//!                                               └─▶ stdio ─────────────────▶ a command, with streams of the event store
+//!                                               └─▶ stdio ─────────────────▶ a command, with streams from the event store
 //! ```
 //!
 //! | module | what it does |

@@ -41,7 +41,8 @@ mod queue;
 
 /// The default filter. `RUST_LOG` adds to it, or replaces it if it has a level for all targets.
 ///
-/// `mcp_server` is a command's stderr. The layer's setup hints are about Rust code, so they are not for users of a program.
+/// `mcp_server` is a command's stderr. The layer's setup hints are off, because they are about Rust code, and not for users of
+/// a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// Maximum number of bytes that are logged of a name from a client.

@@ -29,7 +29,7 @@ const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the runtime may take to drop its tasks, which kills the session processes.
 ///
-/// A blocking name lookup cannot be dropped, so the exit waits no longer than this for one.
+/// A blocking name lookup cannot be aborted, so this is also the longest that the exit waits for one.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {

@@ -194,7 +194,7 @@ impl Proxy {
                 info!("--admin: health, metrics and calls on http://{admin}/")
             } else if self.config.operators.admin_token.is_some() {
                 info!(
-                    "--admin: health and metrics on http://{admin}, and calls with the token of --admin-token"
+                    "--admin: health and metrics on http://{admin}, and calls with the token from --admin-token"
                 )
             } else {
                 warn!(
@@ -250,7 +250,7 @@ impl Proxy {
             if let Some(admin) = self.admin {
                 admin.serve().await;
             }
-            // Clients are still served, even if the pages for operators fail.
+            // Clients are still served, even if the operator pages end.
             pending().await
         };
         let serving = match cors::layer(self.config.allow_origin) {

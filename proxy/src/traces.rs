@@ -1,7 +1,7 @@
 //! OpenTelemetry traces over OTLP (feature `otel`).
 //!
 //! 1. If neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, there are no traces, and
-//!    `traceparent` is passed through unchanged. This is also the case if one of the variables in `OFF` has its value.
+//!    `traceparent` is passed through unchanged. This is also the case if a variable in `OFF` is set to its value.
 //! 2. Each POST is a span, whose parent is taken from the request's `traceparent`. The server gets the span as the parent of its
 //!    own.
 //! 3. A call's span has the names of its method and tool, and lasts until the call has ended, even without a client. It has the

@@ -56,7 +56,7 @@ async fn require_token(State(token): State<AdminToken>, request: Request, next: 
 
 /// Returns a request's bearer token.
 ///
-/// Returns `None` if the request does not have exactly one `Authorization` header, or if its scheme is another one.
+/// Returns `None` if the request does not have exactly one `Authorization` header, or if that has another scheme.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme

@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq as _;
 /// Options that have no effect without `--admin`.
 pub(super) const NEED_ADMIN: [&str; 2] = ["admin-token", "ready-upstream"];
 
-/// Minimum length of a token, because a shorter one could be guessed.
+/// Minimum length of a token. A shorter one could be guessed.
 const MIN_TOKEN: usize = 16;
 
 /// The options for operators.
