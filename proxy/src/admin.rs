@@ -194,7 +194,7 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
             .merge(pages.layer(from_fn(calls_page::local_names_only)))
             .merge(scripts::routes(page, token)),
         (false, Some(token)) => router
-            .merge(scripts::with_token(pages, token.clone()))
+            .merge(scripts::restrict_to_token(pages, token.clone()))
             .merge(scripts::routes(page, token)),
         (false, None) => router,
     }

@@ -252,11 +252,11 @@ impl Config {
         // Report errors on the command line first.
         let _ = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
-        let args = with_defaults(args, &environment.entries)?;
+        let args = add_defaults(args, &environment.entries)?;
         let path = parse_args(&args)?.get_one::<PathBuf>("config").cloned();
         let file = path.as_deref().map(file::File::read).transpose()?;
         let file = file.unwrap_or_default();
-        let matches = parse_args(&with_defaults(args, &file.entries)?)?;
+        let matches = parse_args(&add_defaults(args, &file.entries)?)?;
 
         let mut config = Self::from_arg_matches(&matches)?;
         let ip = config.host.unwrap_or_else(|| config.listen.ip());
@@ -372,7 +372,7 @@ fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
         // The help includes the variables and the sub-commands.
         (ErrorKind::DisplayHelp, _) => Ok(documented_command().try_get_matches_from(args)?),
         (_, Some(hint)) => Err(ConfigError::Usage(hint.to_owned())),
-        (_, None) => Err(entry::without_secrets(error).into()),
+        (_, None) => Err(entry::redact_secrets(error).into()),
     }
 }
 
@@ -387,7 +387,7 @@ impl fmt::Debug for Config {
 }
 
 /// Adds another source's entries for options that the arguments do not set.
-fn with_defaults(
+fn add_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
 ) -> Result<Vec<OsString>, ConfigError> {
@@ -435,7 +435,7 @@ fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Err
     bare_command()
         .try_get_matches_from(name.chain(args))
         .map(drop)
-        .map_err(entry::without_secrets)
+        .map_err(entry::redact_secrets)
 }
 
 /// Returns `true` if an option's values must not be shown.

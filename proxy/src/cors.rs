@@ -40,7 +40,7 @@ const RESPONSE_HEADERS: [HeaderName; 3] = [
 
 /// Strips the CORS headers from the inner service's responses.
 #[derive(Debug, Clone)]
-pub(crate) struct WithoutCors<S>(pub(crate) S);
+pub(crate) struct StripCors<S>(pub(crate) S);
 
 /// Returns the layer that adds CORS headers for pages from `origins`, if there are any.
 ///
@@ -62,9 +62,9 @@ pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
     Some(layer)
 }
 
-// === impl WithoutCors ===
+// === impl StripCors ===
 
-impl<S: HttpService> Service<Request<Body>> for WithoutCors<S> {
+impl<S: HttpService> Service<Request<Body>> for StripCors<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = MapOk<S::Future, fn(Response<Body>) -> Response<Body>>;

@@ -74,7 +74,7 @@ impl Descriptors {
     }
 
     /// Returns the number of sessions that the limit allows, or `None` if it allows all of them.
-    pub(crate) fn fewer_sessions(self) -> Option<usize> {
+    pub(crate) fn session_limit(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;
         (fits < self.sessions).then_some(fits)
@@ -100,11 +100,11 @@ mod tests {
     #[test]
     fn sessions_take_precedence_over_connections_which_keep_a_quarter() {
         let many = descriptors(RESERVED + 4 * 256 + 1_000, 256);
-        assert_eq!((many.connections(), many.fewer_sessions()), (1_000, None));
+        assert_eq!((many.connections(), many.session_limit()), (1_000, None));
         let few = descriptors(1_024, 256);
-        assert_eq!((few.connections(), few.fewer_sessions()), (244, Some(183)));
+        assert_eq!((few.connections(), few.session_limit()), (244, Some(183)));
         let none = descriptors(10, 256);
-        assert_eq!((none.connections(), none.fewer_sessions()), (1, Some(0)));
+        assert_eq!((none.connections(), none.session_limit()), (1, Some(0)));
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
             is_upstream: true,
         };
         assert_eq!(
-            (upstream.connections(), upstream.fewer_sessions()),
+            (upstream.connections(), upstream.session_limit()),
             (50, None)
         );
     }

@@ -82,7 +82,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
         Some(text) => {
-            EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
+            EnvFilter::try_new(prepend_default(&text.to_string_lossy())).map_err(|error| {
                 let text = format!("environment variable RUST_LOG: {error}");
                 io::Error::new(io::ErrorKind::InvalidInput, text)
             })?
@@ -144,7 +144,7 @@ where
 }
 
 /// Prepends the default filter, unless `filter` has a level for all targets.
-fn with_default(filter: &str) -> String {
+fn prepend_default(filter: &str) -> String {
     let is_for_all = |part: &str| {
         let part = part.trim();
         !part.is_empty() && part.parse::<LevelFilter>().is_ok()
@@ -185,9 +185,9 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
         ($call:ident, $($rest:tt)+) => {
             info!(
                 call = %$call.id(),
-                jsonrpc.request.id = sanitized_name(&$call.request_id().to_string()),
-                mcp.method.name = sanitized_name($call.method()),
-                gen_ai.tool.name = $call.tool().map(sanitized_name),
+                jsonrpc.request.id = sanitize_name(&$call.request_id().to_string()),
+                mcp.method.name = sanitize_name($call.method()),
+                gen_ai.tool.name = $call.tool().map(sanitize_name),
                 mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.display(id)).as_deref(),
                 $($rest)+
             )
@@ -278,7 +278,7 @@ fn describe_unparsed(reason: ParseFailure) -> Option<&'static str> {
     })
 }
 
-fn sanitized_name(text: &str) -> String {
+fn sanitize_name(text: &str) -> String {
     sanitize(text.as_bytes(), MAX_NAME)
 }
 
@@ -310,10 +310,10 @@ mod tests {
     #[test]
     fn a_filter_with_a_level_for_all_targets_replaces_the_default() {
         for filter in ["debug", "off,mcp_server=info", "hyper=debug, WARN"] {
-            assert_eq!(with_default(filter), filter);
+            assert_eq!(prepend_default(filter), filter);
         }
         for filter in ["hyper=debug", "verbose", "mcp_cancel_proxy=error,"] {
-            assert_eq!(with_default(filter), format!("{DEFAULT},{filter}"));
+            assert_eq!(prepend_default(filter), format!("{DEFAULT},{filter}"));
         }
     }
 }

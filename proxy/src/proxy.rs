@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use crate::{
     admin::{Admin, AdminState, Readiness},
     config::Config,
-    cors::{self, WithoutCors},
+    cors::{self, StripCors},
     descriptors::Descriptors,
     drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
     event_store::EventStore,
@@ -144,7 +144,7 @@ impl Proxy {
             ended,
         };
         proxy.log_startup().await?;
-        if let Some(sessions) = descriptors.fewer_sessions() {
+        if let Some(sessions) = descriptors.session_limit() {
             warn!(
                 "the limit of {1} descriptors (ulimit -n) is enough for about {sessions} sessions, fewer than --max-sessions {0}",
                 proxy.config.max_sessions,
@@ -255,7 +255,7 @@ impl Proxy {
         };
         let serving = match cors::layer(self.config.allow_origin) {
             Some(cors) => {
-                let service = OuterService(cors.layer(WithoutCors(service)));
+                let service = OuterService(cors.layer(StripCors(service)));
                 Either::Left(self.frontend.serve(service, closing))
             }
             None => Either::Right(self.frontend.serve(service, closing)),

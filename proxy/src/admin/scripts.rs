@@ -34,11 +34,11 @@ pub(super) fn routes(page: Page, token: AdminToken) -> Router {
         .route("/calls/{id}/cancel", post(cancel))
         .layer(map_response(forbid_storing))
         .with_state(page);
-    with_token(router, token)
+    restrict_to_token(router, token)
 }
 
 /// Refuses requests for these routes that lack the token.
-pub(super) fn with_token(router: Router, token: AdminToken) -> Router {
+pub(super) fn restrict_to_token(router: Router, token: AdminToken) -> Router {
     router.route_layer(from_fn_with_state(token, require_token))
 }
 

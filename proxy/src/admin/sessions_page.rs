@@ -55,17 +55,17 @@ fn page(stdio: &Stdio) -> String {
     );
     for session in sessions {
         let last_use = match session.unused {
-            Some(unused) => format!("{} ago", readable(unused)),
+            Some(unused) => format!("{} ago", format_duration(unused)),
             None => "in use".to_owned(),
         };
-        let age = readable(session.age);
+        let age = format_duration(session.age);
         // The id is a hexadecimal hash, so it needs no escaping. Writing to a `String` never fails.
         let _ = writeln!(page, "<tr><td>{}<td>{age}<td>{last_use}", session.id);
     }
     page + "</table><p><a href=\"sessions.json\">JSON</a>\n"
 }
 
-fn readable(time: Duration) -> String {
+fn format_duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..120 => format!("{seconds} s"),

@@ -118,7 +118,7 @@ fn suggested(error: &clap::Error) -> Option<String> {
 }
 
 /// Hides the value in an error if its option is secret.
-pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
+pub(super) fn redact_secrets(mut error: clap::Error) -> clap::Error {
     let is_secret = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => {
             let name = arg.split([' ', '=']).next().unwrap_or_default();
