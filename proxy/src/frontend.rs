@@ -191,7 +191,7 @@ impl Frontend {
                 let connections = self.limits.connections;
                 warn!(
                     connections,
-                    "connection limit reached, new clients wait (raise ulimit -n; --admin has 64)"
+                    "connection limit reached, new clients have to wait (raise ulimit -n; --admin has 64)"
                 );
             }
             was_full = is_full;

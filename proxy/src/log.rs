@@ -205,13 +205,13 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                         call,
                         cause,
                         ?grace,
-                        "client disconnected, its call waits for a resume (--grace, --tool-grace)"
+                        "client disconnected, call is waiting for it to resume (--grace, --tool-grace)"
                     );
                 }
                 None => log_call!(
                     call,
                     cause,
-                    "client disconnected, its call keeps running (--grace, --tool-grace, --exempt)"
+                    "client disconnected, call keeps running (--grace, --tool-grace, --exempt)"
                 ),
             }
         }
@@ -229,7 +229,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 is_first
             };
             if is_first {
-                warn!("{what}: a disconnect does not cancel such a request (logged once)");
+                warn!("{what}: a disconnect does not cancel such requests (logged once)");
             }
         }
         Event::Resumed {
@@ -251,7 +251,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                         call,
                         ?away,
                         ?kept_for,
-                        "call completed, its answer is kept for its client (--buffer)"
+                        "call completed, answer is kept for its client (--buffer)"
                     );
                 }
                 None => log_call!(call, ?away, "call completed while its client was away"),

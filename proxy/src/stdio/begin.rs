@@ -105,7 +105,7 @@ impl Stdio {
                 standalone.ok_or_else(|| no_room("there is no room for another session"))?;
             let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
                 if is_resource_exhausted(&error) {
-                    tracing::error!("cannot start a process for a session, the system is out of resources: {error}");
+                    tracing::error!("cannot start a session process because the system is out of resources: {error}");
                     return no_room("the proxy cannot start another process now");
                 }
                 inner.restart_backoff().record_crash(Instant::now());

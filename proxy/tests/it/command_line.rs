@@ -699,7 +699,7 @@ async fn each_disconnect_and_each_cancel_is_logged_and_text_of_clients_stays_on_
     .await
     .expect("no panic");
     assert!(
-        lines[0].contains("client disconnected, its call waits for a resume"),
+        lines[0].contains("client disconnected, call is waiting for it to resume"),
         "{lines:?}"
     );
     assert!(
