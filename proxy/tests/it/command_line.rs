@@ -766,7 +766,7 @@ async fn a_call_that_is_ambiguous_is_logged_once() {
         assert_eq!(lines.count(), 1, "{log}");
     }
     assert_eq!(
-        log.matches("does not cancel such a request").count(),
+        log.matches("does not cancel such requests").count(),
         2,
         "{log}"
     );
