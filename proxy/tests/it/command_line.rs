@@ -42,7 +42,7 @@ fn error_of(args: &[&str]) -> String {
 #[test]
 fn without_a_server_the_error_names_the_options_for_one() {
     let text = error_of(&[]);
-    assert!(text.contains("--upstream with the URL"), "{text}");
+    assert!(text.contains("give its URL with --upstream"), "{text}");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_wrong_option_is_named_with_the_nearest() {
             "--admin=127.0.0.1:8000",
             "--listen 127.0.0.1:8000 and --admin 127.0.0.1:8000 have the same port",
         ),
-        ("--admin=0.0.0.0:8000", "give --admin another one"),
+        ("--admin=0.0.0.0:8000", "choose another one for --admin"),
         ("--demo", "--demo' cannot be used with"),
         ("--session-timeout=10000000000000000000s", ""),
         ("--host=0.0.0.0", "--allow-host"),
@@ -444,7 +444,7 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         ("drain = [[1]]\n", 1, "`drain` must be a string"),
         ("drain = \"8s\"\ndrain = \"9s\"\n", 2, "duplicate key"),
         ("\n\nlisten = 127.0.0.1\n", 3, ""),
-        ("config = \"other.toml\"\n", 1, "on the command line only"),
+        ("config = \"other.toml\"\n", 1, "only allowed on the command line"),
     ] {
         let file = File::new("typo", text);
         let message = error_of(&[UPSTREAM, &file.option()]);
