@@ -51,10 +51,10 @@ pub use self::request_filter::RequestFilter;
 /// Maximum size of a request head.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// How long a connection's first head may take to arrive. The connection is then closed.
+/// How long a connection's first request head may take. The connection is then closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may wait for a head while the connection limit is reached.
+/// How long a connection may wait for a request head while the connection limit is reached.
 ///
 /// This is also how often idle connections are checked.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
@@ -305,7 +305,7 @@ async fn serve_connection(
         .max_pending_accept_reset_streams(MAX_HTTP2_RESETS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Bounds the wait for the first head and the idle time between requests.
+    // Bounds the wait for the first request head, and the idle time between requests.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut lifetime_end = std::pin::pin!(sleep(lifetime));

@@ -444,7 +444,11 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         ("drain = [[1]]\n", 1, "`drain` must be a string"),
         ("drain = \"8s\"\ndrain = \"9s\"\n", 2, "duplicate key"),
         ("\n\nlisten = 127.0.0.1\n", 3, ""),
-        ("config = \"other.toml\"\n", 1, "only allowed on the command line"),
+        (
+            "config = \"other.toml\"\n",
+            1,
+            "only allowed on the command line",
+        ),
     ] {
         let file = File::new("typo", text);
         let message = error_of(&[UPSTREAM, &file.option()]);
